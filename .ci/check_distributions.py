@@ -1,0 +1,196 @@
+"""Build both distributions and check what a user gets: their content, every import, and the types.
+
+Nothing is built in the repository and nothing is imported from it. The sources are copied to a temporary directory,
+the wheel is built from the source distribution, and it is installed in a new and otherwise empty environment.
+Run it as `make dist-check`; it needs the standard library and the tools of the development environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NOT_SOURCES = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".coverage")
+REPOSITORY_FOLDERS = ("compression", "protocols", "proofs", "tests", "benchmarks")
+
+NEEDS_EXTRA: dict[str, str] = {}
+"""Packages of the wheel whose import may fail without an extra, each with the module that is then missing."""
+
+IMPORT_EVERYTHING = """
+import importlib, importlib.metadata, importlib.util, sys, sysconfig
+
+needs_extra, repository_folders = {needs_extra!r}, {repository_folders!r}
+files = importlib.metadata.files("secagg")
+names = sorted(".".join(f.with_suffix("").parts).removesuffix(".__init__") for f in files if f.suffix == ".py")
+for name in names:
+    if name.endswith(".__main__"):
+        continue  # Importing it would run the command.
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name != needs_extra.get(".".join(name.split(".")[:2])):
+            raise
+for name in repository_folders:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and not str(spec.origin).startswith(sysconfig.get_path("stdlib")):
+        sys.exit(f"`{{name}}` is importable from {{spec.origin}}: keep it out of the wheel")
+print(f"  imported {{len(names)}} modules")
+"""
+
+CONSUMER = """# pyright: strict
+from secagg.compression import fixed_point
+from secagg.ring import Ring
+
+ring = Ring(modulus_bits=16)
+bits: int = ring.modulus_bits
+documentation: str | None = fixed_point.__doc__
+"""
+PLANTED_ERRORS = ("planted_1: str = ring.modulus_bits", "planted_2: int = fixed_point")
+
+
+def main() -> None:
+    """Run every check in order; the first fault ends the run with a sentence that says what to change."""
+    with tempfile.TemporaryDirectory(prefix="secagg-distributions-") as name:
+        scratch = Path(name).resolve()
+        sources = copy_sources(scratch / "sources")
+        say("build the source distribution, and the wheel from it")
+        run(sys.executable, "-P", "-m", "build", "--outdir", scratch / "dist", sources, cwd=scratch)
+        say("check their content")
+        check_wheel(only(scratch / "dist", "*.whl"), sources)
+        check_source_distribution(only(scratch / "dist", "*.tar.gz"), sources)
+        say("install the wheel in an empty environment")
+        python = install(only(scratch / "dist", "*.whl"), scratch / "environment")
+        elsewhere = scratch / "elsewhere"
+        elsewhere.mkdir()
+        say("import every module of it")
+        program = IMPORT_EVERYTHING.format(needs_extra=NEEDS_EXTRA, repository_folders=REPOSITORY_FOLDERS)
+        print(run(python, "-c", program, cwd=elsewhere), end="")
+        say("type-check a consumer of it, right and wrong")
+        check_types(python, elsewhere)
+    say("the distributions are sound")
+
+
+# --- Build and content ------------------------------------------------------------------------------------------------
+
+
+def copy_sources(target: Path) -> Path:
+    """Copy what a fresh checkout would hold, so that nothing left over from an earlier build is picked up."""
+    return shutil.copytree(REPOSITORY, target, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+
+
+def check_wheel(wheel: Path, sources: Path) -> None:
+    """Compare the wheel with the package list: all of its modules, and nothing beside the package and its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    strangers = {name for name in names if not name.startswith("secagg/") and ".dist-info/" not in name}
+    require(not strangers, f"the wheel must hold secagg/ and its metadata only; it also holds {sorted(strangers)}")
+    documents = {name for name in names if name.endswith(".md")}
+    require(not documents, f"keep documents out of the wheel (exclude-package-data): {sorted(documents)}")
+    require("secagg/py.typed" in names, "ship secagg/py.typed (package-data), or type checkers ignore the package")
+    require(any(name.endswith("licenses/LICENSE") for name in names), "ship LICENSE (license-files)")
+    expected = modules_of_listed_packages(sources)
+    shipped = {name for name in names if name.endswith(".py")}
+    require(shipped == expected, f"the wheel's modules differ from the package list's: {sorted(shipped ^ expected)}")
+
+
+def modules_of_listed_packages(sources: Path) -> set[str]:
+    """List the wheel's paths of all modules of the packages in pyproject.toml, as the mapping there places them."""
+    setuptools = tomllib.loads((sources / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folders: dict[str, str] = setuptools["package-dir"]
+    found: set[str] = set()
+    for package in setuptools["packages"]:
+        base = max((name for name in folders if f"{package}.".startswith(f"{name}.")), key=len)
+        folder = sources / folders[base] / package.removeprefix(base).replace(".", "/").strip("/")
+        found |= {f"{package.replace('.', '/')}/{file.name}" for file in folder.glob("*.py")}
+    return found
+
+
+def check_source_distribution(archive: Path, sources: Path) -> None:
+    """Look for what a reviewer reads and runs: the proofs, the tests, the rooms' documents, the gates."""
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    expected = {"LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml", ".ci/run"}
+    expected |= {"compression/README.md", "protocols/README.md", "proofs/REFERENCES.md"}
+    for folder in ("proofs", "tests", "benchmarks"):
+        files = [file for file in (sources / folder).rglob("*") if file.suffix in {".py", ".md", ".json"}]
+        expected |= {file.relative_to(sources).as_posix() for file in files}
+    missing = sorted(expected - names)
+    require(not missing, f"the source distribution lacks {missing}; write them, or name them in MANIFEST.in")
+
+
+# --- Use, as a user would ---------------------------------------------------------------------------------------------
+
+
+def install(wheel: Path, environment: Path) -> Path:
+    """Install the wheel with its dependencies in a new environment, and return that environment's interpreter."""
+    run(sys.executable, "-m", "venv", environment, cwd=environment.parent)
+    python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
+    constraints = REPOSITORY / "constraints.txt"
+    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "install", "-c", constraints, wheel, cwd=environment.parent)
+    return python
+
+
+def check_types(python: Path, folder: Path) -> None:
+    """Expect both checkers to accept the consumer, and to find each planted error and nothing else."""
+    right, wrong = folder / "right.py", folder / "wrong.py"
+    right.write_text(CONSUMER, encoding="utf-8")
+    wrong.write_text(CONSUMER + "\n".join(PLANTED_ERRORS) + "\n", encoding="utf-8")
+    first = CONSUMER.count("\n") + 1
+    planted = [f"wrong.py:{first + number}" for number in range(len(PLANTED_ERRORS))]
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python)
+    pyright = (sys.executable, "-m", "pyright", "--pythonpath", python)
+    for checker in (mypy, pyright):
+        name = checker[2]
+        print(f"  {name}")
+        run(*checker, right.name, cwd=folder)
+        output = run(*checker, wrong.name, cwd=folder, expected_status=1)
+        errors = [line for line in output.splitlines() if "error:" in line]
+        caught = len(errors) == len(planted) and all(
+            f"{place}:" in error for place, error in zip(planted, errors, strict=True)
+        )
+        require(caught, f"{name} must report {planted} and nothing else: is py.typed in the wheel?\n{output}")
+
+
+# --- Tools ------------------------------------------------------------------------------------------------------------
+
+
+def run(*command: str | Path, cwd: Path, expected_status: int = 0) -> str:
+    """Run a command outside the repository and return its output; another exit status ends the check."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MYPY"))}
+    child = subprocess.run(  # noqa: S603 - the commands are the ones in this file
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    shown = " ".join(str(part) for part in command)
+    require(child.returncode == expected_status, f"exit status {child.returncode} of: {shown}\n{child.stdout}")
+    return child.stdout
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """Return the one file that matches."""
+    found = list(folder.glob(pattern))
+    require(len(found) == 1, f"expected one {pattern}, found {[file.name for file in found]}")
+    return found[0]
+
+
+def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
+    """End the run with an explanation unless the condition holds."""
+    if not holds:
+        sys.exit(f"dist-check: {otherwise}")
+
+
+def say(step: str) -> None:
+    """Announce a step as it begins."""
+    print(f"dist-check: {step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,473 @@
+"""The house keeps its shape: six checks, and for each of them the faults that it must notice.
+
+A check takes the root of a repository and raises an AssertionError that says what to change. The first six tests run
+the checks on this repository; the last one copies its sources, plants one fault, and expects the check to object.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+LINKED_ROOMS = ("compression", "protocols")
+ROOMS_WITHOUT_INIT = (*LINKED_ROOMS, "proofs")
+SHIPPED = {"secagg": "secagg", **{room: f"secagg.{room}" for room in LINKED_ROOMS}}
+"""Each folder that is shipped, and the import name of its root."""
+
+# --- The tables of check 5: who may import whom -----------------------------------------------------------------------
+
+CORE_LEVELS = (
+    {"errors", "identifiers", "labels"},
+    {"wire", "secret", "entropy", "ring", "prime_field", "key_derivation"},
+    {"shamir", "key_agreement", "hybrid_key_agreement", "hpke", "aead", "mask_expansion", "contract", "parameters"},
+)
+CORE_MODULES = set[str]().union(*CORE_LEVELS)
+FACE_IMPORTS = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.contract")
+TOP_ROOMS = ("simulation", "training", "flower", "cli")
+ROOMS = {
+    "face": "secagg/__init__.py imports errors, identifiers, parameters and contract, and never a room",
+    "core": "a core module imports its own level and the levels below it; move the code, or the level in CORE_LEVELS",
+    "compression": "a scheme imports the core only; schemes and protocols meet in secagg.contract",
+    "protocols": "a protocol imports the core and itself only; schemes and protocols meet in secagg.contract",
+    "conformance": "the conformance kit imports the core only",
+    **dict.fromkeys(TOP_ROOMS, "it may import everything"),
+}
+"""Each room, and the rule that its modules keep; nobody but the top rooms imports a top room."""
+
+ONLY_IN: Mapping[str, tuple[str, ...]] = {
+    "torch": ("training",),
+    "flwr": ("flower",),
+    "numpy": ("ring", "mask_expansion", "contract", "compression", "protocols", "conformance", *TOP_ROOMS),
+    "numpy.random": ("conformance", *TOP_ROOMS),
+    "random": (),
+    "secrets": ("entropy",),
+    "os.urandom": ("entropy",),
+    "os.getrandom": ("entropy",),
+    "Crypto.Random": ("entropy",),
+}
+"""Each name that is confined, and the children of ``secagg`` that may use it."""
+
+REPOSITORY_FOLDERS = (*ROOMS_WITHOUT_INIT, "tests", "benchmarks")
+"""Importable by accident from the root of the repository, and absent where the package is installed."""
+
+
+# --- The six checks on this repository --------------------------------------------------------------------------------
+
+
+def test_1_rooms_and_tests_have_no_init_file(repository: Path) -> None:
+    check_no_init_files(repository)
+
+
+def test_2_rooms_are_linked_into_the_package(repository: Path) -> None:
+    check_room_links(repository)
+
+
+def test_3_package_list_equals_the_packages_on_disk(repository: Path) -> None:
+    check_package_list(repository)
+
+
+def test_4_repository_root_does_not_shadow_the_standard_library(repository: Path) -> None:
+    check_standard_library_from_root(repository)
+
+
+def test_5_imports_point_downwards(repository: Path) -> None:
+    check_import_direction(repository)
+
+
+def test_6_no_module_is_named_after_a_standard_library_module(repository: Path) -> None:
+    check_module_names(repository)
+
+
+# --- The checks -------------------------------------------------------------------------------------------------------
+
+
+def check_no_init_files(root: Path) -> None:
+    """Keep a top-level ``compression`` package from shadowing the standard library's, which Python 3.14 has."""
+    candidates = [*(root / room / "__init__.py" for room in ROOMS_WITHOUT_INIT), *(root / "tests").rglob("__init__.py")]
+    report(f"remove {path.relative_to(root)}: its folder is no package" for path in candidates if path.exists())
+
+
+def check_room_links(root: Path) -> None:
+    """Hold in a checkout; an unpacked source distribution (it has a PKG-INFO) carries no links."""
+    if not (root / "PKG-INFO").exists():
+        report(fault for room in LINKED_ROOMS for fault in link_faults(root / "secagg" / room, f"../{room}"))
+
+
+def check_package_list(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    listed: set[str] = set(project["tool"]["setuptools"]["packages"])
+    found: set[str] = set()
+    for module in shipped_modules(root).values():
+        found |= {module.package, ".".join(module.package.split(".")[:2])}
+        folder = module.file.parent
+        if folder.parent != root or folder.name not in LINKED_ROOMS:
+            assert (folder / "__init__.py").exists(), f"add {folder.relative_to(root)}/__init__.py: it holds modules"
+    report(f'add "{package}" to `packages` in pyproject.toml' for package in found - listed)
+    report(f'remove "{package}" from `packages` in pyproject.toml' for package in listed - found)
+
+
+def check_standard_library_from_root(root: Path) -> None:
+    """Start a child where a developer does; its imports are the modules that Python 3.14 keeps in ``compression``."""
+    program = (
+        "import zipfile\n"
+        "assert zipfile.bz2 and zipfile.lzma, 'zipfile has lost a compression method'\n"
+        "import bz2, gzip, lzma, tarfile\n"
+        "for module in (bz2, gzip, lzma, tarfile, zipfile): print(module.__file__)\n"
+    )
+    command = [sys.executable, "-E", "-B", "-c", program]
+    child = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603 - fixed command
+    assert child.returncode == 0, f"rename what shadows the standard library in the repository root:\n{child.stderr}"
+    files = [Path(line) for line in child.stdout.splitlines()]
+    report(f"rename {file}: it shadows the standard library" for file in files if file.is_relative_to(root))
+
+
+def check_import_direction(root: Path) -> None:
+    modules = shipped_modules(root)
+    known = {*modules, *SHIPPED.values()}
+    first_line: dict[str, int] = {}
+    graph: dict[str, set[str]] = {}
+    for module in modules.values():
+        where = module.file.relative_to(root)
+        assert room_of(module.name) in ROOMS, f"{where}: add it to CORE_LEVELS or to the rooms in tests/test_layout.py"
+        for use in uses_in(module.file.read_text(encoding="utf-8"), module.package):
+            imported = nearest(use.name, known)
+            for fault in [*outside_faults(module.name, use.name), *direction_faults(module.name, imported)]:
+                first_line.setdefault(f"{where}: {fault}", use.line)
+            if use.runs and imported not in (None, module.name):
+                graph.setdefault(module.name, set()).add(str(imported))
+    report(f"{fault} (line {line})" for fault, line in first_line.items())
+    report(f"break the import cycle {' <- '.join(cycle)}" for cycle in cycles_in(graph))
+
+
+def check_module_names(root: Path) -> None:
+    """Spare a script that is run from inside a folder, which sees that folder before the standard library."""
+    files = [file for folder in (*SHIPPED, "benchmarks") for file in (root / folder).rglob("*.py")]
+    paths = {file.parent if file.name == "__init__.py" else file for file in files}
+    report(
+        f"rename {path.relative_to(root)}: the standard library has a module of that name"
+        for path in paths
+        if path.stem in sys.stdlib_module_names
+    )
+
+
+def report(faults: Iterable[str]) -> None:
+    listed = sorted(faults)
+    assert not listed, "\n".join(listed)
+
+
+# --- Clauses of the checks --------------------------------------------------------------------------------------------
+
+
+def link_faults(link: Path, target: str) -> Iterator[str]:
+    name = f"secagg/{link.name}"
+    if not link.is_symlink():
+        yield (
+            f"{name} is not a symbolic link: remove it and run `ln -s {target} {name}`. Where links are unsupported, "
+            "enable them (on Windows: developer mode and `git config core.symlinks true`) and check out again"
+        )
+    elif link.readlink().as_posix() != target:
+        yield f"{name} points to {link.readlink()}: make it the relative link {target}"
+
+
+def outside_faults(importer: str, name: str) -> Iterator[str]:
+    child = importer.partition(".")[2].partition(".")[0]
+    for confined, users in ONLY_IN.items():
+        if is_within(name, confined) and child not in users:
+            yield f"{confined} is confined to ({', '.join(users)}): remove it here"
+    for folder in REPOSITORY_FOLDERS:
+        if is_within(name, folder):
+            yield f"`{folder}` is a folder of the repository and no package: a room is imported as secagg.<room>"
+
+
+def direction_faults(importer: str, imported: str | None) -> Iterator[str]:
+    if imported is not None and importer != imported and not may_import(importer, imported):
+        yield f"it must not import {imported}: {ROOMS[room_of(importer)]}"
+
+
+def may_import(importer: str, imported: str) -> bool:
+    match room_of(importer), room_of(imported):
+        case "face", _:
+            return imported in FACE_IMPORTS
+        case "core", "core":
+            return level_of(imported) <= level_of(importer)
+        case "protocols", "protocols":
+            return importer.split(".")[:3] == imported.split(".")[:3]
+        case here, there:
+            return here in TOP_ROOMS or there in {"core", here}
+
+
+def room_of(module: str) -> str:
+    """Return the room of a name within ``secagg``: itself where it is the face, ``core`` where it has a level."""
+    child = module.partition(".")[2].partition(".")[0]
+    return "core" if child in CORE_MODULES else child or "face"
+
+
+def level_of(module: str) -> int:
+    return next(level for level, modules in enumerate(CORE_LEVELS) if module.split(".")[1] in modules)
+
+
+def cycles_in(graph: Mapping[str, set[str]]) -> Iterator[list[str]]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield error.args[1]
+
+
+def is_within(name: str, ancestor: str) -> bool:
+    return f"{name}.".startswith(f"{ancestor}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the module in which a dotted name is found: ``secagg.ring`` for ``secagg.ring.Ring.zeros``."""
+    return max((module for module in known if is_within(name, module)), key=len, default=None)
+
+
+# --- Reading modules and their imports --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Module:
+    """One shipped module, under the name by which it is imported, at its real path."""
+
+    name: str
+    file: Path
+
+    @property
+    def package(self) -> str:
+        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One name that a module imports, or reads through an import, in full."""
+
+    name: str
+    line: int
+    runs: bool
+    """False under ``if TYPE_CHECKING``: such an import has a direction, but cannot close a cycle."""
+
+
+def shipped_modules(root: Path) -> dict[str, Module]:
+    """Find every module by its import name; ``rglob`` does not descend links, so each is met at its real path."""
+    found: dict[str, Module] = {}
+    for folder, package in SHIPPED.items():
+        for file in (root / folder).rglob("*.py"):
+            inner = file.relative_to(root / folder).with_suffix("").parts
+            name = ".".join((package, *(part for part in inner if part != "__init__")))
+            found[name] = Module(name, file)
+    return found
+
+
+@cache
+def uses_in(source: str, package: str) -> tuple[Use, ...]:
+    """List what a module of ``package`` imports, anywhere in the file, and then what it reads through an import."""
+    nodes = list(ast.walk(ast.parse(source)))
+    typing_only = {id(inner) for node in nodes for inner in typing_only_nodes(node)}
+    bindings: dict[str, str] = {}
+    uses: list[Use] = []
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for local, meaning, name in imported_names(node, package):
+                bindings[local] = meaning
+                uses.append(Use(name, node.lineno, id(node) not in typing_only))
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            local, _, rest = ast.unparse(node).partition(".")
+            if local in bindings:
+                uses.append(Use(f"{bindings[local]}.{rest}", node.lineno, id(node) not in typing_only))
+    return tuple(uses)
+
+
+def imported_names(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each local name that the statement binds, what that name then means, and what was imported, in full."""
+    for alias in node.names:
+        if isinstance(node, ast.ImportFrom):
+            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            full = f"{origin}.{alias.name}"
+            yield alias.asname or alias.name, full, full
+        elif alias.asname:
+            yield alias.asname, alias.name, alias.name
+        else:
+            head = alias.name.partition(".")[0]
+            yield head, head, alias.name
+
+
+def typing_only_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        for statement in node.body:
+            yield from ast.walk(statement)
+
+
+# --- Provocations -----------------------------------------------------------------------------------------------------
+
+Check = Callable[[Path], None]
+Fault = Callable[[Path], None]
+
+
+@pytest.fixture
+def tree(repository: Path, tmp_path: Path) -> Path:
+    """Copy what the checks read, and link the rooms as a checkout does."""
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    for folder in SHIPPED:
+        ignored = shutil.ignore_patterns("__pycache__", *LINKED_ROOMS)
+        shutil.copytree(repository / folder, tmp_path / folder, ignore=ignored)
+    for room in LINKED_ROOMS:
+        (tmp_path / "secagg" / room).symlink_to(f"../{room}")
+    return tmp_path
+
+
+def plant(file: str, text: str = "") -> Fault:
+    """Return a fault that appends ``text`` to a file, and makes the file where there is none."""
+
+    def fault(root: Path) -> None:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        with (root / file).open("a", encoding="utf-8") as opened:
+            opened.write(f"\n{text}\n")
+
+    return fault
+
+
+def plant_cycle(root: Path) -> None:
+    plant("secagg/hpke.py", "import secagg.parameters")(root)
+    plant("secagg/parameters.py", "def late():\n    from . import hpke")(root)
+
+
+def list_absent_package(root: Path) -> None:
+    project = root / "pyproject.toml"
+    project.write_text(project.read_text(encoding="utf-8").replace('  "secagg",', '  "secagg", "secagg.absent",'))
+
+
+def remove_link(root: Path) -> None:
+    (root / "secagg" / "compression").unlink()
+
+
+def replace_link_by_folder(root: Path) -> None:
+    remove_link(root)
+    shutil.copytree(root / "compression", root / "secagg" / "compression")
+
+
+def replace_link_by_text(root: Path) -> None:
+    """Leave what a checkout without symlink support leaves."""
+    remove_link(root)
+    (root / "secagg" / "compression").write_text("../compression", encoding="utf-8")
+
+
+def point_link_elsewhere(root: Path) -> None:
+    remove_link(root)
+    (root / "secagg" / "compression").symlink_to(root / "compression")
+
+
+INIT_FAULTS = [
+    (plant(f"{folder}/__init__.py"), f"remove {folder}/__init__.py")
+    for folder in (*ROOMS_WITHOUT_INIT, "tests", "tests/core", "tests/protocols/pairwise_mask")
+]
+LINK_FAULTS = [
+    (remove_link, "secagg/compression is not a symbolic link"),
+    (replace_link_by_folder, "secagg/compression is not a symbolic link"),
+    (replace_link_by_text, "secagg/compression is not a symbolic link"),
+    (point_link_elsewhere, "make it the relative link ../compression"),
+]
+LIST_FAULTS = [
+    (plant("secagg/unlisted/__init__.py"), 'add "secagg.unlisted" to `packages`'),
+    (plant("compression/unlisted/__init__.py"), 'add "secagg.compression.unlisted" to `packages`'),
+    (plant("protocols/unlisted/__init__.py"), 'add "secagg.protocols.unlisted" to `packages`'),
+    (plant("compression/folder/module.py"), "add compression/folder/__init__.py"),
+    (list_absent_package, 'remove "secagg.absent" from `packages`'),
+]
+SHADOW_FAULTS = [
+    (plant("gzip.py"), "gzip.py: it shadows the standard library"),
+    (plant("tarfile/__init__.py"), "tarfile/__init__.py: it shadows the standard library"),
+    (plant("gzip.py", "raise ImportError('planted')"), "ImportError: planted"),
+    (plant("lzma.py", "raise ImportError('planted')"), "zipfile has lost a compression method"),
+]
+DIRECTION_FAULTS = [
+    (plant("secagg/novelty.py"), "secagg/novelty.py: add it to CORE_LEVELS"),
+    (plant("secagg/__init__.py", "from secagg.ring import Ring"), "it must not import secagg.ring"),
+    (plant("secagg/__init__.py", "from .compression import x"), "it must not import secagg.compression"),
+    (plant("secagg/wire.py", "from secagg.shamir import x"), "secagg/wire.py: it must not import secagg.shamir"),
+    (plant("secagg/wire.py", "from secagg import shamir"), "it must not import secagg.shamir"),
+    (plant("secagg/wire.py", "from . import shamir"), "it must not import secagg.shamir"),
+    (plant("secagg/wire.py", "from secagg import Reason"), "it must not import secagg: a core module"),
+    (plant("secagg/wire.py", "import secagg.errors\nsecagg.compression.x()"), "must not import secagg.compression"),
+    (plant("secagg/wire.py", "def late():\n    import secagg.protocols.x"), "must not import secagg.protocols"),
+    (plant("secagg/wire.py", "if TYPE_CHECKING:\n    import secagg.shamir"), "must not import secagg.shamir"),
+    (plant_cycle, "break the import cycle secagg."),
+    (plant("compression/x.py", "from secagg.protocols import y"), "compression/x.py: it must not import secagg.protoc"),
+    (plant("compression/x.py", "from ..protocols.y import z"), "it must not import secagg.protocols"),
+    (plant("compression/x.py", "import secagg.simulation"), "it must not import secagg.simulation"),
+    (plant("protocols/x/__init__.py", "from ..y import z"), "protocols/x/__init__.py: it must not import secagg.pro"),
+    (plant("protocols/x/round0.py", "import secagg.compression.y"), "it must not import secagg.compression"),
+    (plant("protocols/x/round0.py", "import secagg.cli"), "it must not import secagg.cli"),
+    (plant("secagg/conformance/x.py", "import secagg.compression.y"), "it must not import secagg.compression"),
+]
+CONFINEMENT_FAULTS = [
+    (plant("secagg/wire.py", "import torch"), "torch is confined to (training)"),
+    (plant("secagg/cli/x.py", "from torch.nn import Module"), "torch is confined to (training)"),
+    (plant("secagg/simulation/x.py", "import flwr.client"), "flwr is confined to (flower)"),
+    (plant("secagg/errors.py", "import numpy.typing as npt"), "numpy is confined to (ring, "),
+    (plant("secagg/ring.py", "import numpy as np\nnp.random.default_rng()"), "numpy.random is confined to"),
+    (plant("compression/x.py", "from numpy.random import Generator"), "numpy.random is confined to"),
+    (plant("protocols/x/__init__.py", "from numpy import random"), "numpy.random is confined to"),
+    (plant("secagg/cli/x.py", "import random"), "random is confined to ()"),
+    (plant("compression/x.py", "from random import Random"), "random is confined to ()"),
+    (plant("protocols/x/__init__.py", "import random as r"), "random is confined to ()"),
+    (plant("secagg/ring.py", "import secrets"), "secrets is confined to (entropy)"),
+    (plant("secagg/ring.py", "import os\nos.urandom(1)"), "os.urandom is confined to (entropy)"),
+    (plant("secagg/ring.py", "import os as system\nsystem.urandom(1)"), "os.urandom is confined to (entropy)"),
+    (plant("secagg/ring.py", "from os import urandom"), "os.urandom is confined to (entropy)"),
+    (plant("secagg/ring.py", "from os import getrandom"), "os.getrandom is confined to (entropy)"),
+    (plant("secagg/ring.py", "from Crypto.Random import get_random_bytes"), "Crypto.Random is confined to (entropy)"),
+    (plant("secagg/cli/x.py", "import compression.fixed_point"), "a room is imported as secagg.<room>"),
+    (plant("secagg/cli/x.py", "from tests import x"), "`tests` is a folder of the repository"),
+    (plant("secagg/cli/x.py", "from proofs import x"), "`proofs` is a folder of the repository"),
+]
+NAME_FAULTS = [
+    (plant("secagg/queue.py"), "rename secagg/queue.py"),
+    (plant("compression/types.py"), "rename compression/types.py"),
+    (plant("protocols/x/token/__init__.py"), "rename protocols/x/token"),
+    (plant("benchmarks/profile.py"), "rename benchmarks/profile.py"),
+]
+PROVOCATIONS: list[tuple[Check, Fault, str]] = [
+    *((check_no_init_files, fault, objection) for fault, objection in INIT_FAULTS),
+    *((check_room_links, fault, objection) for fault, objection in LINK_FAULTS),
+    *((check_package_list, fault, objection) for fault, objection in LIST_FAULTS),
+    *((check_standard_library_from_root, fault, objection) for fault, objection in SHADOW_FAULTS),
+    *((check_import_direction, fault, objection) for fault, objection in DIRECTION_FAULTS + CONFINEMENT_FAULTS),
+    *((check_module_names, fault, objection) for fault, objection in NAME_FAULTS),
+]
+
+
+@pytest.mark.parametrize(("check", "fault", "objection"), PROVOCATIONS)
+def test_a_planted_fault_is_noticed(tree: Path, check: Check, fault: Fault, objection: str) -> None:
+    check(tree)
+    fault(tree)
+    with pytest.raises(AssertionError, match=re.escape(objection)):
+        check(tree)
+
+
+def test_permitted_imports_pass(tree: Path) -> None:
+    for fault in (
+        plant("secagg/training/x.py", "import torch\nimport numpy as np\nnp.random.default_rng()"),
+        plant("secagg/flower/x.py", "import flwr"),
+        plant("secagg/cli/x.py", "from secagg import Reason, ring, training\nimport secagg.protocols.x.round0"),
+        plant("protocols/x/__init__.py"),
+        plant("protocols/x/graph.py", "import numpy as np"),
+        plant("protocols/x/round0.py", "from . import graph\nfrom secagg.protocols.x.graph import y"),
+        plant("secagg/hpke.py", "import os\nos.path.join()\nimport secagg.labels"),
+        plant("secagg/labels.py", "if TYPE_CHECKING:\n    import secagg.identifiers"),
+        plant("secagg/identifiers.py", "import secagg.labels"),
+    ):
+        fault(tree)
+    check_import_direction(tree)
