@@ -1,0 +1,185 @@
+"""Every error the library raises, and who is to blame for it.
+
+The class says what kind of thing went wrong, ``reason`` says which one exactly, and the errors that a peer can cause
+carry ``culprits``. Blame is true rather than convenient: when the evidence points at two parties, both are named; when
+it points at nobody, nobody is. Messages name parameters, counts and identifiers, never keys, seeds, shares or inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from secagg.identifiers import Party
+
+
+class Reason(StrEnum):
+    """Why an error was raised: one vocabulary for errors, negative test vectors and platform metrics.
+
+    The values are public API. The sentence under each member ends in its attribution.
+    """
+
+    PARAMETER_OUT_OF_RANGE = "parameter_out_of_range"
+    """A configured value is unsafe, inconsistent or outside its range. Attribution: whoever configured it."""
+    BELOW_FLOOR = "below_floor"
+    """An offered configuration is weaker than this client's own floor. Attribution: whoever offered it."""
+    BACKEND_MISSING = "backend_missing"
+    """The installed cryptographic backend lacks an algorithm. Attribution: the installation."""
+    API_MISUSE = "api_misuse"
+    """A function was called with the wrong type of object or in the wrong order. Attribution: the caller."""
+    ALREADY_SPENT = "already_spent"
+    """A one-time object was used a second time. Attribution: the caller."""
+    SECRET_EXPOSURE = "secret_exposure"  # noqa: S105 -- a name, not a password
+    """Something tried to copy, pickle, print or hash a secret. Attribution: the caller."""
+    TRUNCATED = "truncated"
+    """The bytes end before the message does. Attribution: whoever handed them over."""
+    TRAILING_BYTES = "trailing_bytes"
+    """Bytes follow the end of the message. Attribution: whoever handed them over."""
+    LENGTH_OVER_LIMIT = "length_over_limit"
+    """A declared length exceeds its limit; nothing was allocated. Attribution: whoever handed the bytes over."""
+    NOT_CANONICAL = "not_canonical"
+    """A second encoding of a value that has exactly one. Attribution: whoever handed the bytes over."""
+    WRONG_VERSION = "wrong_version"
+    """The message is of another wire version. Attribution: whoever handed the bytes over."""
+    WRONG_KIND = "wrong_kind"
+    """The message decodes, but it is not the kind that is due now. Attribution: whoever handed the bytes over."""
+    LAYOUT_MISMATCH = "layout_mismatch"
+    """A payload or an aggregate belongs to another layout. Attribution: whoever made it."""
+    AUTHENTICATION_FAILED = "authentication_failed"
+    """A tag, signature or attestation does not verify. Attribution: the sender or any relay; not decidable."""
+    PUBLIC_KEY_NOT_CANONICAL = "public_key_not_canonical"
+    """A second encoding of a public key. Attribution: the sender or any relay of an unsigned message."""
+    PUBLIC_KEY_LOW_ORDER = "public_key_low_order"
+    """A public key that forces a known shared secret. Attribution: the sender or any relay of an unsigned message."""
+    PUBLIC_KEY_REUSED = "public_key_reused"
+    """One public key stands for two parties. Attribution: the sender or any relay of an unsigned message."""
+    SHARE_OUT_OF_RANGE = "share_out_of_range"
+    """A share is no field element, or stands at a point that no holder has. Attribution: whoever handed it over."""
+    SHARE_DUPLICATE = "share_duplicate"
+    """Two shares of one secret stand at one point. Attribution: nobody; at most one of the two can be right."""
+    SHARES_IRRECONCILABLE = "shares_irreconcilable"
+    """More shares are wrong than can be corrected. Attribution: nobody; the evidence does not single anyone out."""
+    THRESHOLD_NOT_MET = "threshold_not_met"
+    """Fewer answered than are needed. Attribution: nobody."""
+    CAPACITY_EXCEEDED = "capacity_exceeded"
+    """The sum of this many inputs, or this much weight, could leave the ring. Attribution: whoever configured it."""
+    INPUT_OUT_OF_RANGE = "input_out_of_range"
+    """An input value lies outside the range that was agreed for it. Attribution: whoever made the input."""
+    CONTRACT_VIOLATION = "contract_violation"
+    """A compression scheme breaks the linear-decoder contract. Attribution: the author of the scheme."""
+    INTERNAL_ERROR = "internal_error"
+    """A state that cannot occur did. Attribution: this library; please report it."""
+
+
+class SecAggError(Exception):
+    """The base of everything the library raises on purpose; never raised itself."""
+
+    def __init__(self, message: str, *, reason: Reason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only constructors do not survive the default protocol, and platforms send errors between processes.
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def _rebuild(cls: type[SecAggError], args: tuple[object, ...], state: dict[str, object]) -> SecAggError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidParameters(SecAggError, ValueError):
+    """The configuration is unsafe or inconsistent; the object was not made."""
+
+    def __init__(self, message: str, *, reason: Reason = Reason.PARAMETER_OUT_OF_RANGE) -> None:
+        super().__init__(message, reason=reason)
+
+
+class Misuse(SecAggError):
+    """The calling code broke the API: wrong type, wrong order, second use."""
+
+    def __init__(self, message: str, *, reason: Reason = Reason.API_MISUSE) -> None:
+        super().__init__(message, reason=reason)
+
+
+class PeerError(SecAggError):
+    """Something another party sent is wrong; abstract.
+
+    ``culprits`` holds every party that the evidence names, and is empty when it names nobody.
+    """
+
+    def __init__(
+        self, message: str, *, reason: Reason, culprits: Iterable[Party] = (), round_name: str | None = None
+    ) -> None:
+        super().__init__(message, reason=reason)
+        self.culprits = frozenset(culprits)
+        self.round_name = round_name
+
+
+class MalformedMessage(PeerError):
+    """Bytes that do not decode."""
+
+
+class UnexpectedMessage(PeerError):
+    """A message that decodes, but is not due now."""
+
+    def __init__(
+        self,
+        *,
+        expected: str,
+        received: str,
+        reason: Reason = Reason.WRONG_KIND,
+        culprits: Iterable[Party] = (),
+        round_name: str | None = None,
+    ) -> None:
+        message = f"expected {expected}, received {received}"
+        super().__init__(message, reason=reason, culprits=culprits, round_name=round_name)
+        self.expected = expected
+        self.received = received
+
+
+class AuthenticationFailed(PeerError):
+    """A tag, signature or attestation that does not verify; it carries no detail on purpose."""
+
+    def __init__(self, *, culprits: Iterable[Party] = (), round_name: str | None = None) -> None:
+        super().__init__(
+            "authentication failed", reason=Reason.AUTHENTICATION_FAILED, culprits=culprits, round_name=round_name
+        )
+
+
+class PeerMisbehaved(PeerError):
+    """A message that decodes and authenticates, and is still wrong."""
+
+
+class ThresholdNotMet(SecAggError):
+    """Too few answered; nobody's fault."""
+
+    def __init__(self, *, needed: int, present: int, what: str, round_name: str | None = None) -> None:
+        super().__init__(f"{needed} {what} are needed and {present} are present", reason=Reason.THRESHOLD_NOT_MET)
+        self.needed = needed
+        self.present = present
+        self.round_name = round_name
+
+
+class CapacityExceeded(SecAggError):
+    """A sum could leave the ring, or an input left its range."""
+
+    def __init__(self, message: str, *, reason: Reason = Reason.CAPACITY_EXCEEDED) -> None:
+        super().__init__(message, reason=reason)
+
+
+class ContractViolation(SecAggError):
+    """A decoder is not linear, not deterministic, or wrong in shape."""
+
+    def __init__(self, message: str, *, reason: Reason = Reason.CONTRACT_VIOLATION) -> None:
+        super().__init__(message, reason=reason)
+
+
+class InternalError(SecAggError):
+    """A state that cannot occur did; please report it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=Reason.INTERNAL_ERROR)

@@ -1,0 +1,70 @@
+"""Who takes part, and in which session: small values that never hold a secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secagg.errors import InvalidParameters
+
+CLIENT_ID_BYTES = 8
+CONTEXT_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClientId:
+    """One client of a session, as the platform numbers them: an integer below 2^64."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if type(self.value) is not int or not 0 <= self.value < 1 << (8 * CLIENT_ID_BYTES):
+            raise InvalidParameters(f"a client id is an integer in [0, 2^64); got {self.value!r}")
+
+    def encode(self) -> bytes:
+        """Return the one encoding that keys, signatures and messages use."""
+        return self.value.to_bytes(CLIENT_ID_BYTES, "big")
+
+    def __str__(self) -> str:
+        return f"client/{self.value}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ServerId:
+    """The server, or one of the two servers where a protocol has two."""
+
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.index) is not int or self.index not in (0, 1):
+            raise InvalidParameters(f"a server index is 0 or 1; got {self.index!r}")
+
+    def __str__(self) -> str:
+        return f"server/{self.index}"
+
+
+Party = ClientId | ServerId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """The digest of one attempt's configuration (T0): known before anybody advertises a key."""
+
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        _require_context_length(self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """The digest of the attempt and of its roster (ctx), which every later key, nonce and signature is bound to."""
+
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        _require_context_length(self.digest)
+
+
+def _require_context_length(digest: bytes) -> None:
+    if type(digest) is not bytes or len(digest) != CONTEXT_BYTES:
+        raise InvalidParameters(f"a context is a digest, {CONTEXT_BYTES} bytes; got {len(digest)} of {type(digest).__name__}")

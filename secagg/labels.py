@@ -1,0 +1,45 @@
+"""Every domain-separation string of the library, in one table.
+
+A label names one use of one primitive. Two uses never share a label and no label is the beginning of another, so no
+two inputs to a hash, a key derivation, a cipher or a signature can coincide across uses. ``tests/core/test_labels.py``
+holds the table to that.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from secagg.errors import InvalidParameters
+
+_LENGTH_BYTES = 4
+
+
+class Label(Enum):
+    """One use of one primitive; the value is what is hashed or derived from."""
+
+    LAYOUT_DIGEST = b"secagg/1/layout"
+    PUBLIC_PARAMETERS_DIGEST = b"secagg/1/public-parameters"
+    CHANNEL_X25519_KEY = b"secagg/1/channel-x25519-key"
+    CHANNEL_MLKEM_SEED = b"secagg/1/channel-mlkem768-seed"
+    MASK_X25519_KEY = b"secagg/1/mask-x25519-key"
+    MASK_MLKEM_SEED = b"secagg/1/mask-mlkem768-seed"
+    CHANNEL_KEY = b"secagg/1/channel-aead-key"
+    PAIRWISE_SEED = b"secagg/1/pairwise-seed"
+    EDGE_SEED = b"secagg/1/edge-seed"
+    EDGE_SEALING = b"secagg/1/edge-sealing"
+    SELF_MASK_KEY = b"secagg/1/self-mask-key"
+    PAIRWISE_MASK_KEY = b"secagg/1/pairwise-mask-key"
+    AEAD_HEADER = b"secagg/1/aead-header"
+
+
+def bind(label: Label, *parts: bytes) -> bytes:
+    """Return the label and the parts as one string that no other label and parts give.
+
+    Each part is preceded by its length, so the boundaries between parts are part of the string.
+    """
+    framed = [label.value]
+    for part in parts:
+        if len(part) >= 1 << (8 * _LENGTH_BYTES):
+            raise InvalidParameters(f"a bound part has {len(part)} bytes; the limit is 2^32 - 1")
+        framed += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)
+    return b"".join(framed)

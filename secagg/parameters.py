@@ -1,0 +1,104 @@
+"""Configuration values that every protocol shares, and the floors below which a client does not go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from secagg.errors import InvalidParameters, Reason
+from secagg.ring import MAXIMUM_MODULUS_BITS
+
+LEAST_COHORT: Final = 2
+LEAST_THRESHOLD: Final = 2
+
+
+class Suite(StrEnum):
+    """Which algorithms a session uses for key agreement and for masks."""
+
+    CLASSIC = "x25519-aes128"
+    HYBRID = "mlkem768x25519-aes256"
+
+    @property
+    def mask_key_bytes(self) -> int:
+        """The length of an AES key that expands into a mask."""
+        match self:
+            case Suite.CLASSIC:
+                return 16
+            case Suite.HYBRID:
+                return 32
+
+
+class SecurityMode(StrEnum):
+    """What the server is trusted with; there is no setting in between."""
+
+    SEMI_HONEST = "semi_honest"
+    """The server follows the protocol and is curious."""
+    ACTIVE = "active"
+    """The server may deviate at will; identities are certified by an authority that it does not control."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFloors:
+    """What a client insists on, whatever a server offers.
+
+    A server chooses the parameters of a session; without floors of its own a client would follow it to a cohort of
+    one, a threshold of one or a ring that wraps.
+    """
+
+    suites: frozenset[Suite]
+    modes: frozenset[SecurityMode]
+    minimum_cohort: int
+    minimum_threshold: int
+    minimum_modulus_bits: int
+    maximum_length: int
+
+    def __post_init__(self) -> None:
+        for unsafe, sentence in (
+            (not self.suites, "suites is empty; name at least one suite that this client accepts"),
+            (not self.modes, "modes is empty; name at least one security mode that this client accepts"),
+            (
+                self.minimum_cohort < LEAST_COHORT,
+                f"minimum_cohort is {self.minimum_cohort}; a sum of fewer than {LEAST_COHORT} is one client's input",
+            ),
+            (
+                self.minimum_threshold < LEAST_THRESHOLD,
+                f"minimum_threshold is {self.minimum_threshold}; below {LEAST_THRESHOLD} a share is the secret itself",
+            ),
+            (
+                not 1 <= self.minimum_modulus_bits <= MAXIMUM_MODULUS_BITS,
+                f"minimum_modulus_bits is {self.minimum_modulus_bits}; it lies in 1..{MAXIMUM_MODULUS_BITS}",
+            ),
+            (self.maximum_length < 1, f"maximum_length is {self.maximum_length}; it is at least 1"),
+        ):
+            if unsafe:
+                raise InvalidParameters(sentence)
+
+    def admit(
+        self, *, suite: Suite, mode: SecurityMode, cohort: int, threshold: int, modulus_bits: int, length: int
+    ) -> None:
+        """Refuse an offer that is weaker than these floors.
+
+        Raises:
+            InvalidParameters: with reason ``below_floor``, naming the value and the floor.
+        """
+        for weak, sentence in (
+            (suite not in self.suites, f"suite {suite} is not among {_names(self.suites)}"),
+            (mode not in self.modes, f"mode {mode} is not among {_names(self.modes)}"),
+            (cohort < self.minimum_cohort, f"a cohort of {cohort} is below {self.minimum_cohort}"),
+            (threshold < self.minimum_threshold, f"a threshold of {threshold} is below {self.minimum_threshold}"),
+            (
+                modulus_bits < self.minimum_modulus_bits,
+                f"a ring of {modulus_bits} bits is below {self.minimum_modulus_bits}",
+            ),
+            (length > self.maximum_length, f"a vector of {length} is longer than {self.maximum_length}"),
+        ):
+            if weak:
+                raise InvalidParameters(
+                    f"the offered session is refused: {sentence}; change the offer or this client's floors",
+                    reason=Reason.BELOW_FLOOR,
+                )
+
+
+def _names(members: frozenset[Suite] | frozenset[SecurityMode]) -> str:
+    return ", ".join(sorted(members))

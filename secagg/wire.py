@@ -1,0 +1,145 @@
+"""Canonical bytes: one encoding per value, lengths checked before anything is read or allocated.
+
+Integers have a fixed length and are big-endian; there are no optional fields; a decoder that does not consume every
+byte refuses. Decoding and encoding again gives the same bytes, which each message's own test asserts.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+from secagg.errors import (
+    AuthenticationFailed,
+    CapacityExceeded,
+    ContractViolation,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+
+WIRE_VERSION: Final = 1
+_HEADER = struct.Struct(">4sBH")
+_MAGIC = b"SAGG"
+
+
+class Writer:
+    """Builds one message; refuses values that their field cannot hold."""
+
+    def __init__(self, kind: int) -> None:
+        """Start a message of this kind with the header that every message begins with."""
+        if not 0 <= kind < 1 << 16:
+            raise InvalidParameters(f"a message kind is an integer below 2^16; got {kind}")
+        self._parts: list[bytes] = [_HEADER.pack(_MAGIC, WIRE_VERSION, kind)]
+
+    def integer(self, value: int, size: int) -> Writer:
+        """Append an unsigned integer of exactly ``size`` bytes."""
+        if not 0 <= value < 1 << (8 * size):
+            raise InvalidParameters(f"{value} does not fit a field of {size} bytes")
+        self._parts.append(value.to_bytes(size, "big"))
+        return self
+
+    def fixed(self, data: bytes, size: int) -> Writer:
+        """Append bytes whose length the reader knows."""
+        if len(data) != size:
+            raise InvalidParameters(f"a field of {size} bytes was given {len(data)}")
+        self._parts.append(bytes(data))
+        return self
+
+    def variable(self, data: bytes, limit: int) -> Writer:
+        """Append bytes preceded by their length, at most ``limit``."""
+        if len(data) > limit:
+            raise InvalidParameters(f"a field of at most {limit} bytes was given {len(data)}")
+        return self.integer(len(data), 4).fixed(data, len(data))
+
+    def finish(self) -> bytes:
+        """Return the message."""
+        return b"".join(self._parts)
+
+
+class Reader:
+    """Takes one message apart; refuses anything that ``Writer`` would not have written."""
+
+    def __init__(self, message: bytes, kind: int) -> None:
+        """Check the header.
+
+        Raises:
+            MalformedMessage: the bytes do not begin with a header of this version.
+            UnexpectedMessage: the message is of another kind.
+        """
+        self._view = memoryview(message).toreadonly()
+        self._position = 0
+        magic, version, received = _HEADER.unpack(self._take(_HEADER.size))
+        if magic != _MAGIC:
+            raise MalformedMessage("the bytes are not a secagg message", reason=Reason.NOT_CANONICAL)
+        if version != WIRE_VERSION:
+            raise MalformedMessage(
+                f"wire version {version} is not {WIRE_VERSION}; both ends need the same", reason=Reason.WRONG_VERSION
+            )
+        if received != kind:
+            raise UnexpectedMessage(expected=f"message kind {kind}", received=f"message kind {received}")
+
+    def integer(self, size: int) -> int:
+        """Read an unsigned integer of exactly ``size`` bytes."""
+        return int.from_bytes(self._take(size), "big")
+
+    def fixed(self, size: int) -> bytes:
+        """Read exactly ``size`` bytes."""
+        return bytes(self._take(size))
+
+    def variable(self, limit: int) -> bytes:
+        """Read bytes preceded by their length; a length over ``limit`` is refused before anything is copied."""
+        length = self.integer(4)
+        if length > limit:
+            raise MalformedMessage(
+                f"a field declares {length} bytes and {limit} is the limit", reason=Reason.LENGTH_OVER_LIMIT
+            )
+        return self.fixed(length)
+
+    def finish(self) -> None:
+        """Refuse bytes after the last field."""
+        left = len(self._view) - self._position
+        if left:
+            raise MalformedMessage(f"{left} bytes follow the end of the message", reason=Reason.TRAILING_BYTES)
+
+    def _take(self, size: int) -> memoryview:
+        left = len(self._view) - self._position
+        if size > left:
+            raise MalformedMessage(f"{size} bytes are due and {left} are left", reason=Reason.TRUNCATED)
+        taken = self._view[self._position : self._position + size]
+        self._position += size
+        return taken
+
+
+class AbortCode(IntEnum):
+    """All that a peer is told when a session ends early."""
+
+    LEFT = 1
+    """This party cannot go on; it says no more."""
+    REFUSED = 2
+    """This party will not go on with what it was sent."""
+
+
+def told_to_peer(error: SecAggError) -> AbortCode:
+    """Return what a peer may learn of an error; details stay in the local log."""
+    match error:
+        case MalformedMessage() | UnexpectedMessage() | AuthenticationFailed() | PeerMisbehaved():
+            return AbortCode.REFUSED
+        case (
+            InvalidParameters()
+            | Misuse()
+            | ThresholdNotMet()
+            | CapacityExceeded()
+            | ContractViolation()
+            | InternalError()
+        ):
+            return AbortCode.LEFT
+        case _:
+            raise InternalError(f"{type(error).__name__} is not in the table of what peers are told") from error
