@@ -1,0 +1,221 @@
+"""Seeds become masks: AES in counter mode, added into an accumulator as it is made.
+
+The stream of a key is cut into segments of ``SEGMENT_BYTES``. Block j of segment s is
+
+    AES_K(s as 12 bytes || j + 2 as 4 bytes),        big-endian,
+
+which is AES-CTR from the initial counter block s || 00000002 [SP 800-38A] §6.5, and at the same time the ciphertext
+that AES-GCM gives for zeros under the nonce s [SP 800-38D] §7.1. Counter mode is the specification; GCM is the faster
+generator where the processor has wide carry-less multiplication, and a test holds the two equal. Any segment can be
+made without those before it, so any range of coordinates can be made alone.
+
+The stream is read as little-endian words of the ring's word size and reduced modulo 2^p. 2^p divides the range of a
+word, so the reduction keeps it uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from secagg.errors import InvalidParameters, Misuse
+from secagg.ring import Ring, RingVector, add_into, reduce_into, subtract_into
+from secagg.secret import Secret, overwrite
+
+SEGMENT_BYTES: Final = 1 << 18
+"""Part of the stream's definition, and small enough that a segment of zeros, of stream and of sum share a cache."""
+KEY_LIMIT_BYTES: Final = 1 << 36
+"""No key makes more stream than this, whatever it is asked for."""
+MASKS_PER_PASS: Final = 256
+"""Keys whose cipher states are held at once; the accumulator is read and written once for each such group."""
+_KEY_BYTES = (16, 32)
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_FIRST_COUNTER = (2).to_bytes(4, "big")
+_ZEROS = bytes(SEGMENT_BYTES)
+
+_Fill = Callable[[int, memoryview, memoryview], object]
+_Combine = Callable[[RingVector, RingVector], object]
+
+
+class Generator(Enum):
+    """Two ways to make the same stream."""
+
+    CTR = "ctr"
+    """The specification, as it is written."""
+    GCM = "gcm"
+    """The same bytes from the authenticated mode, whose tag is thrown away."""
+
+
+def segment_count(ring: Ring, length: int) -> int:
+    """Return how many segments of a key's stream a vector uses."""
+    return -(-length * ring.word_bytes // SEGMENT_BYTES)
+
+
+def expand(
+    key: Secret,
+    ring: Ring,
+    length: int,
+    *,
+    start: int = 0,
+    first_segment: int = 0,
+    generator: Generator = Generator.GCM,
+) -> RingVector:
+    """Return coordinates [start, start + length) of the mask that a key expands into."""
+    _check_range(ring, start, length, first_segment)
+    mask = ring.zeros(length)
+    accumulate(mask, ring, add=[key], subtract=[], start=start, first_segment=first_segment, generator=generator)
+    return mask
+
+
+def accumulate(
+    total: RingVector,
+    ring: Ring,
+    *,
+    add: Sequence[Secret],
+    subtract: Sequence[Secret],
+    start: int = 0,
+    first_segment: int = 0,
+    threads: int = 1,
+    generator: Generator = Generator.GCM,
+) -> None:
+    """Add and subtract the masks of many keys in place; no mask is ever held whole.
+
+    Args:
+        total: coordinates [start, start + total.size) of the vector; on return reduced modulo 2^p.
+        add: keys of 16 bytes (AES-128) or 32 bytes (AES-256) whose masks are added.
+        subtract: keys whose masks are subtracted.
+        start: the first coordinate that ``total`` holds.
+        first_segment: where in each key's stream the vector begins; vectors that share a key must not overlap.
+        threads: how many threads divide the coordinates among themselves.
+
+    Raises:
+        InvalidParameters: a key of another length, a range outside the stream, fewer than one thread.
+        Misuse: ``total`` is not a writeable, contiguous vector over the ring. Nothing was added in either case.
+
+    Security: a key is used for one mask, once. Two vectors under one mask reveal their difference.
+    """
+    _check_target(total, ring)
+    _check_range(ring, start, total.size, first_segment)
+    _check_keys([*add, *subtract])
+    if threads < 1:
+        raise InvalidParameters(f"threads is {threads}; it is at least 1")
+    signed_keys = [(add_into, key) for key in add] + [(subtract_into, key) for key in subtract]
+    job = _Job(ring, signed_keys, first_segment, generator)
+    parts = _cut_at_segments(start, total.size, job.words_per_segment, threads)
+    if len(parts) == 1:
+        job.run(total, start)
+        return
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for finished in [pool.submit(job.run, total[part], start + part.start) for part in parts]:
+            finished.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every thread does to its own part of the accumulator."""
+
+    ring: Ring
+    signed_keys: Sequence[tuple[_Combine, Secret]]
+    first_segment: int
+    generator: Generator
+
+    @property
+    def words_per_segment(self) -> int:
+        return SEGMENT_BYTES // self.ring.word_bytes
+
+    def run(self, total: RingVector, start: int) -> None:
+        """Accumulate all masks, a group of keys at a time; ``total`` begins at coordinate ``start``."""
+        widest = min(self.words_per_segment, start % self.words_per_segment + total.size) * self.ring.word_bytes
+        buffer = bytearray(widest + _TAG_BYTES)
+        try:
+            for first in range(0, max(1, len(self.signed_keys)), MASKS_PER_PASS):
+                group = self.signed_keys[first : first + MASKS_PER_PASS]
+                masks = [(combine, _filler(key, self.generator)) for combine, key in group]
+                self._pass(total, start, masks, buffer)
+        finally:
+            overwrite(buffer)
+
+    def _pass(
+        self, total: RingVector, start: int, masks: Sequence[tuple[_Combine, _Fill]], buffer: bytearray
+    ) -> None:
+        """Go through the segments, and in each through all masks while its part of the sum is in the cache."""
+        zeros, stream = memoryview(_ZEROS), memoryview(buffer)
+        words = np.frombuffer(buffer, dtype=self.ring.word, count=(len(buffer) - _TAG_BYTES) // self.ring.word_bytes)
+        position = 0
+        while position < total.size:
+            segment, skip = divmod(start + position, self.words_per_segment)
+            count = min(self.words_per_segment - skip, total.size - position)
+            filled = (skip + count) * self.ring.word_bytes
+            plain, made = zeros[:filled], stream[: filled + _TAG_BYTES]
+            chunk, mask = total[position : position + count], words[skip : skip + count]
+            for combine, fill in masks:
+                fill(self.first_segment + segment, plain, made)
+                combine(chunk, mask)
+            if self.ring.modulus_bits < self.ring.word_bits:
+                reduce_into(chunk, self.ring.modulus_bits)
+            position += count
+
+
+def _filler(key: Secret, generator: Generator) -> _Fill:
+    """Return a function that writes the beginning of a segment of the key's stream into a buffer."""
+    match generator:
+        case Generator.CTR:
+            initial = modes.CTR(bytes(_NONCE_BYTES) + _FIRST_COUNTER)
+            encryptor = Cipher(algorithms.AES(key.expose()), initial).encryptor()
+
+            def fill_by_ctr(segment: int, zeros: memoryview, stream: memoryview) -> None:
+                encryptor.reset_nonce(segment.to_bytes(_NONCE_BYTES, "big") + _FIRST_COUNTER)
+                encryptor.update_into(zeros, stream)
+
+            return fill_by_ctr
+        case Generator.GCM:
+            encrypt_into = AESGCM(key.expose()).encrypt_into
+
+            # Safe because: the nonce is the segment number, the plaintext is always zeros and the tag stays here, so
+            # making a segment again, as both ends of a pair do, gives the same bytes and reveals no second one.
+            def fill_by_gcm(segment: int, zeros: memoryview, stream: memoryview) -> None:
+                encrypt_into(segment.to_bytes(_NONCE_BYTES, "big"), zeros, None, stream)
+
+            return fill_by_gcm
+
+
+def _cut_at_segments(start: int, length: int, per_segment: int, parts: int) -> list[slice]:
+    """Divide [0, length) into at most ``parts`` ranges that meet where segments do."""
+    first, last = start // per_segment, -(-(start + length) // per_segment)
+    edges = {first + (last - first) * index // parts for index in range(parts + 1)}
+    inside = sorted(min(max(edge * per_segment - start, 0), length) for edge in edges)
+    return [slice(low, high) for low, high in pairwise(inside) if low < high] or [slice(0, 0)]
+
+
+def _check_target(total: RingVector, ring: Ring) -> None:
+    ring.require_form(total)
+    if not (total.flags.c_contiguous and total.flags.writeable):
+        raise Misuse("an accumulator is contiguous and writeable; pass a copy of the vector")
+
+
+def _check_range(ring: Ring, start: int, length: int, first_segment: int) -> None:
+    if min(start, length, first_segment) < 0:
+        raise InvalidParameters(
+            f"start, length and first_segment are not negative; got {start}, {length} and {first_segment}"
+        )
+    if (first_segment + segment_count(ring, start + length)) * SEGMENT_BYTES > KEY_LIMIT_BYTES:
+        raise InvalidParameters(
+            f"coordinates up to {start + length} from segment {first_segment} need more than {KEY_LIMIT_BYTES} bytes "
+            "of one key's stream; divide the vector among several keys"
+        )
+
+
+def _check_keys(keys: Sequence[Secret]) -> None:
+    for key in keys:
+        if len(key) not in _KEY_BYTES:
+            raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")
+        key.expose()

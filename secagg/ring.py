@@ -1,0 +1,340 @@
+"""Vectors over the ring of integers modulo 2^p, for p from 1 to 64.
+
+Two halves. ``Ring`` is what the library calls: it knows the word that holds an element and checks what it is given.
+The kernels below it are plain operators: they name no dtype and neither branch nor index on data, so that the same
+source runs on machine words and on solver terms.
+
+In memory an element occupies the smallest unsigned word that holds p bits, little-endian on every platform; on the
+wire it occupies exactly p bits, the first element in the lowest bits of the first byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+
+MAXIMUM_MODULUS_BITS = 64
+_PACK_BLOCK = 1 << 17
+"""Elements packed at a time: a block and its packed form stay in the second-level cache."""
+
+RingVector = npt.NDArray[np.unsignedinteger[Any]]
+SignedVector = npt.NDArray[np.signedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The integers modulo 2^``modulus_bits``, and vectors of them."""
+
+    modulus_bits: int
+
+    def __post_init__(self) -> None:
+        if type(self.modulus_bits) is not int or not 1 <= self.modulus_bits <= MAXIMUM_MODULUS_BITS:
+            raise InvalidParameters(f"modulus_bits is an integer in 1..{MAXIMUM_MODULUS_BITS}; got {self.modulus_bits!r}")
+
+    @property
+    def word_bits(self) -> int:
+        """The size of the word that holds one element in memory: 8, 16, 32 or 64."""
+        return max(8, 1 << (self.modulus_bits - 1).bit_length())
+
+    @property
+    def word_bytes(self) -> int:
+        """The same in bytes."""
+        return self.word_bits // 8
+
+    @property
+    def word(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The dtype of a vector over this ring."""
+        return np.dtype(f"<u{self.word_bytes}")
+
+    @property
+    def least(self) -> int:
+        """The smallest integer that the centred lift returns."""
+        return -(1 << (self.modulus_bits - 1))
+
+    @property
+    def greatest(self) -> int:
+        """The largest integer that the centred lift returns."""
+        return (1 << (self.modulus_bits - 1)) - 1
+
+    def zeros(self, length: int) -> RingVector:
+        """Return the zero vector."""
+        if length < 0:
+            raise InvalidParameters(f"a length is not negative; got {length}")
+        return np.zeros(length, dtype=self.word)
+
+    def from_integers(self, values: npt.ArrayLike) -> RingVector:
+        """Map integers in [least, greatest] to ring elements.
+
+        Raises:
+            Misuse: the values are not a one-dimensional array of integers; floats are quantised by a scheme first.
+            CapacityExceeded: a value lies outside the range, so that lifting it back would give another integer.
+        """
+        try:
+            array = np.asarray(values)
+        except ValueError:
+            raise Misuse("a ring vector is made from one dimension of integers; got rows of several lengths") from None
+        if array.size == 0 and array.ndim == 1:
+            return self.zeros(0)
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise Misuse(f"a ring vector is made from one dimension of integers; got {array.ndim} of {array.dtype}")
+        if int(array.min()) < self.least or int(array.max()) > self.greatest:
+            raise CapacityExceeded(
+                f"an input leaves [{self.least}, {self.greatest}], the range of {self.modulus_bits} bits; "
+                "clamp the inputs or choose a wider ring",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+            )
+        elements: RingVector = reduce(array.astype(self.word), self.modulus_bits)
+        return elements
+
+    def require_form(self, vector: Any, length: int | None = None) -> None:
+        """Refuse what is not one dimension of this ring's words, of this length where one is given.
+
+        Raises:
+            Misuse: the dtype, the number of dimensions or the length differ.
+        """
+        if getattr(vector, "dtype", None) != self.word or vector.ndim != 1:
+            raise Misuse(f"a vector over {self.modulus_bits} bits is one dimension of {self.word}; got {_form(vector)}")
+        if length is not None and vector.size != length:
+            raise Misuse(f"a vector of {length} elements is due; got {vector.size}")
+
+    def require_vector(self, vector: RingVector, length: int | None = None) -> RingVector:
+        """Return the vector if it is one over this ring, of this length where one is given.
+
+        Raises:
+            Misuse: as for ``require_form``.
+            CapacityExceeded: an element is not below 2^modulus_bits.
+        """
+        self.require_form(vector, length)
+        if self.modulus_bits < self.word_bits and vector.size and int(vector.max()) >> self.modulus_bits:
+            raise CapacityExceeded(
+                f"an element is not below 2^{self.modulus_bits}; make vectors with Ring.from_integers",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+            )
+        return vector
+
+    def add(self, left: RingVector, right: RingVector) -> RingVector:
+        """Return the sum of two vectors."""
+        self.require_form(left)
+        self.require_form(right, left.size)
+        total: RingVector = add(left, right, self.modulus_bits)
+        return total
+
+    def subtract(self, left: RingVector, right: RingVector) -> RingVector:
+        """Return the difference of two vectors."""
+        self.require_form(left)
+        self.require_form(right, left.size)
+        difference: RingVector = subtract(left, right, self.modulus_bits)
+        return difference
+
+    def sum(self, vectors: Iterable[RingVector], length: int) -> RingVector:
+        """Return the sum of any number of vectors of one length; memory stays at one vector."""
+        total = self.zeros(length)
+        for vector in vectors:
+            self.require_form(vector, length)
+            add_into(total, vector)
+        reduce_into(total, self.modulus_bits)
+        return total
+
+    def lift(self, vector: RingVector) -> SignedVector:
+        """Return the integers in [least, greatest] that the elements stand for."""
+        self.require_form(vector)
+        signed = np.dtype(f"<i{self.word_bytes}")
+        lifted: SignedVector = lift(reduce(vector, self.modulus_bits), self.modulus_bits).view(signed)
+        return lifted
+
+    def packed_bytes(self, length: int) -> int:
+        """Return how many bytes a packed vector of this length has."""
+        return (length * self.modulus_bits + 7) // 8
+
+    def pack(self, vector: RingVector) -> bytes:
+        """Write each element in exactly ``modulus_bits`` bits; the bits that fill the last byte are zero."""
+        self.require_vector(vector)
+        if self.modulus_bits == self.word_bits:
+            return vector.tobytes()
+        lanes, words = _group(self.modulus_bits, self.word_bits)
+        grouped = _padded(vector, lanes)
+        packed = np.empty((len(grouped), words), dtype=self.word)
+        for block in _blocks(len(grouped), lanes):
+            columns = pack_group(list(grouped[block].T), self.modulus_bits, self.word_bits)
+            for index, column in enumerate(columns):
+                packed[block, index] = column
+        return packed.view(np.uint8).reshape(-1)[: self.packed_bytes(vector.size)].tobytes()
+
+    def unpack(self, data: bytes | bytearray | memoryview, length: int) -> RingVector:
+        """Read ``length`` elements back.
+
+        Raises:
+            MalformedMessage: the number of bytes is not ``packed_bytes(length)``, checked before anything is
+                allocated, or a bit that fills the last byte is set.
+        """
+        data = memoryview(data)
+        self._require_packed(data, length)
+        if self.modulus_bits == self.word_bits:
+            return np.frombuffer(data, dtype=self.word).copy()
+        lanes, words = _group(self.modulus_bits, self.word_bits)
+        grouped = _padded(np.frombuffer(data, dtype=np.uint8), words * self.word_bytes).view(self.word)
+        unpacked = np.empty((len(grouped), lanes), dtype=self.word)
+        for block in _blocks(len(grouped), lanes):
+            columns = unpack_group(list(grouped[block].T), self.modulus_bits, self.word_bits)
+            for index, column in enumerate(columns):
+                unpacked[block, index] = column
+        return unpacked.reshape(-1)[:length]
+
+    def _require_packed(self, data: memoryview, length: int) -> None:
+        if length < 0:
+            raise InvalidParameters(f"a length is not negative; got {length}")
+        due = self.packed_bytes(length)
+        if data.nbytes != due:
+            reason = Reason.TRUNCATED if data.nbytes < due else Reason.TRAILING_BYTES
+            raise MalformedMessage(
+                f"{length} elements of {self.modulus_bits} bits are {due} bytes; got {data.nbytes}", reason=reason
+            )
+        spare = due * 8 - length * self.modulus_bits
+        if spare and data.cast("B")[-1] >> (8 - spare):
+            raise MalformedMessage("the bits that fill the last byte must be zero", reason=Reason.NOT_CANONICAL)
+
+
+def capacity(bits: int, modulus_bits: int) -> int:
+    """Return the largest total weight of ``bits``-bit codes whose sum cannot leave the ring.
+
+    A code is any integer in [-2^(bits-1), 2^(bits-1) - 1]. The bound is tight: one more client with every client at
+    the lower end leaves the ring.
+    """
+    Ring(modulus_bits)
+    if not 1 <= bits <= modulus_bits:
+        raise InvalidParameters(f"codes of {bits} bits do not fit a ring of {modulus_bits}; choose a wider ring")
+    return 1 << (modulus_bits - bits)
+
+
+def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
+    """Return the largest total weight of codes in [least, greatest] whose sum cannot leave the ring; tight."""
+    ring = Ring(modulus_bits)
+    if not least <= 0 <= greatest or least == greatest:
+        raise InvalidParameters(f"a range of codes holds zero and another value; got [{least}, {greatest}]")
+    bounds = [limit // bound for limit, bound in ((ring.least, least), (ring.greatest, greatest)) if bound]
+    return min(bounds)
+
+
+def require_capacity(total_weight: int, available: int) -> None:
+    """Refuse a total weight that the capacity of a scheme does not cover.
+
+    Raises:
+        CapacityExceeded: the sum could leave the ring.
+    """
+    if total_weight < 1:
+        raise InvalidParameters(f"a total weight is at least 1; got {total_weight}")
+    if total_weight > available:
+        raise CapacityExceeded(
+            f"a total weight of {total_weight} exceeds the capacity of {available}; use fewer clients, smaller "
+            "weights, fewer bits per code or a wider ring"
+        )
+
+
+def _form(value: Any) -> str:
+    return f"{value.ndim} of {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
+
+
+def _group(modulus_bits: int, word_bits: int) -> tuple[int, int]:
+    """Return the smallest number of elements that fills whole words, and how many words that is."""
+    common = gcd(modulus_bits, word_bits)
+    return word_bits // common, modulus_bits // common
+
+
+def _padded(flat: npt.NDArray[Any], row: int) -> npt.NDArray[Any]:
+    """Return the array as rows of one size, the last one filled with zeros."""
+    missing = -flat.size % row
+    filled = np.concatenate([flat, np.zeros(missing, dtype=flat.dtype)]) if missing else np.ascontiguousarray(flat)
+    return filled.reshape(-1, row)
+
+
+def _blocks(groups: int, lanes: int) -> Iterable[slice]:
+    step = max(1, _PACK_BLOCK // lanes)
+    return (slice(start, start + step) for start in range(0, groups, step))
+
+
+# --- Kernels ---------------------------------------------------------------------------------------------------------
+
+Words = Any
+"""Arrays of unsigned words, or of solver terms: + and - wrap at word_bits, << drops what leaves the word, >> is logical."""
+
+
+def low_bits(count: int) -> int:
+    """Return the word whose lowest ``count`` bits are set."""
+    return (1 << count) - 1
+
+
+def reduce(words: Words, modulus_bits: int) -> Words:
+    """Reduce modulo 2^p; two's complement words become their representatives in [0, 2^p)."""
+    return words & low_bits(modulus_bits)
+
+
+def add(left: Words, right: Words, modulus_bits: int) -> Words:
+    """Add modulo 2^p; the word may wrap, because 2^p divides 2^word_bits."""
+    return (left + right) & low_bits(modulus_bits)
+
+
+def subtract(left: Words, right: Words, modulus_bits: int) -> Words:
+    """Subtract modulo 2^p."""
+    return (left - right) & low_bits(modulus_bits)
+
+
+def add_into(total: Words, words: Words) -> Words:
+    """Add in place without reducing; any number of additions may wrap the word before ``reduce_into``."""
+    total += words
+    return total
+
+
+def subtract_into(total: Words, words: Words) -> Words:
+    """Subtract in place without reducing."""
+    total -= words
+    return total
+
+
+def reduce_into(total: Words, modulus_bits: int) -> Words:
+    """Reduce modulo 2^p in place."""
+    total &= low_bits(modulus_bits)
+    return total
+
+
+def lift(element: Words, modulus_bits: int) -> Words:
+    """Map a representative in [0, 2^p) to the two's complement word in [-2^(p-1), 2^(p-1))."""
+    half = 1 << (modulus_bits - 1)
+    return (element ^ half) - half
+
+
+def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
+    """Write the lanes, p bits each, one after another into words of word_bits bits, lowest bits first."""
+    packed = list[Words]()
+    for index in range(len(lanes) * modulus_bits // word_bits):
+        start = word_bits * index
+        first, last = start // modulus_bits, (start + word_bits - 1) // modulus_bits
+        word = _shifted(lanes[first], modulus_bits * first - start)
+        for lane in range(first + 1, last + 1):
+            word = word | _shifted(lanes[lane], modulus_bits * lane - start)
+        packed.append(word)
+    return packed
+
+
+def unpack_group(words: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
+    """Read the lanes of p bits back out of the words; the inverse of ``pack_group``."""
+    lanes = list[Words]()
+    for index in range(len(words) * word_bits // modulus_bits):
+        start = modulus_bits * index
+        first, last = start // word_bits, (start + modulus_bits - 1) // word_bits
+        lane = _shifted(words[first], word_bits * first - start)
+        for word in range(first + 1, last + 1):
+            lane = lane | _shifted(words[word], word_bits * word - start)
+        lanes.append(lane & low_bits(modulus_bits))
+    return lanes
+
+
+def _shifted(word: Words, by: int) -> Words:
+    """Shift left by a public amount, right where it is negative."""
+    return word << by if by >= 0 else word >> -by
