@@ -1,0 +1,159 @@
+"""X25519 key pairs, and the keys that two clients derive from them.
+
+A raw Diffie-Hellman output is never a key: it goes through HKDF with the session context as salt and with the label,
+the roles and both public keys as info, so that a client shown another roster, another peer key or another direction
+derives another key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
+
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.identifiers import AttemptContext, ClientId, SessionContext
+from secagg.key_derivation import derive, expand
+from secagg.labels import Label
+from secagg.secret import Confined, Secret
+
+ROOT_BYTES: Final = 32
+X25519_BYTES: Final = 32
+KEY_BYTES: Final = 32
+"""The length of a pairwise seed and of a channel key."""
+_FIELD = 2**255 - 19
+_LOW_ORDER = frozenset(
+    {
+        0,
+        1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+        _FIELD - 1,
+    }
+)
+"""The u-coordinates of the points of order 1, 2, 4 and 8 on the curve and on its twist [RFC 7748] §7."""
+
+
+class KeyRole(Enum):
+    """What a key pair is for; a client has one of each, from independent roots."""
+
+    CHANNEL = "channel"
+    """Carries shares from client to client."""
+    MASK = "mask"
+    """Agrees on pairwise masks; its root is what the shares recover after a dropout."""
+
+
+_X25519_LABELS = {KeyRole.CHANNEL: Label.CHANNEL_X25519_KEY, KeyRole.MASK: Label.MASK_X25519_KEY}
+
+
+@dataclass(frozen=True, slots=True)
+class X25519PublicKey:
+    """A public key in its one canonical encoding, of a point that is not of low order."""
+
+    encoded: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what is not 32 bytes, not canonical, or of low order.
+
+        Implements: [RFC 7748] §5 and §6.1.
+        Raises:
+            MalformedMessage: of another length, or a second encoding of a key: u + p, or with the top bit set. The
+                backend accepts all three encodings, which would void any check that keys are distinct.
+            PeerMisbehaved: a low-order point, which makes the shared secret a constant.
+        """
+        if len(self.encoded) != X25519_BYTES:
+            reason = Reason.TRUNCATED if len(self.encoded) < X25519_BYTES else Reason.TRAILING_BYTES
+            raise MalformedMessage(f"a public key has {X25519_BYTES} bytes; got {len(self.encoded)}", reason=reason)
+        coordinate = int.from_bytes(self.encoded, "little")
+        if coordinate >= _FIELD:
+            raise MalformedMessage(
+                "the public key is not in canonical form; encode u below 2^255 - 19 with the top bit clear",
+                reason=Reason.PUBLIC_KEY_NOT_CANONICAL,
+            )
+        if coordinate in _LOW_ORDER:
+            raise PeerMisbehaved("the public key is a point of low order", reason=Reason.PUBLIC_KEY_LOW_ORDER)
+
+
+RosterEntry = tuple[ClientId, X25519PublicKey]
+"""A client and the public key that the roster of the session gives it."""
+
+
+class X25519KeyPair(Confined):
+    """A key pair that is derived from a root, so that recovering the root recovers the pair."""
+
+    def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
+        """Derive the pair.
+
+        Deviation: [BIK+17] shares the private key itself; here a root is shared and the key pair follows from it, so
+        that one share format serves every suite. The derivation is bound to the attempt and not to the session, whose
+        context holds the roster and with it this very public key.
+
+        Args:
+            root: 32 uniform bytes; the caller keeps it and wipes it.
+            role: what the pair is for.
+            attempt: the attempt that the pair belongs to; another attempt derives another pair.
+        """
+        if len(root) != ROOT_BYTES:
+            raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
+        self.role = role
+        with expand("x25519_private_key", X25519_BYTES, root, _X25519_LABELS[role], attempt.digest) as scalar:
+            private = X25519PrivateKey.from_private_bytes(scalar.expose())
+        self._private: X25519PrivateKey | None = private
+        self.public_key = X25519PublicKey(private.public_key().public_bytes_raw())
+
+    def pairwise_seed(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
+        """Return the seed that both clients of a pair derive, whichever of them calls.
+
+        Implements: [BIK+17] Fig. 4, Round 2, the key agreement of s_{u,v}.
+        """
+        low, high = sorted([(own_id, self.public_key), peer], key=lambda entry: entry[0])
+        return self._derive("pairwise_seed", KeyRole.MASK, peer, context, Label.PAIRWISE_SEED, (low, high))
+
+    def channel_key_to(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
+        """Return the key under which this client seals its one message to the peer."""
+        ends = ((own_id, self.public_key), peer)
+        return self._derive("channel_key", KeyRole.CHANNEL, peer, context, Label.CHANNEL_KEY, ends)
+
+    def channel_key_from(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
+        """Return the key under which the peer seals its one message to this client."""
+        ends = (peer, (own_id, self.public_key))
+        return self._derive("channel_key", KeyRole.CHANNEL, peer, context, Label.CHANNEL_KEY, ends)
+
+    def wipe(self) -> None:
+        """Give up the private key; the backend frees it."""
+        self._private = None
+
+    def _derive(  # noqa: PLR0913, PLR0917 -- everything that a key is bound to
+        self,
+        kind: str,
+        role: KeyRole,
+        peer: RosterEntry,
+        context: SessionContext,
+        label: Label,
+        ends: tuple[RosterEntry, RosterEntry],
+    ) -> Secret:
+        if self.role is not role:
+            raise Misuse(f"this key pair is for the {self.role.value} role; use the {role.value} key pair here")
+        (first, first_key), (second, second_key) = ends
+        if first == second:
+            raise Misuse(f"{first} agrees on no key with itself; leave it out of its own neighbours")
+        parts = (first.encode(), second.encode(), first_key.encoded, second_key.encoded)
+        with self._exchange(peer[1]) as shared_secret:
+            return derive(kind, KEY_BYTES, shared_secret, context.digest, label, *parts)
+
+    def _exchange(self, peer_key: X25519PublicKey) -> Secret:
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        if peer_key == self.public_key:
+            raise PeerMisbehaved("the peer presents this client's own public key", reason=Reason.PUBLIC_KEY_REUSED)
+        try:
+            return Secret("shared_secret", self._private.exchange(BackendPublicKey.from_public_bytes(peer_key.encoded)))
+        except ValueError:
+            # The backend refuses an all-zero output; the constructor of the peer's key has refused its cause before.
+            raise PeerMisbehaved("the public key is a point of low order", reason=Reason.PUBLIC_KEY_LOW_ORDER) from None
+
+    def __repr__(self) -> str:
+        return f"<X25519KeyPair {self.role.value}>"
