@@ -1,0 +1,102 @@
+"""Fixed-point numbers in a wide ring: for what is sent uncompressed, such as biases, norms and unpruned values."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.entropy import Coins
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.ring import Ring, capacity_between, require_capacity
+
+Floats = npt.NDArray[np.float64]
+MAXIMUM_FRACTION_BITS: Final = 52
+MAXIMUM_STEPS: Final = (1 << 52) - 1
+"""Every integer up to here is a float64, so clipping and rounding give the integer that is meant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPoint:
+    """A vector of floats as integers of step 2^-fraction_bits, clipped to [-clip, clip].
+
+    The error of a decoded sum is at most half a step for each contributor, plus what clipping took away.
+    """
+
+    length: int
+    clip: float
+    fraction_bits: int
+    modulus_bits: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise InvalidParameters(f"clip is a positive number; got {self.clip}")
+        if not 0 <= self.fraction_bits <= MAXIMUM_FRACTION_BITS:
+            raise InvalidParameters(f"fraction_bits lies in 0..{MAXIMUM_FRACTION_BITS}; got {self.fraction_bits}")
+        if not 1 <= self.bound <= MAXIMUM_STEPS:
+            raise InvalidParameters(
+                f"clip {self.clip} at {self.fraction_bits} fraction bits is {self.bound} steps; it lies in 1..2^52 - 1"
+            )
+        if self.bound > Ring(self.modulus_bits).greatest:
+            raise CapacityExceeded(
+                f"one value of {self.bound} steps leaves a ring of {self.modulus_bits} bits; use fewer fraction bits, "
+                "a smaller clip or a wider ring"
+            )
+
+    @property
+    def bound(self) -> int:
+        """The largest integer that a value is encoded as."""
+        return round(math.ldexp(self.clip, self.fraction_bits))
+
+    @property
+    def layout(self) -> Layout:
+        """One ring segment."""
+        return Layout((RingSegment(self.modulus_bits, self.length),))
+
+    @property
+    def version(self) -> bytes:
+        """The digest of all parameters."""
+        encoded = struct.pack(">QdII", self.length, self.clip, self.fraction_bits, self.modulus_bits)
+        return public_parameters_digest("fixed_point", encoded)
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight that fits when every contributor is at the clip."""
+        return capacity_between(-self.bound, self.bound, self.modulus_bits)
+
+    def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
+        """Clip, scale and round to nearest, ties to even.
+
+        Raises:
+            Misuse: the update is not a vector of floats of this length.
+            CapacityExceeded: a value is NaN or infinite.
+        """
+        if update.dtype.kind != "f" or update.shape != (self.length,):
+            raise Misuse(
+                f"an update is one dimension of {self.length} floats; got {update.dtype} of shape {update.shape}"
+            )
+        if not np.isfinite(update).all():
+            raise CapacityExceeded(
+                "an update holds NaN or infinity; skip this client or repair its training",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+            )
+        scaled = np.rint(np.ldexp(np.clip(update.astype(np.float64), -self.clip, self.clip), self.fraction_bits))
+        return Payload(self.layout, (Ring(self.modulus_bits).from_integers(scaled.astype(np.int64)),))
+
+    def decode(self, aggregate: Aggregate) -> Floats:
+        """Return the sum of the contributors' clipped and rounded updates.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
+        """
+        if aggregate.layout != self.layout:
+            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+        require_capacity(aggregate.total_weight, self.capacity)
+        sums = Ring(self.modulus_bits).lift(aggregate.values[0])
+        return np.ldexp(sums.astype(np.float64), -self.fraction_bits)

@@ -1,0 +1,392 @@
+"""What compression and protocols share: layouts, payloads, aggregates, and the contract of a linear decoder.
+
+A scheme turns a model update into a ``Payload`` of a declared ``Layout``; a protocol turns many payloads into one
+``Aggregate`` of the same layout; the scheme decodes the aggregate. A protocol never asks which scheme made a payload,
+and a scheme never asks which protocol carries it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.entropy import Coins
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.labels import Label, bind
+from secagg.ring import Ring, RingVector, low_bits
+from secagg.wire import Reader, Writer
+
+MAXIMUM_SEGMENTS: Final = 1 << 16
+MAXIMUM_LENGTH: Final = 1 << 40
+LEAST_CODEWORDS: Final = 2
+MAXIMUM_CODEWORDS: Final = 1 << 16
+MAXIMUM_WEIGHT: Final = 1 << 47
+"""Small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
+DIGEST_BYTES: Final = 32
+LAYOUT_KIND: Final = 1
+PAYLOAD_KIND: Final = 2
+AGGREGATE_KIND: Final = 3
+
+Histogram = npt.NDArray[np.uint64]
+Update = TypeVar("Update")
+
+
+class _Tag(IntEnum):
+    RING = 1
+    INDEX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RingSegment:
+    """A run of elements of Z_{2^modulus_bits}; the aggregate is their sum, coordinate by coordinate."""
+
+    modulus_bits: int
+    length: int
+
+    def __post_init__(self) -> None:
+        Ring(self.modulus_bits)
+        _require_length("length", self.length)
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of the elements."""
+        return Ring(self.modulus_bits)
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes one client's values have on the wire."""
+        return self.ring.packed_bytes(self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSegment:
+    """A run of blocks, each an index into ``codewords``; the aggregate is a histogram for each block."""
+
+    codewords: int
+    blocks: int
+
+    def __post_init__(self) -> None:
+        if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
+            raise InvalidParameters(f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}")
+        _require_length("blocks", self.blocks)
+
+    @property
+    def ring(self) -> Ring:
+        """The ring whose elements have exactly the bits of one index; only packing uses it."""
+        return Ring((self.codewords - 1).bit_length())
+
+    @property
+    def length(self) -> int:
+        """How many indices one client has."""
+        return self.blocks
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes one client's indices have on the wire."""
+        return self.ring.packed_bytes(self.blocks)
+
+
+Segment = RingSegment | IndexSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The segments of an update, in order; part of a session's configuration."""
+
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
+            raise InvalidParameters(f"a layout has 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes the values of one client have on the wire, without headers."""
+        return sum(segment.payload_bytes for segment in self.segments)
+
+    @property
+    def digest(self) -> bytes:
+        """The digest that sessions and payloads are bound to."""
+        return hashlib.sha256(bind(Label.LAYOUT_DIGEST, self.encode())).digest()
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(LAYOUT_KIND).integer(len(self.segments), 4)
+        for segment in self.segments:
+            match segment:
+                case RingSegment():
+                    writer.integer(_Tag.RING, 1).integer(segment.modulus_bits, 4).integer(segment.length, 8)
+                case IndexSegment():
+                    writer.integer(_Tag.INDEX, 1).integer(segment.codewords, 4).integer(segment.blocks, 8)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Layout:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, LAYOUT_KIND)
+        count = reader.integer(4)
+        if count > MAXIMUM_SEGMENTS:
+            raise MalformedMessage(
+                f"a layout declares {count} segments and {MAXIMUM_SEGMENTS} is the limit",
+                reason=Reason.LENGTH_OVER_LIMIT,
+            )
+        try:
+            layout = cls(tuple(_decode_segment(reader) for _ in range(count)))
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the layout is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
+        reader.finish()
+        return layout
+
+    def require_rings(self) -> tuple[RingSegment, ...]:
+        """Return the segments if all are rings, for a protocol that can sum and cannot count.
+
+        Raises:
+            InvalidParameters: a segment holds indices.
+        """
+        for position, segment in enumerate(self.segments):
+            if isinstance(segment, IndexSegment):
+                raise InvalidParameters(
+                    f"segment {position} holds indices, which this protocol cannot aggregate; choose a scheme without "
+                    "codebooks, or a protocol with secure indexing"
+                )
+        return cast("tuple[RingSegment, ...]", self.segments)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """One client's values for a layout: ring elements, or indices, segment by segment."""
+
+    layout: Layout
+    values: tuple[RingVector, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Check every value against its segment.
+
+        Raises:
+            Misuse: wrong number, dtype or length of vectors.
+            CapacityExceeded: a value is not below its modulus or its number of codewords.
+        """
+        if len(self.values) != len(self.layout.segments):
+            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} vectors")
+        for segment, vector in zip(self.layout.segments, self.values, strict=True):
+            segment.ring.require_vector(vector, segment.length)
+            if not _indices_are_below(segment, vector):
+                raise CapacityExceeded(
+                    "an index is not below the number of codewords", reason=Reason.INPUT_OUT_OF_RANGE
+                )
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding: the layout's digest and each segment at exactly its bits per value."""
+        writer = Writer(PAYLOAD_KIND).fixed(self.layout.digest, DIGEST_BYTES)
+        for segment, vector in zip(self.layout.segments, self.values, strict=True):
+            writer.fixed(segment.ring.pack(vector), segment.payload_bytes)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, layout: Layout) -> Payload:
+        """Read a payload of a known layout back.
+
+        Raises:
+            MalformedMessage: another layout, an index over the codebook, or anything ``encode`` would not have written.
+        """
+        reader = Reader(message, PAYLOAD_KIND)
+        _require_digest(reader.fixed(DIGEST_BYTES), layout)
+        packed = [reader.fixed(segment.payload_bytes) for segment in layout.segments]
+        reader.finish()
+        values = list[RingVector]()
+        for segment, data in zip(layout.segments, packed, strict=True):
+            vector = segment.ring.unpack(data, segment.length)
+            if not _indices_are_below(segment, vector):
+                raise MalformedMessage("an index is not below the number of codewords", reason=Reason.NOT_CANONICAL)
+            values.append(vector)
+        return cls(layout, tuple(values))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aggregate:
+    """The group's sum for a layout: ring sums and histograms, over how many clients and which total weight."""
+
+    layout: Layout
+    values: tuple[RingVector | Histogram, ...] = field(repr=False)
+    contributors: int
+    total_weight: int
+
+    def __post_init__(self) -> None:
+        """Check the shapes, and that every histogram counts every contributor's weight once."""
+        if len(self.values) != len(self.layout.segments):
+            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} sums")
+        if not 1 <= self.contributors <= self.total_weight <= MAXIMUM_WEIGHT:
+            raise InvalidParameters(
+                f"{self.contributors} contributors of total weight {self.total_weight}: each weighs at least 1, and "
+                f"the total is at most {MAXIMUM_WEIGHT}"
+            )
+        for segment, value in zip(self.layout.segments, self.values, strict=True):
+            match segment:
+                case RingSegment():
+                    segment.ring.require_vector(value, segment.length)
+                case IndexSegment():
+                    _require_histogram(value, segment, self.total_weight)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding; a histogram's counters have exactly the bits of the total weight."""
+        writer = Writer(AGGREGATE_KIND).fixed(self.layout.digest, DIGEST_BYTES)
+        writer.integer(self.contributors, 8).integer(self.total_weight, 8)
+        for segment, value in zip(self.layout.segments, self.values, strict=True):
+            ring = _aggregate_ring(segment, self.total_weight)
+            packed = ring.pack(value.reshape(-1).astype(ring.word, copy=False))
+            writer.fixed(packed, len(packed))
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, layout: Layout) -> Aggregate:
+        """Read an aggregate of a known layout back.
+
+        Raises:
+            MalformedMessage: another layout, impossible counts, or anything ``encode`` would not have written.
+        """
+        reader = Reader(message, AGGREGATE_KIND)
+        _require_digest(reader.fixed(DIGEST_BYTES), layout)
+        contributors, total_weight = reader.integer(8), reader.integer(8)
+        if not 1 <= contributors <= total_weight <= MAXIMUM_WEIGHT:
+            raise MalformedMessage(
+                f"{contributors} contributors cannot have total weight {total_weight}", reason=Reason.NOT_CANONICAL
+            )
+        rings = [_aggregate_ring(segment, total_weight) for segment in layout.segments]
+        lengths = [_aggregate_length(segment) for segment in layout.segments]
+        packed = [reader.fixed(ring.packed_bytes(length)) for ring, length in zip(rings, lengths, strict=True)]
+        reader.finish()
+        values = list[RingVector | Histogram]()
+        for segment, ring, length, data in zip(layout.segments, rings, lengths, packed, strict=True):
+            flat = ring.unpack(data, length)
+            values.append(flat if isinstance(segment, RingSegment) else _histogram(flat, segment))
+        try:
+            return cls(layout, tuple(values), contributors, total_weight)
+        except CapacityExceeded as error:
+            raise MalformedMessage(f"the aggregate is impossible: {error}", reason=Reason.NOT_CANONICAL) from None
+
+
+class LinearDecoder(Protocol[Update]):
+    """What a compression scheme signs: decoding the sum of payloads gives the sum of the decoded payloads.
+
+    The law holds exactly in the integers, before the one multiplication by a float. One object stands for one scheme
+    with one set of public parameters (scales, codebook, mask seed); refreshing them makes another object with another
+    ``version``, so an update that was encoded under old parameters cannot be decoded under new ones.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """The segments that ``encode`` produces; fixed by the public parameters."""
+        ...
+
+    @property
+    def version(self) -> bytes:
+        """The digest of the scheme's name and public parameters."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight whose sum cannot leave any ring of the layout."""
+        ...
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        """Compress one client's update; the coins drive stochastic rounding and nothing else."""
+        ...
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        """Return the sum of the contributors' updates, each as often as its weight says."""
+        ...
+
+
+def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequence[int] | None = None) -> Aggregate:
+    """Return what every protocol must compute, from payloads in the clear.
+
+    It is the reference that tests compare protocols with; it protects nobody.
+    """
+    used = [1] * len(payloads) if weights is None else list(weights)
+    if len(used) != len(payloads) or not payloads or min(used) < 1:
+        raise InvalidParameters("give at least one payload, and one weight of at least 1 for each payload")
+    for payload in payloads:
+        if payload.layout != layout:
+            raise Misuse("a payload belongs to another layout; encode all of them with one decoder object")
+    values = tuple(
+        _ideal_segment(segment, [payload.values[position] for payload in payloads], used)
+        for position, segment in enumerate(layout.segments)
+    )
+    return Aggregate(layout, values, len(payloads), sum(used))
+
+
+def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:
+    """Return the version stamp of a scheme's public parameters in their canonical encoding."""
+    return hashlib.sha256(bind(Label.PUBLIC_PARAMETERS_DIGEST, scheme.encode(), parameters)).digest()
+
+
+def _ideal_segment(segment: Segment, vectors: list[RingVector], weights: list[int]) -> RingVector | Histogram:
+    match segment:
+        case RingSegment():
+            modulus_mask, word = low_bits(segment.modulus_bits), segment.ring.word.type
+            weighted = (vector * word(weight & modulus_mask) for vector, weight in zip(vectors, weights, strict=True))
+            return segment.ring.sum(weighted, segment.length)
+        case IndexSegment():
+            histogram = np.zeros((segment.blocks, segment.codewords), dtype=np.uint64)
+            rows = np.arange(segment.blocks)
+            for vector, weight in zip(vectors, weights, strict=True):
+                histogram[rows, vector] += np.uint64(weight)
+            return histogram
+
+
+def _decode_segment(reader: Reader) -> Segment:
+    tag, first, second = reader.integer(1), reader.integer(4), reader.integer(8)
+    match tag:
+        case _Tag.RING:
+            return RingSegment(first, second)
+        case _Tag.INDEX:
+            return IndexSegment(first, second)
+        case _:
+            raise MalformedMessage(f"{tag} is not the tag of a segment", reason=Reason.NOT_CANONICAL)
+
+
+def _require_length(name: str, value: int) -> None:
+    if type(value) is not int or not 1 <= value <= MAXIMUM_LENGTH:
+        raise InvalidParameters(f"{name} is an integer in 1..2^40; got {value!r}")
+
+
+def _require_digest(digest: bytes, layout: Layout) -> None:
+    if digest != layout.digest:
+        raise MalformedMessage("the message was made for another layout", reason=Reason.LAYOUT_MISMATCH)
+
+
+def _indices_are_below(segment: Segment, vector: RingVector) -> bool:
+    return not isinstance(segment, IndexSegment) or int(vector.max()) < segment.codewords
+
+
+def _aggregate_ring(segment: Segment, total_weight: int) -> Ring:
+    return segment.ring if isinstance(segment, RingSegment) else Ring(total_weight.bit_length())
+
+
+def _aggregate_length(segment: Segment) -> int:
+    return segment.length if isinstance(segment, RingSegment) else segment.blocks * segment.codewords
+
+
+def _histogram(flat: RingVector, segment: IndexSegment) -> Histogram:
+    return flat.astype(np.uint64).reshape(segment.blocks, segment.codewords)
+
+
+def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, total_weight: int) -> None:
+    if value.dtype != np.uint64 or value.shape != (segment.blocks, segment.codewords):
+        raise Misuse(
+            f"a histogram is uint64 of shape {(segment.blocks, segment.codewords)}; got {value.dtype} of {value.shape}"
+        )
+    if int(value.max()) > total_weight or (value.sum(axis=1) != total_weight).any():
+        raise CapacityExceeded(
+            f"a block's histogram does not add up to the total weight {total_weight}", reason=Reason.INPUT_OUT_OF_RANGE
+        )
