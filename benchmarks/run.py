@@ -1,0 +1,52 @@
+"""Take every measurement, print a table, and write the figures as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+import mask_expansion
+import packing
+import shamir
+from figures import Figure, machine
+
+SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
+    "mask expansion": mask_expansion.measure,
+    "packing": packing.measure,
+    "secret sharing": shamir.measure,
+}
+
+
+def main() -> None:
+    """Run the suites that were asked for; all of them by default."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES)} (default: all)")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    options = parser.parse_args()
+    if unknown := set(options.suites) - set(SUITES):
+        parser.error(f"{', '.join(sorted(unknown))}: no such suite; choose from {', '.join(SUITES)}")
+    host = machine()
+    print(", ".join(host.values()))
+    print(f"{'figure':<62} {'value':>9} {'unit':<6} {'target':<8} verdict")
+    figures = list[Figure]()
+    started = perf_counter()
+    for name in options.suites or SUITES:
+        print(f"-- {name}")
+        for figure in SUITES[name]():
+            figures.append(figure)
+            line = f"{figure.name:<62} {figure.value:>9.3f} {figure.unit:<6} {figure.target:<8} {figure.verdict}"
+            print(f"{line} {figure.note}".rstrip(), flush=True)
+    print(f"{len(figures)} figures in {perf_counter() - started:.0f} s")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        rows = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
+        options.json.write_text(json.dumps({"machine": host, "figures": rows}, indent=2) + "\n")
+        print(f"written to {options.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The ``secagg`` command: it reads arguments and calls the library."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from secagg.errors import SecAggError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except SecAggError as error:
+        print(f"secagg: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="secagg", description="Secure aggregation for federated learning.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser("demo", help="one masked sum with dropouts, in memory, with a picture of who sees what")
+    demo.add_argument("--clients", type=int, default=12, help="how many clients take part (default: %(default)s)")
+    demo.add_argument("--drop", type=int, default=2, help="how many of them vanish before they upload")
+    demo.add_argument("--out", type=Path, default=Path("secagg-demo"), help="where the picture and the report go")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from secagg.cli.demo import run_demo
+
+    return run_demo(clients=options.clients, drop=options.drop, out=options.out)

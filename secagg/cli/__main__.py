@@ -1,0 +1,8 @@
+"""``python -m secagg.cli`` is the ``secagg`` command."""
+
+import sys
+
+from secagg.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
