@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,8 +11,8 @@ from multiprocessing.connection import Connection
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from figures import Figure, best_seconds
 
+from figures import Figure, best_seconds
 from secagg.entropy import SystemCoins
 from secagg.mask_expansion import SEGMENT_BYTES, Generator, accumulate
 from secagg.ring import Ring, RingVector
@@ -87,10 +88,7 @@ def _narrow_words(keys: list[Secret]) -> Iterator[Figure]:
     rings = {bits: Ring(bits) for bits in (8, 16, 32)}
     totals = {bits: ring.zeros(1 << 20) for bits, ring in rings.items()}
     seconds = best_seconds(
-        {
-            str(bits): partial(accumulate, totals[bits], ring, add=keys, subtract=[])
-            for bits, ring in rings.items()
-        },
+        {str(bits): partial(accumulate, totals[bits], ring, add=keys, subtract=[]) for bits, ring in rings.items()},
         ROUNDS,
     )
     for bits in (8, 16):
@@ -121,33 +119,31 @@ def _raw_gcm(keys: list[Secret], stream_bytes: int, chunk: int) -> None:
 
 
 @contextmanager
-def _two_processes(keys: list[Secret], generator: Generator) -> Iterator[Callable[[], object]]:
+def _two_processes(keys: list[Secret], generator: Generator) -> abc.Generator[Callable[[], object]]:
     """Yield a function that lets two waiting processes do half of the vector each."""
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe() for _ in range(2)]
-    processes = [
-        fork.Process(target=_serve_half, args=(theirs, keys, generator), daemon=True) for _, theirs in pipes
-    ]
+    processes = [fork.Process(target=_serve_half, args=(theirs, keys, generator), daemon=True) for _, theirs in pipes]
     for process in processes:
         process.start()
 
     def run() -> None:
         for ours, _ in pipes:
-            ours.send(True)
+            ours.send("work")
         for ours, _ in pipes:
             ours.recv()
 
     yield run
     for (ours, _), process in zip(pipes, processes, strict=True):
-        ours.send(False)
+        ours.send("stop")
         process.join()
 
 
 def _serve_half(pipe: Connection[object, object], keys: list[Secret], generator: Generator) -> None:
     half = RING.zeros(1 << 19)
-    while pipe.recv():
+    while pipe.recv() == "work":
         _fused(half, keys, generator, 1)
-        pipe.send(True)
+        pipe.send("done")
 
 
 assert SEGMENT_BYTES in RAW_CHUNKS, "the floor must be measured at the library's own segment size too"

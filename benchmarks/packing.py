@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from figures import Figure, best_seconds
 
+from figures import Figure, best_seconds
 from secagg.entropy import SystemCoins
 from secagg.mask_expansion import expand
 from secagg.ring import Ring
@@ -40,8 +40,8 @@ def measure() -> Iterator[Figure]:
             at_least=0.8,
             note=f"at {slowest} bits",
         )
-        for bits in ("4", "12", "20", "32"):
-            yield Figure(name=f"{name}, {bits} bits", value=speeds[bits], unit="GB/s")
+        for width in ("4", "12", "20", "32"):
+            yield Figure(name=f"{name}, {width} bits", value=speeds[width], unit="GB/s")
 
 
 def _pack(ring: Ring, vector: npt.NDArray[np.uint32]) -> bytes:

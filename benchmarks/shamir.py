@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from figures import Figure, best_seconds
-
 from secagg import shamir
 from secagg.entropy import SystemCoins
 from secagg.prime_field import random_root
@@ -27,7 +26,7 @@ def measure() -> Iterator[Figure]:
     damaged = [Share(share.point, random_root("wrong share", coins)) for share in shares[:WRONG]] + shares[WRONG:]
     split = partial(shamir.split_many, roots, threshold=THRESHOLD, holders=HOLDERS, coins=coins)
     targets = {"split two secrets, t=67 of n=100": 2.0, "reconstruct from 67 shares": 1.5}
-    contenders = {
+    contenders: dict[str, Callable[[], object]] = {
         "split two secrets, t=67 of n=100": split,
         "reconstruct from 67 shares": partial(shamir.reconstruct, present, threshold=THRESHOLD),
         "combine 67 shares, weights at hand": partial(weights.combine, present),

@@ -66,9 +66,7 @@ class SealingKey(Confined):
         try:
             key = self._unspent.pop()
         except IndexError:
-            raise Misuse(
-                "this key has sealed its one message; derive a new one", reason=Reason.ALREADY_SPENT
-            ) from None
+            raise Misuse("this key has sealed its one message; derive a new one", reason=Reason.ALREADY_SPENT) from None
         # Safe because: the nonce is fixed per message kind, and a key seals exactly one message: taking the key out of
         # the list is one atomic step, so two threads cannot both have it.
         with key:

@@ -73,7 +73,9 @@ class IndexSegment:
 
     def __post_init__(self) -> None:
         if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
-            raise InvalidParameters(f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}")
+            raise InvalidParameters(
+                f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
+            )
         _require_length("blocks", self.blocks)
 
     @property

@@ -117,9 +117,7 @@ class HybridKeyPair(Confined):
             mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
         )
 
-    def open(
-        self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = ()
-    ) -> Secret:
+    def open(self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = ()) -> Secret:
         """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
 
         Raises:
@@ -178,8 +176,8 @@ def open_edge_seed(
     """
     if receiver_pair.role is not KeyRole.MASK:
         raise Misuse(f"{receiver_pair!r} opens no edge seed; use the client's mask key pair")
-    info, culprits = _edge_info(sender, receiver, context), {sender, ServerId()}
-    return receiver_pair.open("pairwise_seed", sealed, KEY_BYTES, info, culprits=culprits)
+    info = _edge_info(sender, receiver, context)
+    return receiver_pair.open("pairwise_seed", sealed, KEY_BYTES, info, culprits=(sender, ServerId()))
 
 
 def _edge_info(sender: ClientId, receiver: ClientId, context: SessionContext) -> bytes:

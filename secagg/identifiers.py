@@ -67,4 +67,4 @@ class SessionContext:
 
 def _require_context_length(digest: bytes) -> None:
     if type(digest) is not bytes or len(digest) != CONTEXT_BYTES:
-        raise InvalidParameters(f"a context is a digest, {CONTEXT_BYTES} bytes; got {len(digest)} of {type(digest).__name__}")
+        raise InvalidParameters(f"a context is a digest: {CONTEXT_BYTES} bytes; got {type(digest)} of {len(digest)}")

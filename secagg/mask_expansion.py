@@ -60,7 +60,7 @@ def segment_count(ring: Ring, length: int) -> int:
     return -(-length * ring.word_bytes // SEGMENT_BYTES)
 
 
-def expand(
+def expand(  # noqa: PLR0913 -- all but three have defaults
     key: Secret,
     ring: Ring,
     length: int,
@@ -76,7 +76,7 @@ def expand(
     return mask
 
 
-def accumulate(
+def accumulate(  # noqa: PLR0913 -- all but four have defaults
     total: RingVector,
     ring: Ring,
     *,
@@ -144,9 +144,7 @@ class _Job:
         finally:
             overwrite(buffer)
 
-    def _pass(
-        self, total: RingVector, start: int, masks: Sequence[tuple[_Combine, _Fill]], buffer: bytearray
-    ) -> None:
+    def _pass(self, total: RingVector, start: int, masks: Sequence[tuple[_Combine, _Fill]], buffer: bytearray) -> None:
         """Go through the segments, and in each through all masks while its part of the sum is in the cache."""
         zeros, stream = memoryview(_ZEROS), memoryview(buffer)
         words = np.frombuffer(buffer, dtype=self.ring.word, count=(len(buffer) - _TAG_BYTES) // self.ring.word_bytes)

@@ -74,7 +74,7 @@ class ClientFloors:
             if unsafe:
                 raise InvalidParameters(sentence)
 
-    def admit(
+    def admit(  # noqa: PLR0913 -- one for each floor
         self, *, suite: Suite, mode: SecurityMode, cohort: int, threshold: int, modulus_bits: int, length: int
     ) -> None:
         """Refuse an offer that is weaker than these floors.

@@ -36,7 +36,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if type(self.modulus_bits) is not int or not 1 <= self.modulus_bits <= MAXIMUM_MODULUS_BITS:
-            raise InvalidParameters(f"modulus_bits is an integer in 1..{MAXIMUM_MODULUS_BITS}; got {self.modulus_bits!r}")
+            raise InvalidParameters(f"modulus_bits is in 1..{MAXIMUM_MODULUS_BITS}; got {self.modulus_bits!r}")
 
     @property
     def word_bits(self) -> int:
@@ -93,7 +93,7 @@ class Ring:
         elements: RingVector = reduce(array.astype(self.word), self.modulus_bits)
         return elements
 
-    def require_form(self, vector: Any, length: int | None = None) -> None:
+    def require_form(self, vector: Any, length: int | None = None) -> None:  # noqa: ANN401 -- checked here
         """Refuse what is not one dimension of this ring's words, of this length where one is given.
 
         Raises:
@@ -237,7 +237,7 @@ def require_capacity(total_weight: int, available: int) -> None:
         )
 
 
-def _form(value: Any) -> str:
+def _form(value: Any) -> str:  # noqa: ANN401 -- described here, whatever it is
     return f"{value.ndim} of {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
 
 
@@ -262,7 +262,7 @@ def _blocks(groups: int, lanes: int) -> Iterable[slice]:
 # --- Kernels ---------------------------------------------------------------------------------------------------------
 
 Words = Any
-"""Arrays of unsigned words, or of solver terms: + and - wrap at word_bits, << drops what leaves the word, >> is logical."""
+"""Arrays of unsigned words, or of solver terms: + and - wrap at word_bits, << drops what leaves it, >> is logical."""
 
 
 def low_bits(count: int) -> int:

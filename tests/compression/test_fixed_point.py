@@ -1,0 +1,336 @@
+"""Fixed-point encoding against exact fractions: the law of the contract, the error bound, and everything refused."""
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.compression.fixed_point import FixedPoint
+from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, RingSegment, ideal_aggregate
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.ring import Ring
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+COINS = InsecureSeededCoins(b"rounding to nearest draws none of them")
+Vector = npt.NDArray[np.floating[Any]]
+
+
+def scheme(length: int = 3, clip: float = 1.0, fraction_bits: int = 8, modulus_bits: int = 24) -> FixedPoint:
+    return FixedPoint(length=length, clip=clip, fraction_bits=fraction_bits, modulus_bits=modulus_bits)
+
+
+@st.composite
+def schemes(draw: st.DrawFn, length: int = 3) -> FixedPoint:
+    """Draw a scheme whose sums of up to eight updates are float64 integers."""
+    clip = draw(st.sampled_from([0.3, 0.5, 1.0, 1.1, math.pi, 64.0, 1000.3]) | st.floats(0.01, 1e4))
+    fraction_bits = draw(st.integers(7, 36))
+    steps = round(Fraction(clip) * (1 << fraction_bits))
+    return scheme(length, clip, fraction_bits, draw(st.integers(steps.bit_length() + 4, 64)))
+
+
+def updates(decoder: FixedPoint) -> st.SearchStrategy[npt.NDArray[np.float64]]:
+    edge = decoder.clip
+    step = math.ldexp(1.0, -decoder.fraction_bits)
+    telling = [0.0, -0.0, 5e-324, -5e-324, edge, -edge, math.nextafter(edge, 0), math.nextafter(edge, math.inf), 1e308]
+    ties = st.integers(-5, 5).map(lambda steps: (steps + 0.5) * step)
+    value = st.sampled_from(telling) | ties | st.floats(-3 * edge, 3 * edge)
+    return st.lists(value, min_size=decoder.length, max_size=decoder.length).map(np.array)
+
+
+def exact_steps(decoder: FixedPoint, value: float) -> int:
+    """Clip and round in exact fractions; Python rounds ties to even."""
+    clip = Fraction(decoder.clip)
+    return round(min(max(Fraction(value), -clip), clip) * (1 << decoder.fraction_bits))
+
+
+def steps_of(decoder: FixedPoint, update: Vector) -> list[int]:
+    return Ring(decoder.modulus_bits).lift(decoder.encode(update, COINS).values[0]).tolist()
+
+
+def decoded_sum(
+    decoder: FixedPoint, clients: Sequence[Vector], weights: Sequence[int] | None = None
+) -> npt.NDArray[np.float64]:
+    encoded = [decoder.encode(update, COINS) for update in clients]
+    return decoder.decode(ideal_aggregate(decoder.layout, encoded, weights))
+
+
+# --- Encoding ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.data(), schemes())
+def test_encoding_clips_and_rounds_as_exact_fractions_do(data: st.DataObject, decoder: FixedPoint) -> None:
+    update = data.draw(updates(decoder))
+    assert steps_of(decoder, update) == [exact_steps(decoder, value) for value in update.tolist()]
+
+
+def test_ties_go_to_the_even_step() -> None:
+    decoder = scheme(length=8, fraction_bits=1, clip=10.0)
+    update = np.array([0.25, 0.75, 1.25, 1.75, -0.25, -0.75, -1.25, -1.75])
+    assert steps_of(decoder, update) == [0, 2, 2, 4, 0, -2, -2, -4]
+
+
+def test_values_beyond_the_clip_are_clipped_on_both_sides() -> None:
+    decoder = scheme(length=6, clip=1.5)
+    update = np.array([1.5, 1.6, 1e300, -1.5, -1.6, -1e300])
+    assert steps_of(decoder, update) == [384] * 3 + [-384] * 3
+    assert decoder.bound == 384
+
+
+def test_a_clip_between_two_steps_is_rounded_like_every_value() -> None:
+    for clip, steps in ((2.5, 2), (3.5, 4), (0.6, 1), (2.4, 2)):
+        decoder = scheme(length=2, clip=clip, fraction_bits=0)
+        assert decoder.bound == steps
+        assert steps_of(decoder, np.array([1e9, -1e9])) == [steps, -steps]
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "g"])
+def test_floats_of_any_width_and_byte_order_are_encoded(dtype: str) -> None:
+    decoder = scheme(length=5)
+    update = np.array([0.5, -0.25, 1.0, -0.0, 0.1], dtype=dtype)
+    assert steps_of(decoder, update) == [128, -64, 256, 0, 26]
+
+
+def test_the_extremes_of_every_float_are_encoded() -> None:
+    for dtype in (np.float16, np.float32, np.float64, np.longdouble):
+        extremes = np.finfo(dtype)
+        update = np.array([extremes.max, extremes.min, extremes.smallest_subnormal], dtype=dtype)
+        assert steps_of(scheme(), update) == [256, -256, 0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("position", [0, 2])
+def test_nan_and_infinity_are_refused(dtype: type[np.floating[Any]], bad: float, position: int) -> None:
+    update = np.zeros(3, dtype=dtype)
+    update[position] = bad
+    with pytest.raises(CapacityExceeded) as caught:
+        scheme().encode(update, COINS)
+    assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        np.zeros(2),
+        np.zeros(4),
+        np.zeros(0),
+        np.zeros((3, 1)),
+        np.zeros((1, 3)),
+        np.zeros(()),
+        np.zeros(3, dtype=np.int64),
+        np.zeros(3, dtype=np.uint8),
+        np.zeros(3, dtype=np.bool_),
+        np.zeros(3, dtype=np.complex128),
+        np.zeros(3, dtype=object),
+        np.zeros(3, dtype="m8[s]"),
+        [0.0, 0.0, 0.0],
+    ],
+    ids=repr,
+)
+def test_what_is_not_one_dimension_of_floats_is_refused(update: Any) -> None:  # noqa: ANN401 -- anything at all
+    with pytest.raises(Misuse):
+        scheme().encode(update, COINS)
+
+
+def test_encoding_leaves_the_update_as_it_was() -> None:
+    update = np.array([5.0, -0.123, 0.5])
+    update.flags.writeable = False
+    scheme().encode(update, COINS)
+    assert update.tolist() == [5.0, -0.123, 0.5]
+
+
+def test_a_payload_does_not_follow_later_changes_of_the_update() -> None:
+    update = np.array([0.5, 0.25, 0.125])
+    payload = scheme().encode(update, COINS)
+    update[:] = 1.0
+    assert payload.values[0].tolist() == [128, 64, 32]
+
+
+def test_a_strided_update_is_encoded_as_its_copy() -> None:
+    whole = np.linspace(-1.0, 1.0, 12)
+    for view in (whole[::4], whole[2::-1], whole.reshape(3, 4)[:, 1]):
+        assert steps_of(scheme(), view) == steps_of(scheme(), view.copy())
+
+
+def test_encoding_draws_no_coins() -> None:
+    class NoCoins:
+        def draw(self, count: int) -> bytearray:
+            raise AssertionError(f"{count} coins were drawn")
+
+    assert scheme().encode(np.zeros(3), NoCoins()).values[0].tolist() == [0, 0, 0]
+
+
+# --- The law and the error --------------------------------------------------------------------------------------------
+
+
+def test_it_signs_the_contract_of_a_linear_decoder() -> None:
+    signed: LinearDecoder[npt.NDArray[np.float64]] = scheme()
+    assert signed.layout == Layout((RingSegment(24, 3),))
+
+
+@settings(max_examples=200)
+@given(st.data(), schemes(), st.integers(1, 8))
+def test_decoding_a_sum_is_the_sum_of_the_decoded(data: st.DataObject, decoder: FixedPoint, count: int) -> None:
+    clients = [data.draw(updates(decoder)) for _ in range(count)]
+    each = [decoded_sum(decoder, [client]).tolist() for client in clients]
+    expected = [sum(map(Fraction, column)) for column in zip(*each, strict=True)]
+    assert [Fraction(value) for value in decoded_sum(decoder, clients).tolist()] == expected
+
+
+@given(st.data(), schemes())
+def test_a_weight_counts_an_update_as_often_as_it_says(data: st.DataObject, decoder: FixedPoint) -> None:
+    first, second = data.draw(updates(decoder)), data.draw(updates(decoder))
+    weighted = decoded_sum(decoder, [first, second], [3, 2])
+    assert weighted.tolist() == decoded_sum(decoder, [first] * 3 + [second] * 2).tolist()
+
+
+@settings(max_examples=200)
+@given(st.data(), schemes(), st.integers(1, 8))
+def test_the_error_is_at_most_half_a_step_per_contributor(data: st.DataObject, decoder: FixedPoint, count: int) -> None:
+    clients = [data.draw(updates(decoder)) for _ in range(count)]
+    clip, half_a_step = Fraction(decoder.clip), Fraction(1, 2 << decoder.fraction_bits)
+    for position, value in enumerate(decoded_sum(decoder, clients).tolist()):
+        clipped = [min(max(Fraction(float(client[position])), -clip), clip) for client in clients]
+        assert abs(Fraction(value) - sum(clipped)) <= count * half_a_step
+
+
+def test_the_law_and_the_error_bound_hold_up_to_the_capacity_of_the_widest_scheme() -> None:
+    # The sum of four such updates has more bits than a float64.
+    decoder = scheme(length=1, clip=float((1 << 52) - 1), fraction_bits=0, modulus_bits=64)
+    update = np.array([decoder.clip])
+    for count in range(1, min(decoder.capacity, 4) + 1):
+        assert Fraction(decoded_sum(decoder, [update] * count).item()) == count * Fraction(decoder.clip)
+
+
+# --- Capacity ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clip", "fraction_bits", "modulus_bits", "capacity"),
+    [(1.0, 8, 10, 1), (1.0, 8, 16, 127), (1.0, 0, 8, 127), (3.0, 0, 8, 42), (127.0, 0, 8, 1), (0.7, 4, 12, 186)],
+)
+def test_the_capacity_is_the_greatest_weight_that_cannot_wrap(
+    clip: float, fraction_bits: int, modulus_bits: int, capacity: int
+) -> None:
+    decoder = scheme(2, clip, fraction_bits, modulus_bits)
+    assert decoder.capacity == capacity
+    assert capacity * decoder.bound < 1 << (modulus_bits - 1)
+    assert (capacity + 1) * decoder.bound >= 1 << (modulus_bits - 1)
+    ends = np.array([clip, -clip])
+    just_fits = decoded_sum(decoder, [ends] * capacity)
+    assert just_fits.tolist() == [math.ldexp(sign * capacity * decoder.bound, -fraction_bits) for sign in (1, -1)]
+    assert decoded_sum(decoder, [ends], [capacity]).tolist() == just_fits.tolist()
+    for clients, weights in (([ends] * (capacity + 1), None), ([ends], [capacity + 1])):
+        with pytest.raises(CapacityExceeded) as caught:
+            decoded_sum(decoder, clients, weights)
+        assert caught.value.reason is Reason.CAPACITY_EXCEEDED
+
+
+def test_a_ring_that_one_value_fills_is_the_narrowest() -> None:
+    assert scheme(clip=127.0, fraction_bits=0, modulus_bits=8).capacity == 1
+    with pytest.raises(CapacityExceeded):
+        scheme(clip=128.0, fraction_bits=0, modulus_bits=8)
+    with pytest.raises(CapacityExceeded):
+        scheme(clip=127.5, fraction_bits=0, modulus_bits=8)
+
+
+# --- Parameters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"clip": 0.0}, "clip"),
+        ({"clip": -0.0}, "clip"),
+        ({"clip": -1.0}, "clip"),
+        ({"clip": float("nan")}, "clip"),
+        ({"clip": float("inf")}, "clip"),
+        ({"clip": 1e-9}, "clip"),
+        ({"clip": 5e-324}, "clip"),
+        ({"clip": 0.5, "fraction_bits": 0}, "clip"),
+        ({"clip": 2.0**52, "fraction_bits": 0, "modulus_bits": 64}, "clip"),
+        ({"clip": 1.0, "fraction_bits": 52, "modulus_bits": 64}, "clip"),
+        ({"clip": 1e308, "fraction_bits": 52}, "clip"),
+        ({"clip": 1e308, "fraction_bits": 0}, "clip"),
+        ({"fraction_bits": -1}, "fraction_bits"),
+        ({"fraction_bits": 53, "clip": 1e-6}, "fraction_bits"),
+        ({"modulus_bits": 0}, "modulus_bits"),
+        ({"modulus_bits": 65}, "modulus_bits"),
+        ({"length": 0}, "length"),
+        ({"length": -1}, "length"),
+        ({"length": (1 << 40) + 1}, "length"),
+    ],
+    ids=repr,
+)
+def test_a_bad_parameter_is_named_when_the_scheme_is_made(bad: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidParameters, match=named):
+        scheme(**bad)
+
+
+def test_the_most_steps_and_the_most_fraction_bits_are_accepted() -> None:
+    most = scheme(clip=float((1 << 52) - 1), fraction_bits=0, modulus_bits=53)
+    assert (most.bound, most.capacity) == ((1 << 52) - 1, 1)
+    assert scheme(clip=0.25, fraction_bits=52, modulus_bits=64).bound == 1 << 50
+
+
+def test_the_version_differs_where_any_parameter_differs() -> None:
+    variants = [
+        scheme(),
+        scheme(length=4),
+        scheme(clip=math.nextafter(1.0, 2.0)),
+        scheme(clip=0.5),
+        scheme(fraction_bits=9),
+        scheme(modulus_bits=25),
+        scheme(clip=2.0, fraction_bits=7),
+    ]
+    assert not [(one, other) for one, other in combinations(variants, 2) if one.version == other.version]
+    assert scheme().version == scheme().version
+
+
+def test_the_version_is_the_digest_of_the_name_and_the_parameters() -> None:
+    parts = (b"fixed_point", struct.pack(">QdII", 3, 1.0, 8, 24))
+    bound = b"secagg/1/public-parameters" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    assert scheme().version == hashlib.sha256(bound).digest()
+
+
+# --- What is not decoded ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout((RingSegment(24, 4),)),
+        Layout((RingSegment(25, 3),)),
+        Layout((RingSegment(32, 3),)),
+        Layout((RingSegment(24, 3), RingSegment(24, 3))),
+    ],
+    ids=repr,
+)
+def test_an_aggregate_of_another_layout_is_not_decoded(layout: Layout) -> None:
+    values = tuple(segment.ring.zeros(segment.length) for segment in layout.segments)
+    with pytest.raises(Misuse):
+        scheme().decode(Aggregate(layout, values, 1, 1))
+
+
+def test_decoding_leaves_the_aggregate_as_it_was() -> None:
+    decoder = scheme()
+    aggregate = ideal_aggregate(decoder.layout, [decoder.encode(np.array([0.5, -0.5, 1.0]), COINS)])
+    before = aggregate.encode()
+    decoder.decode(aggregate)[:] = 9.0
+    assert aggregate.encode() == before
+
+
+def test_a_payload_decoded_from_the_wire_gives_the_same_sum() -> None:
+    decoder = scheme()
+    payload = decoder.encode(np.array([0.5, -0.5, 1.0]), COINS)
+    received = Payload.decode(payload.encode(), decoder.layout)
+    assert decoder.decode(ideal_aggregate(decoder.layout, [received, payload])).tolist() == [1.0, -1.0, 2.0]

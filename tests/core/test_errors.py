@@ -1,0 +1,197 @@
+"""The error classes: who descends from whom, what each carries, and that all of it survives a process boundary."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import secagg
+from secagg import errors
+from secagg.errors import (
+    AuthenticationFailed,
+    CapacityExceeded,
+    ContractViolation,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId, ServerId
+
+BLAMED = (ClientId(3), ServerId())
+
+PARENTS = {
+    SecAggError: (Exception,),
+    InvalidParameters: (SecAggError, ValueError),
+    Misuse: (SecAggError,),
+    PeerError: (SecAggError,),
+    MalformedMessage: (PeerError,),
+    UnexpectedMessage: (PeerError,),
+    AuthenticationFailed: (PeerError,),
+    PeerMisbehaved: (PeerError,),
+    ThresholdNotMet: (SecAggError,),
+    CapacityExceeded: (SecAggError,),
+    ContractViolation: (SecAggError,),
+    InternalError: (SecAggError,),
+}
+ABSTRACT = {SecAggError, PeerError}
+
+EXAMPLES: list[SecAggError] = [
+    InvalidParameters("bad"),
+    InvalidParameters("weak", reason=Reason.BELOW_FLOOR),
+    Misuse("twice", reason=Reason.ALREADY_SPENT),
+    MalformedMessage("cut", reason=Reason.TRUNCATED, culprits=BLAMED, round_name="share_keys"),
+    UnexpectedMessage(expected="a", received="b", culprits=[ClientId(1)], round_name="unmasking"),
+    AuthenticationFailed(culprits=BLAMED, round_name="masked_input"),
+    PeerMisbehaved("twice the same", reason=Reason.SHARE_DUPLICATE),
+    ThresholdNotMet(needed=5, present=4, what="shares", round_name="unmasking"),
+    CapacityExceeded("too much"),
+    ContractViolation("not linear"),
+    InternalError("never"),
+]
+
+
+def descendants(cls: type[SecAggError]) -> Iterator[type[SecAggError]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from descendants(child)
+
+
+def the_librarys_own() -> set[type[SecAggError]]:
+    return {SecAggError} | {cls for cls in descendants(SecAggError) if cls.__module__.startswith("secagg.")}
+
+
+def test_the_class_tree_is_the_documented_one() -> None:
+    assert {cls: cls.__bases__ for cls in the_librarys_own()} == PARENTS
+
+
+def test_every_concrete_class_has_an_example() -> None:
+    assert {type(example) for example in EXAMPLES} == set(PARENTS) - ABSTRACT
+
+
+def test_invalid_parameters_is_caught_as_a_value_error() -> None:
+    with pytest.raises(ValueError, match="bad"):
+        raise InvalidParameters("bad")
+
+
+def test_a_reason_is_its_own_name_in_lower_case() -> None:
+    assert {reason.value: reason.name.lower() for reason in Reason} == {reason.value: reason.value for reason in Reason}
+
+
+def test_every_reason_documents_its_attribution(repository: Path) -> None:
+    source = (repository / "secagg" / "errors.py").read_text(encoding="utf-8")
+    (body,) = [
+        node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == "Reason"
+    ]
+    documented: dict[str, str] = {}
+    for member, sentence in pairwise(body[1:]):
+        if isinstance(member, ast.Assign) and isinstance(sentence, ast.Expr):
+            documented[ast.unparse(member.targets[0])] = ast.unparse(sentence)
+    assert set(documented) == set(Reason.__members__)
+    assert [name for name, text in documented.items() if not re.search(r"Attribution: .+\.'?\"*$", text)] == []
+
+
+def test_nobody_raises_the_two_abstract_classes(repository: Path) -> None:
+    faults: list[str] = []
+    for folder in ("secagg", "compression", "protocols"):
+        for file in (repository / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    called = ast.unparse(node.func).rpartition(".")[2]
+                elif isinstance(node, ast.Raise) and node.exc is not None:
+                    called = ast.unparse(node.exc).rpartition(".")[2]
+                else:
+                    continue
+                if called in {cls.__name__ for cls in ABSTRACT}:
+                    faults.append(f"{file.relative_to(repository)}:{node.lineno}: {called}")
+    assert not faults
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_error_survives_pickling_with_all_it_carries(error: SecAggError, protocol: int) -> None:
+    restored = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 -- the bytes were made on this line
+    assert type(restored) is type(error)
+    assert str(restored) == str(error)
+    assert restored.args == error.args
+    assert vars(restored) == vars(error)
+    assert restored.reason is error.reason
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_every_error_can_be_copied(error: SecAggError) -> None:
+    for restored in (copy.copy(error), copy.deepcopy(error)):
+        assert type(restored) is type(error)
+        assert restored.args == error.args
+        assert vars(restored) == vars(error)
+
+
+def test_a_note_survives_pickling() -> None:
+    error = Misuse("twice")
+    error.add_note("in round 2")
+    restored: Any = pickle.loads(pickle.dumps(error))  # noqa: S301 -- the bytes were made on this line
+    assert restored.__notes__ == ["in round 2"]
+
+
+@pytest.mark.parametrize(
+    "blamed", [list(BLAMED), BLAMED, set(BLAMED), iter(BLAMED)], ids=["list", "tuple", "set", "iterator"]
+)
+def test_culprits_are_a_frozen_set_however_they_are_given(blamed: Any) -> None:  # noqa: ANN401
+    error = AuthenticationFailed(culprits=blamed)
+    assert type(error.culprits) is frozenset
+    assert error.culprits == {ClientId(3), ServerId(0)}
+
+
+def test_culprits_are_nobody_unless_somebody_is_named() -> None:
+    for error in (
+        MalformedMessage("cut", reason=Reason.TRUNCATED),
+        UnexpectedMessage(expected="a", received="b"),
+        AuthenticationFailed(),
+        PeerMisbehaved("wrong", reason=Reason.SHARE_DUPLICATE),
+    ):
+        assert error.culprits == frozenset()
+        assert error.round_name is None
+
+
+def test_messages_say_what_was_needed() -> None:
+    assert str(ThresholdNotMet(needed=5, present=4, what="shares")) == "5 shares are needed and 4 are present"
+    assert str(UnexpectedMessage(expected="kind 1", received="kind 2")) == "expected kind 1, received kind 2"
+    assert str(AuthenticationFailed(culprits=BLAMED)) == "authentication failed", "it carries no detail"
+
+
+def test_each_class_has_the_reason_that_it_mostly_means() -> None:
+    defaults = {
+        InvalidParameters("bad"): Reason.PARAMETER_OUT_OF_RANGE,
+        Misuse("wrong order"): Reason.API_MISUSE,
+        UnexpectedMessage(expected="a", received="b"): Reason.WRONG_KIND,
+        AuthenticationFailed(): Reason.AUTHENTICATION_FAILED,
+        ThresholdNotMet(needed=5, present=4, what="shares"): Reason.THRESHOLD_NOT_MET,
+        CapacityExceeded("too much"): Reason.CAPACITY_EXCEEDED,
+        ContractViolation("not linear"): Reason.CONTRACT_VIOLATION,
+        InternalError("never"): Reason.INTERNAL_ERROR,
+    }
+    assert {error: error.reason for error in defaults} == defaults
+
+
+def test_the_public_face_names_the_same_errors() -> None:
+    public = {
+        name
+        for name in secagg.__all__
+        if isinstance(getattr(secagg, name), type) and issubclass(getattr(secagg, name), BaseException)
+    }
+    assert public == {cls.__name__ for cls in PARENTS}
+    assert all(getattr(secagg, name) is getattr(errors, name) for name in public)

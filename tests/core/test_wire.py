@@ -1,0 +1,298 @@
+"""One encoding per value: what the writer wrote is read back, and everything else is refused before it is copied."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.errors import (
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    Reason,
+    SecAggError,
+    UnexpectedMessage,
+)
+from secagg.wire import WIRE_VERSION, AbortCode, Reader, Writer, told_to_peer
+
+KIND = 0x1234
+HEADER = b"SAGG\x01\x12\x34"
+VARIABLE_LIMIT = 12
+
+Field = tuple[str, Any, int]
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> Field:
+    """Draw one field: what it is, its value, and its size or limit."""
+    match draw(st.sampled_from(["integer", "fixed", "variable"])):
+        case "integer":
+            size = draw(st.integers(0, 9))
+            return ("integer", draw(st.integers(0, (1 << (8 * size)) - 1)), size)
+        case "fixed":
+            data = draw(st.binary(max_size=VARIABLE_LIMIT))
+            return ("fixed", data, len(data))
+        case _:
+            return ("variable", draw(st.binary(max_size=VARIABLE_LIMIT)), VARIABLE_LIMIT)
+
+
+schedules = st.lists(fields(), max_size=6)
+
+
+def write(schedule: list[Field], kind: int = KIND) -> bytes:
+    writer = Writer(kind)
+    for name, value, size in schedule:
+        getattr(writer, name)(value, size)
+    return writer.finish()
+
+
+def read(message: bytes, schedule: list[Field], kind: int = KIND) -> list[Any]:
+    """Read the fields of a schedule, whatever their values in this message, up to the end."""
+    reader = Reader(message, kind)
+    values = [getattr(reader, name)(size) for name, _, size in schedule]
+    reader.finish()
+    return values
+
+
+# --- Round trip -------------------------------------------------------------------------------------------------------
+
+
+@given(schedule=schedules, kind=st.integers(0, 0xFFFF))
+def test_what_was_written_is_read_back(schedule: list[Field], kind: int) -> None:
+    assert read(write(schedule, kind), schedule, kind) == [value for _, value, _ in schedule]
+
+
+@given(schedule=schedules, tail=st.binary(max_size=40))
+def test_whatever_decodes_encodes_to_the_same_bytes(schedule: list[Field], tail: bytes) -> None:
+    message = HEADER + tail
+    try:
+        values = read(message, schedule)
+    except MalformedMessage:
+        return
+    again = [(name, value, size) for (name, _, size), value in zip(schedule, values, strict=True)]
+    assert write(again) == message
+
+
+def test_the_bytes_of_a_message_are_pinned() -> None:
+    message = Writer(KIND).integer(258, 2).fixed(b"ab", 2).variable(b"xyz", 3).finish()
+    assert message == HEADER + b"\x01\x02" + b"ab" + b"\x00\x00\x00\x03xyz"
+    assert WIRE_VERSION == 1
+
+
+def test_what_was_read_does_not_follow_the_buffer_it_came_from() -> None:
+    buffer: Any = bytearray(write([("fixed", b"abc", 3), ("variable", b"de", 9)]))
+    values = read(buffer, [("fixed", b"", 3), ("variable", b"", 9)])
+    buffer[:] = bytes(len(buffer))
+    assert values == [b"abc", b"de"]
+    assert [type(value) for value in values] == [bytes, bytes]
+
+
+def test_the_writer_keeps_its_own_copy() -> None:
+    field: Any = bytearray(b"abc")
+    writer = Writer(KIND).fixed(field, 3)
+    field[:] = b"xyz"
+    assert writer.finish() == HEADER + b"abc"
+
+
+# --- Refusals of the reader -------------------------------------------------------------------------------------------
+
+
+@given(schedule=schedules)
+def test_a_message_cut_at_any_byte_is_refused(schedule: list[Field]) -> None:
+    message = write(schedule)
+    for length in range(len(message)):
+        with pytest.raises(MalformedMessage) as caught:
+            read(message[:length], schedule)
+        assert caught.value.reason is Reason.TRUNCATED
+
+
+@given(schedule=schedules, extension=st.binary(min_size=1, max_size=8))
+def test_bytes_after_the_end_are_refused(schedule: list[Field], extension: bytes) -> None:
+    with pytest.raises(MalformedMessage, match=f"{len(extension)} bytes follow") as caught:
+        read(write(schedule) + extension, schedule)
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_a_message_without_the_magic_is_refused(position: int) -> None:
+    message = bytearray(write([]))
+    message[position] ^= 0x20
+    with pytest.raises(MalformedMessage) as caught:
+        Reader(bytes(message), KIND)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_another_version_is_refused_by_number(version: int) -> None:
+    message = bytearray(write([]))
+    message[4] = version
+    with pytest.raises(MalformedMessage, match=f"version {version} ") as caught:
+        Reader(bytes(message), KIND)
+    assert caught.value.reason is Reason.WRONG_VERSION
+
+
+@given(kind=st.integers(0, 0xFFFF), expected=st.integers(0, 0xFFFF))
+def test_a_message_of_another_kind_is_refused(kind: int, expected: int) -> None:
+    if kind == expected:
+        Reader(write([], kind), expected).finish()
+        return
+    with pytest.raises(UnexpectedMessage) as caught:
+        Reader(write([], kind), expected)
+    assert caught.value.reason is Reason.WRONG_KIND
+    assert caught.value.expected == f"message kind {expected}"
+    assert caught.value.received == f"message kind {kind}"
+
+
+def test_what_another_version_calls_a_kind_is_not_judged() -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        Reader(b"SAGG\x02\xff\xff", KIND)
+    assert caught.value.reason is Reason.WRONG_VERSION
+
+
+@given(declared=st.integers(0, 40), limit=st.integers(0, 40))
+def test_a_declared_length_over_its_limit_is_refused(declared: int, limit: int) -> None:
+    reader = Reader(HEADER + declared.to_bytes(4, "big") + bytes(declared), KIND)
+    if declared <= limit:
+        assert reader.variable(limit) == bytes(declared)
+        reader.finish()
+        return
+    with pytest.raises(MalformedMessage, match=f"{declared} bytes and {limit} ") as caught:
+        reader.variable(limit)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(1 << 20, Reason.LENGTH_OVER_LIMIT), ((1 << 32) - 1, Reason.TRUNCATED)])
+def test_the_greatest_declared_length_allocates_nothing(limit: int, reason: Reason) -> None:
+    reader = Reader(HEADER + b"\xff\xff\xff\xff" + b"few", KIND)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage) as caught:
+            reader.variable(limit)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert caught.value.reason is reason
+    assert peak < 1 << 20
+
+
+def test_a_length_over_the_limit_is_refused_even_where_the_bytes_are_there() -> None:
+    reader = Reader(write([("variable", b"12345", 5)]), KIND)
+    with pytest.raises(MalformedMessage) as caught:
+        reader.variable(4)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+def test_refusals_blame_nobody_because_the_reader_does_not_know_the_sender() -> None:
+    for message, kind in ((b"", KIND), (write([]), KIND + 1)):
+        with pytest.raises(PeerError) as caught:
+            Reader(message, kind)
+        assert caught.value.culprits == frozenset()
+
+
+# --- Refusals of the writer -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [-1, 1 << 16])
+def test_a_kind_outside_its_field_is_refused(kind: int) -> None:
+    with pytest.raises(InvalidParameters, match=str(kind)):
+        Writer(kind)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 4, 8])
+def test_an_integer_that_does_not_fit_is_refused(size: int) -> None:
+    greatest = (1 << (8 * size)) - 1
+    assert Writer(KIND).integer(greatest, size).finish() == HEADER + b"\xff" * size
+    for value in (greatest + 1, -1):
+        with pytest.raises(InvalidParameters, match=f"{value} does not fit a field of {size} bytes"):
+            Writer(KIND).integer(value, size)
+
+
+@given(data=st.binary(max_size=9), size=st.integers(0, 9))
+def test_a_fixed_field_has_exactly_its_size(data: bytes, size: int) -> None:
+    if len(data) == size:
+        assert Writer(KIND).fixed(data, size).finish() == HEADER + data
+        return
+    with pytest.raises(InvalidParameters, match=f"{size} bytes was given {len(data)}"):
+        Writer(KIND).fixed(data, size)
+
+
+@given(data=st.binary(max_size=9), limit=st.integers(0, 9))
+def test_a_variable_field_has_at_most_its_limit(data: bytes, limit: int) -> None:
+    if len(data) <= limit:
+        assert Writer(KIND).variable(data, limit).finish() == HEADER + len(data).to_bytes(4, "big") + data
+        return
+    with pytest.raises(InvalidParameters, match=f"at most {limit} bytes was given {len(data)}"):
+        Writer(KIND).variable(data, limit)
+
+
+def test_a_refused_field_leaves_the_message_as_it_was() -> None:
+    writer = Writer(KIND).integer(1, 1)
+    with pytest.raises(InvalidParameters):
+        writer.integer(256, 1)
+    with pytest.raises(InvalidParameters):
+        writer.fixed(b"a", 2)
+    with pytest.raises(InvalidParameters):
+        writer.variable(b"ab", 1)
+    assert writer.finish() == HEADER + b"\x01"
+
+
+# --- What a peer is told ----------------------------------------------------------------------------------------------
+
+
+def concrete_errors(cls: type[SecAggError] = SecAggError) -> Iterator[type[SecAggError]]:
+    """Find every class of the library that has no subclass in the library."""
+    children = [child for child in cls.__subclasses__() if child.__module__.startswith("secagg.")]
+    for child in children:
+        yield from concrete_errors(child)
+    if not children:
+        yield cls
+
+
+def unexplained(cls: type[SecAggError]) -> SecAggError:
+    """Make an error without its constructor: what is told depends on the class alone."""
+    return cls.__new__(cls)
+
+
+@pytest.mark.parametrize("cls", list(concrete_errors()), ids=lambda cls: cls.__name__)
+def test_a_peer_is_told_whether_its_message_was_refused_and_no_more(cls: type[SecAggError]) -> None:
+    expected = AbortCode.REFUSED if issubclass(cls, PeerError) else AbortCode.LEFT
+    assert told_to_peer(unexplained(cls)) is expected
+
+
+def test_there_are_ten_concrete_errors() -> None:
+    assert len(list(concrete_errors())) == 10
+
+
+class UnlistedError(SecAggError):
+    """An error of somebody else's making."""
+
+
+class UnlistedPeerError(PeerError):
+    """An error of somebody else's making that blames a peer."""
+
+
+class RefinedMisuse(Misuse):
+    """A refinement of a listed error."""
+
+
+@pytest.mark.parametrize("cls", [UnlistedError, UnlistedPeerError, SecAggError, PeerError])
+def test_an_error_outside_the_table_is_reported_and_not_guessed(cls: type[SecAggError]) -> None:
+    error = unexplained(cls)
+    with pytest.raises(InternalError, match=cls.__name__) as caught:
+        told_to_peer(error)
+    assert caught.value.__cause__ is error
+
+
+def test_a_refinement_of_a_listed_error_is_told_as_that_error() -> None:
+    assert told_to_peer(RefinedMisuse("twice")) is AbortCode.LEFT
+
+
+def test_the_codes_on_the_wire_are_pinned() -> None:
+    assert {code.name: code.value for code in AbortCode} == {"LEFT": 1, "REFUSED": 2}

@@ -1,0 +1,183 @@
+"""Every reason is one that a real call gives: no reason is only a word, and whom an error blames is always a set."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+
+from secagg.aead import AeadHeader, SealingKey, open_sealed
+from secagg.compression.fixed_point import FixedPoint
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.errors import PeerError, Reason, SecAggError
+from secagg.hybrid_key_agreement import require_mlkem
+from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.prime_field import PRIME
+from secagg.ring import Ring, require_capacity
+from secagg.secret import Secret
+from secagg.shamir import Share, correct, reconstruct, split
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import Reader, Writer, told_to_peer
+
+ALICE, BOB = ClientId(1), ClientId(2)
+CONTEXT = SessionContext(bytes(32))
+HEADER = AeadHeader(message_kind=1, context=CONTEXT, sender=ALICE, receiver=BOB)
+CODEC = FixedPoint(length=2, clip=1.0, fraction_bits=4, modulus_bits=8)
+P = 2**255 - 19
+
+
+class UnlistedError(SecAggError):
+    """An error that the table of what peers are told does not know."""
+
+
+def shares(count: int) -> list[Share]:
+    secret = Secret("seed", b"\x11" * 32)
+    return split(secret, threshold=3, holders=5, coins=InsecureSeededCoins(b"shares"))[:count]
+
+
+def offer_a_small_cohort() -> None:
+    floors = ClientFloors(
+        suites=frozenset(Suite),
+        modes=frozenset(SecurityMode),
+        minimum_cohort=100,
+        minimum_threshold=67,
+        minimum_modulus_bits=20,
+        maximum_length=1000,
+    )
+    offer = {"cohort": 2, "threshold": 67, "modulus_bits": 20, "length": 1000}
+    floors.admit(suite=Suite.CLASSIC, mode=SecurityMode.ACTIVE, **offer)
+
+
+def use_a_backend_without_mlkem() -> None:
+    def refuse(_: bytes) -> object:
+        raise UnsupportedAlgorithm("this build has no ML-KEM")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MLKEM768PrivateKey, "from_seed_bytes", refuse)
+        require_mlkem()
+
+
+def seal_twice() -> object:
+    key = SealingKey(Secret("channel_key", b"\7" * 32))
+    key.seal(HEADER, Secret("shares", b"one"))
+    return key.seal(HEADER, Secret("shares", b"two"))
+
+
+def open_an_altered_message() -> object:
+    sealed = bytearray(SealingKey(Secret("channel_key", b"\7" * 32)).seal(HEADER, Secret("shares", b"one")))
+    sealed[0] ^= 1
+    return open_sealed(Secret("channel_key", b"\7" * 32), HEADER, bytes(sealed), kind="shares", length=3)
+
+
+def decode_for_another_layout() -> object:
+    payload = CODEC.encode(np.zeros(2), InsecureSeededCoins(b"rounding"))
+    return Payload.decode(payload.encode(), Layout((RingSegment(16, 1),)))
+
+
+def meet_ones_own_public_key() -> object:
+    pair = X25519KeyPair(Secret("root", b"\1" * 32), KeyRole.MASK, AttemptContext(bytes(32)))
+    return pair.pairwise_seed(ALICE, (BOB, pair.public_key), CONTEXT)
+
+
+def reconstruct_with_too_many_wrong_shares() -> object:
+    wrong = [Share(share.point, Secret("share", bytes([share.point] * 32))) for share in shares(5)[:2]]
+    return correct([*wrong, *shares(5)[2:]], threshold=3)
+
+
+def present_a_share_above_the_prime() -> None:
+    Share(1, Secret("share", PRIME.to_bytes(32, "big"))).check(culprits=[ALICE])
+
+
+PRODUCERS: dict[Reason, Callable[[], object]] = {
+    Reason.PARAMETER_OUT_OF_RANGE: lambda: ClientId(-1),
+    Reason.BELOW_FLOOR: offer_a_small_cohort,
+    Reason.BACKEND_MISSING: use_a_backend_without_mlkem,
+    Reason.API_MISUSE: lambda: X25519KeyPair(Secret("root", b""), KeyRole.MASK, AttemptContext(bytes(32))),
+    Reason.ALREADY_SPENT: seal_twice,
+    Reason.SECRET_EXPOSURE: lambda: bytes(Secret("seed", b"\1" * 32)),
+    Reason.TRUNCATED: lambda: Reader(b"SAGG", 1),
+    Reason.TRAILING_BYTES: lambda: Reader(Writer(1).finish() + b"\0", 1).finish(),
+    Reason.LENGTH_OVER_LIMIT: lambda: Reader(Writer(1).variable(b"abc", 3).finish(), 1).variable(2),
+    Reason.NOT_CANONICAL: lambda: Reader(b"not a message", 1),
+    Reason.WRONG_VERSION: lambda: Reader(b"SAGG\xff\0\1", 1),
+    Reason.WRONG_KIND: lambda: Reader(Writer(2).finish(), 1),
+    Reason.LAYOUT_MISMATCH: decode_for_another_layout,
+    Reason.AUTHENTICATION_FAILED: open_an_altered_message,
+    Reason.PUBLIC_KEY_NOT_CANONICAL: lambda: X25519PublicKey((P + 2).to_bytes(32, "little")),
+    Reason.PUBLIC_KEY_LOW_ORDER: lambda: X25519PublicKey(bytes(32)),
+    Reason.PUBLIC_KEY_REUSED: meet_ones_own_public_key,
+    Reason.SHARE_OUT_OF_RANGE: present_a_share_above_the_prime,
+    Reason.SHARE_DUPLICATE: lambda: reconstruct([*shares(3), *shares(1)], threshold=3),
+    Reason.SHARES_IRRECONCILABLE: reconstruct_with_too_many_wrong_shares,
+    Reason.THRESHOLD_NOT_MET: lambda: reconstruct(shares(2), threshold=3),
+    Reason.CAPACITY_EXCEEDED: lambda: require_capacity(CODEC.capacity + 1, CODEC.capacity),
+    Reason.INPUT_OUT_OF_RANGE: lambda: Ring(8).from_integers([128]),
+    Reason.INTERNAL_ERROR: lambda: told_to_peer(UnlistedError("unlisted", reason=Reason.API_MISUSE)),
+}
+"""For each reason a call into the library that ends in it."""
+
+NOT_YET_RAISED = {Reason.CONTRACT_VIOLATION}
+"""Reasons that the vocabulary reserves; the first module that raises one owes a row above."""
+
+BLAME: dict[Reason, set[Party]] = {
+    Reason.TRUNCATED: set(),
+    Reason.TRAILING_BYTES: set(),
+    Reason.LENGTH_OVER_LIMIT: set(),
+    Reason.NOT_CANONICAL: set(),
+    Reason.WRONG_VERSION: set(),
+    Reason.WRONG_KIND: set(),
+    Reason.LAYOUT_MISMATCH: set(),
+    Reason.AUTHENTICATION_FAILED: {ALICE, ServerId()},
+    Reason.PUBLIC_KEY_NOT_CANONICAL: set(),
+    Reason.PUBLIC_KEY_LOW_ORDER: set(),
+    Reason.PUBLIC_KEY_REUSED: set(),
+    Reason.SHARE_OUT_OF_RANGE: {ALICE},
+    Reason.SHARE_DUPLICATE: set(),
+    Reason.SHARES_IRRECONCILABLE: set(),
+}
+"""Whom the calls above blame: nobody where the function cannot know who sent what it was given."""
+
+
+def error_of(reason: Reason) -> SecAggError:
+    with pytest.raises(SecAggError) as caught:
+        PRODUCERS[reason]()
+    return caught.value
+
+
+@pytest.mark.parametrize("reason", list(PRODUCERS), ids=str)
+def test_a_call_produces_the_reason(reason: Reason) -> None:
+    error = error_of(reason)
+    assert error.reason is reason
+    assert str(error), "an error says what happened"
+
+
+def test_the_table_covers_every_reason() -> None:
+    assert set(PRODUCERS) | NOT_YET_RAISED == set(Reason)
+    assert not set(PRODUCERS) & NOT_YET_RAISED
+
+
+def test_a_reason_without_a_producer_is_raised_nowhere(repository: Path) -> None:
+    class_of = {Reason.CONTRACT_VIOLATION: "ContractViolation"}
+    faults = [
+        f"{file.relative_to(repository)}:{node.lineno} raises {class_of[reason]}; add a row to PRODUCERS"
+        for folder in ("secagg", "compression", "protocols")
+        for file in (repository / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for reason in NOT_YET_RAISED
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == class_of[reason]
+    ]
+    assert not faults
+
+
+def test_every_peer_error_says_whom_it_blames() -> None:
+    errors = {reason: error_of(reason) for reason in PRODUCERS}
+    blamed = {reason: error.culprits for reason, error in errors.items() if isinstance(error, PeerError)}
+    assert all(type(culprits) is frozenset for culprits in blamed.values())
+    assert blamed == BLAME
