@@ -18,7 +18,8 @@ from secagg.ring import Ring, capacity_between, require_capacity
 Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52
 MAXIMUM_STEPS: Final = (1 << 52) - 1
-"""Every integer up to here is a float64, so clipping and rounding give the integer that is meant."""
+EXACT_FLOAT: Final = 1 << 53
+"""Every integer up to here is a float64, so rounding and decoding give the number that is meant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +35,14 @@ class FixedPoint:
     modulus_bits: int
 
     def __post_init__(self) -> None:
+        RingSegment(self.modulus_bits, self.length)
         if not (math.isfinite(self.clip) and self.clip > 0):
             raise InvalidParameters(f"clip is a positive number; got {self.clip}")
         if not 0 <= self.fraction_bits <= MAXIMUM_FRACTION_BITS:
             raise InvalidParameters(f"fraction_bits lies in 0..{MAXIMUM_FRACTION_BITS}; got {self.fraction_bits}")
-        if not 1 <= self.bound <= MAXIMUM_STEPS:
+        if self.clip > math.ldexp(MAXIMUM_STEPS, -self.fraction_bits) or self.bound < 1:
             raise InvalidParameters(
-                f"clip {self.clip} at {self.fraction_bits} fraction bits is {self.bound} steps; it lies in 1..2^52 - 1"
+                f"clip {self.clip} is not 1 to 2^52 - 1 steps of 2^-{self.fraction_bits}; change clip or fraction_bits"
             )
         if self.bound > Ring(self.modulus_bits).greatest:
             raise CapacityExceeded(
@@ -66,8 +68,8 @@ class FixedPoint:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight that fits when every contributor is at the clip."""
-        return capacity_between(-self.bound, self.bound, self.modulus_bits)
+        """The largest total weight whose sum fits the ring, and is a float64, with every contributor at the clip."""
+        return min(capacity_between(-self.bound, self.bound, self.modulus_bits), EXACT_FLOAT // self.bound)
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
         """Clip, scale and round to nearest, ties to even.
@@ -76,16 +78,16 @@ class FixedPoint:
             Misuse: the update is not a vector of floats of this length.
             CapacityExceeded: a value is NaN or infinite.
         """
-        if update.dtype.kind != "f" or update.shape != (self.length,):
-            raise Misuse(
-                f"an update is one dimension of {self.length} floats; got {update.dtype} of shape {update.shape}"
-            )
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.length,):
+            raise Misuse(f"an update is an array of {self.length} floats in one dimension; flatten it first")
         if not np.isfinite(update).all():
             raise CapacityExceeded(
                 "an update holds NaN or infinity; skip this client or repair its training",
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
-        scaled = np.rint(np.ldexp(np.clip(update.astype(np.float64), -self.clip, self.clip), self.fraction_bits))
+        wide = update.astype(np.promote_types(update.dtype, np.float64), copy=False)
+        clipped = np.clip(wide, -self.clip, self.clip).astype(np.float64, copy=False)
+        scaled = np.rint(np.ldexp(clipped, self.fraction_bits))
         return Payload(self.layout, (Ring(self.modulus_bits).from_integers(scaled.astype(np.int64)),))
 
     def decode(self, aggregate: Aggregate) -> Floats:

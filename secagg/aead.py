@@ -29,8 +29,8 @@ class AeadHeader:
     receiver: ClientId
 
     def __post_init__(self) -> None:
-        if not 0 <= self.message_kind < _KIND_LIMIT:
-            raise InvalidParameters(f"a message kind is an integer below 2^16; got {self.message_kind}")
+        if type(self.message_kind) is not int or not 0 <= self.message_kind < _KIND_LIMIT:
+            raise InvalidParameters(f"a message kind is an integer below 2^16; got {self.message_kind!r}")
         if self.sender == self.receiver:
             raise InvalidParameters(f"{self.sender} seals no message to itself")
 
@@ -50,9 +50,10 @@ class SealingKey(Confined):
     """A key that seals one message and is then gone."""
 
     def __init__(self, key: Secret) -> None:
-        """Take over the key; it is wiped after the one message."""
+        """Take over the key: the caller's object is wiped now, the copy here after the one message."""
         _require_key(key)
-        self._unspent = [key]
+        self._unspent = [Secret(key.kind, key.expose())]
+        key.wipe()
 
     def seal(self, header: AeadHeader, plaintext: Secret) -> bytes:
         """Encrypt the one message of this key.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.entropy import Coins
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.labels import Label, bind
 from secagg.ring import Ring, RingVector, low_bits
 from secagg.wire import Reader, Writer
@@ -309,14 +309,28 @@ class LinearDecoder(Protocol[Update]):
         ...
 
 
+def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) -> Payload:
+    """Let a scheme encode an update, and hold it to the layout that it declared.
+
+    Raises:
+        ContractViolation: the payload is of another layout, so that it could not be summed with those of other clients.
+    """
+    payload = decoder.encode(update, coins)
+    if payload.layout != decoder.layout:
+        raise ContractViolation("a scheme encoded an update in another layout than it declares; repair its encode()")
+    return payload
+
+
 def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequence[int] | None = None) -> Aggregate:
     """Return what every protocol must compute, from payloads in the clear.
 
     It is the reference that tests compare protocols with; it protects nobody.
     """
     used = [1] * len(payloads) if weights is None else list(weights)
-    if len(used) != len(payloads) or not payloads or min(used) < 1:
-        raise InvalidParameters("give at least one payload, and one weight of at least 1 for each payload")
+    if len(used) != len(payloads) or not payloads or min(used) < 1 or sum(used) > MAXIMUM_WEIGHT:
+        raise InvalidParameters(
+            "give at least one payload and, for each, one weight of at least 1; their sum is at most 2^47"
+        )
     for payload in payloads:
         if payload.layout != layout:
             raise Misuse("a payload belongs to another layout; encode all of them with one decoder object")

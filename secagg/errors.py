@@ -32,7 +32,7 @@ class Reason(StrEnum):
     ALREADY_SPENT = "already_spent"
     """A one-time object was used a second time. Attribution: the caller."""
     SECRET_EXPOSURE = "secret_exposure"  # noqa: S105 -- a name, not a password
-    """Something tried to copy, pickle, print or hash a secret. Attribution: the caller."""
+    """Something tried to copy, pickle or iterate a secret. Attribution: the caller."""
     TRUNCATED = "truncated"
     """The bytes end before the message does. Attribution: whoever handed them over."""
     TRAILING_BYTES = "trailing_bytes"

@@ -32,8 +32,8 @@ SEALING_OVERHEAD_BYTES: Final = 1088 + X25519_BYTES + 16
 """An ML-KEM-768 ciphertext, an X25519 share and a tag."""
 _MLKEM_SEED_BYTES = 64
 _LABELS = {
-    KeyRole.CHANNEL: (Label.CHANNEL_MLKEM_SEED, Label.CHANNEL_X25519_KEY),
-    KeyRole.MASK: (Label.MASK_MLKEM_SEED, Label.MASK_X25519_KEY),
+    KeyRole.CHANNEL: (Label.CHANNEL_HYBRID_MLKEM_SEED, Label.CHANNEL_HYBRID_X25519_KEY),
+    KeyRole.MASK: (Label.MASK_HYBRID_MLKEM_SEED, Label.MASK_HYBRID_X25519_KEY),
 }
 
 
@@ -68,6 +68,8 @@ class HybridPublicKey:
 
         Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
         """
+        if type(self.encoded) is not bytes:
+            raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
         if len(self.encoded) != HYBRID_PUBLIC_KEY_BYTES:
             reason = Reason.TRUNCATED if len(self.encoded) < HYBRID_PUBLIC_KEY_BYTES else Reason.TRAILING_BYTES
             raise MalformedMessage(
@@ -148,10 +150,7 @@ class HybridKeyPair(Confined):
 
 def edge_seed(root: Secret, sender: ClientId, receiver: ClientId, context: SessionContext) -> Secret:
     """Return the pairwise seed that the sending end of an edge chooses; its root determines it."""
-    if sender == receiver:
-        raise Misuse(f"{sender} has no edge to itself; leave it out of its own neighbours")
-    ends = (sender.encode(), receiver.encode())
-    return expand("pairwise_seed", KEY_BYTES, root, Label.EDGE_SEED, context.digest, *ends)
+    return expand("pairwise_seed", KEY_BYTES, root, Label.EDGE_SEED, *_edge(sender, receiver, context))
 
 
 def seal_edge_seed(
@@ -181,4 +180,10 @@ def open_edge_seed(
 
 
 def _edge_info(sender: ClientId, receiver: ClientId, context: SessionContext) -> bytes:
-    return bind(Label.EDGE_SEALING, context.digest, sender.encode(), receiver.encode())
+    return bind(Label.EDGE_SEALING, *_edge(sender, receiver, context))
+
+
+def _edge(sender: ClientId, receiver: ClientId, context: SessionContext) -> tuple[bytes, bytes, bytes]:
+    if sender == receiver:
+        raise Misuse(f"{sender} has no edge to itself; leave it out of its own neighbours")
+    return context.digest, sender.encode(), receiver.encode()

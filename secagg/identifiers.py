@@ -67,4 +67,6 @@ class SessionContext:
 
 def _require_context_length(digest: bytes) -> None:
     if type(digest) is not bytes or len(digest) != CONTEXT_BYTES:
-        raise InvalidParameters(f"a context is a digest: {CONTEXT_BYTES} bytes; got {type(digest)} of {len(digest)}")
+        raise InvalidParameters(
+            f"a context is a digest: {CONTEXT_BYTES} bytes; got {type(digest).__name__} of {len(digest)}"
+        )

@@ -64,6 +64,8 @@ class X25519PublicKey:
                 backend accepts all three encodings, which would void any check that keys are distinct.
             PeerMisbehaved: a low-order point, which makes the shared secret a constant.
         """
+        if type(self.encoded) is not bytes:
+            raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
         if len(self.encoded) != X25519_BYTES:
             reason = Reason.TRUNCATED if len(self.encoded) < X25519_BYTES else Reason.TRAILING_BYTES
             raise MalformedMessage(f"a public key has {X25519_BYTES} bytes; got {len(self.encoded)}", reason=reason)

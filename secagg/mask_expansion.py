@@ -15,7 +15,7 @@ word, so the reduction keeps it uniform.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -80,8 +80,8 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
     total: RingVector,
     ring: Ring,
     *,
-    add: Sequence[Secret],
-    subtract: Sequence[Secret],
+    add: Iterable[Secret],
+    subtract: Iterable[Secret],
     start: int = 0,
     first_segment: int = 0,
     threads: int = 1,
@@ -105,10 +105,10 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
     """
     _check_target(total, ring)
     _check_range(ring, start, total.size, first_segment)
-    _check_keys([*add, *subtract])
+    signed_keys = [(add_into, key) for key in add] + [(subtract_into, key) for key in subtract]
+    _check_keys(key for _, key in signed_keys)
     if threads < 1:
         raise InvalidParameters(f"threads is {threads}; it is at least 1")
-    signed_keys = [(add_into, key) for key in add] + [(subtract_into, key) for key in subtract]
     job = _Job(ring, signed_keys, first_segment, generator)
     parts = _cut_at_segments(start, total.size, job.words_per_segment, threads)
     if len(parts) == 1:
@@ -212,7 +212,7 @@ def _check_range(ring: Ring, start: int, length: int, first_segment: int) -> Non
         )
 
 
-def _check_keys(keys: Sequence[Secret]) -> None:
+def _check_keys(keys: Iterable[Secret]) -> None:
     for key in keys:
         if len(key) not in _KEY_BYTES:
             raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")

@@ -17,9 +17,6 @@ class Confined:
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         self._refuse()
 
-    def __getstate__(self) -> NoReturn:
-        self._refuse()
-
     def _refuse(self) -> NoReturn:
         raise Misuse(
             f"{self!r} holds a secret and cannot be pickled, copied or iterated; pass the object itself",
@@ -41,8 +38,8 @@ class Secret(Confined):
     def __init__(self, kind: str, data: bytes | bytearray | memoryview) -> None:
         """Copy ``data`` into a buffer of this object's own; wipe ``data`` yourself if it is mutable."""
         self.kind = kind
-        # Through a view, because bytearray(32) would be a key of 32 zeros.
-        self._buffer = bytearray(memoryview(data))
+        # Through a view, because a buffer made from the integer 32 would be a key of 32 zeros.
+        self._buffer = _Buffer(memoryview(data))
         self._wiped = False
 
     @classmethod
@@ -97,19 +94,20 @@ class Secret(Confined):
     def __exit__(self, *_: object) -> None:
         self.wipe()
 
-    def __del__(self) -> None:
-        buffer = getattr(self, "_buffer", None)
-        if buffer is not None:
-            overwrite(buffer)
-
     def __iter__(self) -> NoReturn:
         self._refuse()
 
     def __getitem__(self, _: object) -> NoReturn:
         self._refuse()
 
-    def __bytes__(self) -> NoReturn:  # noqa: PLE0308 -- it refuses
-        self._refuse()
+
+class _Buffer(bytearray):
+    """Bytes that are overwritten when nobody refers to them any more, neither the secret nor a view of it."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        overwrite(self)
 
 
 def draw_exactly(count: int, coins: Coins) -> bytearray:

@@ -110,6 +110,8 @@ class Reader:
             raise MalformedMessage(f"{left} bytes follow the end of the message", reason=Reason.TRAILING_BYTES)
 
     def _take(self, size: int) -> memoryview:
+        if size < 0:
+            raise Misuse(f"a field has no negative size; got {size}")
         left = len(self._view) - self._position
         if size > left:
             raise MalformedMessage(f"{size} bytes are due and {left} are left", reason=Reason.TRUNCATED)
@@ -119,27 +121,29 @@ class Reader:
 
 
 class AbortCode(IntEnum):
-    """All that a peer is told when a session ends early."""
+    """All that a peer is told when a session ends early: that it ended."""
 
-    LEFT = 1
-    """This party cannot go on; it says no more."""
-    REFUSED = 2
-    """This party will not go on with what it was sent."""
+    ABORTED = 1
 
 
-def told_to_peer(error: SecAggError) -> AbortCode:
-    """Return what a peer may learn of an error; details stay in the local log."""
+def told_to_peer(error: SecAggError) -> AbortCode | None:
+    """Return what a peer is told of an error: one fixed code where the session ends, nothing where it goes on.
+
+    The reason stays in the local log; it would tell an active adversary which of its changes was noticed.
+    """
     match error:
-        case MalformedMessage() | UnexpectedMessage() | AuthenticationFailed() | PeerMisbehaved():
-            return AbortCode.REFUSED
         case (
-            InvalidParameters()
-            | Misuse()
+            MalformedMessage()
+            | UnexpectedMessage()
+            | AuthenticationFailed()
+            | PeerMisbehaved()
             | ThresholdNotMet()
             | CapacityExceeded()
             | ContractViolation()
             | InternalError()
         ):
-            return AbortCode.LEFT
+            return AbortCode.ABORTED
+        case InvalidParameters() | Misuse():
+            return None
         case _:
             raise InternalError(f"{type(error).__name__} is not in the table of what peers are told") from error

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from secagg.compression.fixed_point import FixedPoint, Floats
-from secagg.contract import Aggregate, ideal_aggregate
+from secagg.contract import Aggregate, encode_update, ideal_aggregate
 from secagg.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
@@ -70,7 +70,7 @@ def run_demo(*, clients: int, drop: int, out: Path) -> int:
     seconds = perf_counter() - started
 
     recovered = CODEC.decode(Aggregate(CODEC.layout, (total,), len(survivors), len(survivors)))
-    in_the_clear = ideal_aggregate(CODEC.layout, [CODEC.encode(c.update, SystemCoins()) for c in survivors])
+    in_the_clear = ideal_aggregate(CODEC.layout, [encode_update(CODEC, c.update, SystemCoins()) for c in survivors])
     report = {
         "clients": clients,
         "dropped before upload": [str(client.client_id) for client in dropped],
@@ -117,7 +117,7 @@ def _shares_of(client: DemoClient, threshold: int, holders: int) -> list[list[Sh
 
 def _masked_input(client: DemoClient, roster: Roster) -> RingVector:
     """Add the self mask, and each pairwise mask with the sign that its peer does not use."""
-    (masked,) = CODEC.encode(client.update, SystemCoins()).values
+    (masked,) = encode_update(CODEC, client.update, SystemCoins()).values
     added, subtracted = _pairwise_keys(client.mask_root, client.client_id, roster)
     accumulate(masked, RING, add=[_self_mask_key(client.self_mask_seed, client.client_id), *added], subtract=subtracted)
     return masked

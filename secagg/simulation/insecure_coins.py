@@ -37,8 +37,10 @@ class InsecureRecordedCoins:
         Raises:
             Misuse: fewer are left; the vector and the code disagree on how many coins are drawn.
         """
+        if count < 0:
+            raise InvalidParameters(f"cannot draw {count} bytes; the count must not be negative")
         end = self._position + count
-        if count < 0 or end > len(self._recorded):
+        if end > len(self._recorded):
             raise Misuse(
                 f"{count} coins are drawn and {len(self._recorded) - self._position} are left in the record",
                 reason=Reason.ALREADY_SPENT,

@@ -53,7 +53,8 @@ def exact_steps(decoder: FixedPoint, value: float) -> int:
 
 
 def steps_of(decoder: FixedPoint, update: Vector) -> list[int]:
-    return Ring(decoder.modulus_bits).lift(decoder.encode(update, COINS).values[0]).tolist()
+    lifted = Ring(decoder.modulus_bits).lift(decoder.encode(update, COINS).values[0])
+    return [int(steps) for steps in lifted]
 
 
 def decoded_sum(
@@ -102,7 +103,7 @@ def test_floats_of_any_width_and_byte_order_are_encoded(dtype: str) -> None:
 def test_the_extremes_of_every_float_are_encoded() -> None:
     for dtype in (np.float16, np.float32, np.float64, np.longdouble):
         extremes = np.finfo(dtype)
-        update = np.array([extremes.max, extremes.min, extremes.smallest_subnormal], dtype=dtype)
+        update: Any = np.array([extremes.max, extremes.min, extremes.smallest_subnormal], dtype=dtype)
         assert steps_of(scheme(), update) == [256, -256, 0]
 
 

@@ -81,14 +81,21 @@ def test_sealing_is_aes_256_gcm_with_the_documented_nonce_and_header() -> None:
 # --- One message per key ----------------------------------------------------------------------------------------------
 
 
-def test_the_key_is_wiped_after_its_one_message() -> None:
+def test_the_key_is_taken_over_at_once_and_gone_after_its_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     key = Secret("channel_key", KEY)
     view = key.expose()
     sealing_key = SealingKey(key)
-    assert repr(sealing_key) == "<SealingKey>"
-    sealing_key.seal(HEADER, Secret("shares", PLAINTEXT))
     assert key.is_wiped
     assert not any(view)
+    assert repr(sealing_key) == "<SealingKey>"
+    wiped: list[bytes] = []
+
+    def remember(secret: Secret) -> None:
+        wiped.append(bytes(secret.expose()))
+
+    monkeypatch.setattr(Secret, "wipe", remember)
+    sealing_key.seal(HEADER, Secret("shares", PLAINTEXT))
+    assert wiped == [KEY]
     assert repr(sealing_key) == "<SealingKey, spent>"
 
 
@@ -101,12 +108,12 @@ def test_a_second_message_under_a_key_is_refused(header: AeadHeader) -> None:
     assert caught.value.reason is Reason.ALREADY_SPENT
 
 
-def test_two_sealing_keys_of_one_secret_still_seal_one_message() -> None:
+def test_one_secret_makes_no_second_sealing_key() -> None:
     key = Secret("channel_key", KEY)
-    first, second = SealingKey(key), SealingKey(key)
-    first.seal(HEADER, Secret("shares", PLAINTEXT))
-    with pytest.raises(Misuse):
-        second.seal(HEADER, Secret("shares", b"another"))
+    SealingKey(key)
+    with pytest.raises(Misuse) as caught:
+        SealingKey(key)
+    assert caught.value.reason is Reason.ALREADY_SPENT
 
 
 def test_two_threads_do_not_seal_under_one_key(monkeypatch: pytest.MonkeyPatch) -> None:

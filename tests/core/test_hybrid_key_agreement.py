@@ -95,8 +95,8 @@ SEALED = EDGE.seal()
 @pytest.mark.parametrize(
     ("role", "digest"),
     [
-        (KeyRole.CHANNEL, "dd80aac96f42b2a3b8ffc1d0c8961598f11a64dc73bd83ec22c384d64bb4c172"),
-        (KeyRole.MASK, "20cdc49a2c8bb0fcd4a0c25ef885468eaa4919b1c896a21453da4db8e4015732"),
+        (KeyRole.CHANNEL, "4fbfe05aa5df225dc20a8e90195dea39c78e57de37bd1f23e9eaa482c1918338"),
+        (KeyRole.MASK, "d7126141bd746a95ea2d5dfbfd81571bf3fc1db10eb7a672b9f53e3644fcacfc"),
     ],
 )
 def test_golden_public_keys(role: KeyRole, digest: str) -> None:
@@ -108,8 +108,8 @@ def test_golden_public_keys(role: KeyRole, digest: str) -> None:
 @pytest.mark.parametrize("role", KeyRole)
 @pytest.mark.parametrize("root", [ALICE_ROOT, BOB_ROOT, bytes(32)])
 def test_a_pair_is_the_expansion_of_its_root(role: KeyRole, root: bytes) -> None:
-    mlkem_seed = hkdf_expand(root, framed(f"secagg/1/{role.value}-mlkem768-seed".encode(), ATTEMPT.digest), 2)
-    scalar = hkdf_expand(root, framed(f"secagg/1/{role.value}-x25519-key".encode(), ATTEMPT.digest), 1)
+    mlkem_seed = hkdf_expand(root, framed(f"secagg/1/{role.value}-hybrid-mlkem768-seed".encode(), ATTEMPT.digest), 2)
+    scalar = hkdf_expand(root, framed(f"secagg/1/{role.value}-hybrid-x25519-key".encode(), ATTEMPT.digest), 1)
     mlkem = MLKEM768PrivateKey.from_seed_bytes(mlkem_seed).public_key().public_bytes_raw()
     x25519 = X25519PrivateKey.from_private_bytes(scalar).public_key().public_bytes_raw()
     assert pair_of(root, role).public_key.encoded == mlkem + x25519

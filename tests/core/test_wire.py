@@ -261,8 +261,8 @@ def unexplained(cls: type[SecAggError]) -> SecAggError:
 
 
 @pytest.mark.parametrize("cls", list(concrete_errors()), ids=lambda cls: cls.__name__)
-def test_a_peer_is_told_whether_its_message_was_refused_and_no_more(cls: type[SecAggError]) -> None:
-    expected = AbortCode.REFUSED if issubclass(cls, PeerError) else AbortCode.LEFT
+def test_a_peer_is_told_that_the_session_ended_and_nothing_else(cls: type[SecAggError]) -> None:
+    expected = None if issubclass(cls, (InvalidParameters, Misuse)) else AbortCode.ABORTED
     assert told_to_peer(unexplained(cls)) is expected
 
 
@@ -291,8 +291,8 @@ def test_an_error_outside_the_table_is_reported_and_not_guessed(cls: type[SecAgg
 
 
 def test_a_refinement_of_a_listed_error_is_told_as_that_error() -> None:
-    assert told_to_peer(RefinedMisuse("twice")) is AbortCode.LEFT
+    assert told_to_peer(RefinedMisuse("twice")) is None
 
 
-def test_the_codes_on_the_wire_are_pinned() -> None:
-    assert {code.name: code.value for code in AbortCode} == {"LEFT": 1, "REFUSED": 2}
+def test_the_one_code_on_the_wire_is_pinned() -> None:
+    assert {code.name: code.value for code in AbortCode} == {"ABORTED": 1}
