@@ -311,28 +311,24 @@ def lift(element: Words, modulus_bits: int) -> Words:
 
 def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
     """Write the lanes, p bits each, one after another into words of word_bits bits, lowest bits first."""
-    packed = list[Words]()
-    for index in range(len(lanes) * modulus_bits // word_bits):
-        start = word_bits * index
-        first, last = start // modulus_bits, (start + word_bits - 1) // modulus_bits
-        word = _shifted(lanes[first], modulus_bits * first - start)
-        for lane in range(first + 1, last + 1):
-            word = word | _shifted(lanes[lane], modulus_bits * lane - start)
-        packed.append(word)
-    return packed
+    return _regroup(lanes, modulus_bits, word_bits)
 
 
 def unpack_group(words: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
     """Read the lanes of p bits back out of the words; the inverse of ``pack_group``."""
-    lanes = list[Words]()
-    for index in range(len(words) * word_bits // modulus_bits):
-        start = modulus_bits * index
-        first, last = start // word_bits, (start + modulus_bits - 1) // word_bits
-        lane = _shifted(words[first], word_bits * first - start)
-        for word in range(first + 1, last + 1):
-            lane = lane | _shifted(words[word], word_bits * word - start)
-        lanes.append(lane & low_bits(modulus_bits))
-    return lanes
+    return [lane & low_bits(modulus_bits) for lane in _regroup(words, word_bits, modulus_bits)]
+
+
+def _regroup(pieces: Sequence[Words], old_bits: int, new_bits: int) -> list[Words]:
+    """Cut the bits of the pieces anew; above its own ``new_bits`` a piece may keep some of the next."""
+    regrouped = list[Words]()
+    for start in range(0, len(pieces) * old_bits, new_bits):
+        first, last = start // old_bits, (start + new_bits - 1) // old_bits
+        piece = _shifted(pieces[first], old_bits * first - start)
+        for index in range(first + 1, last + 1):
+            piece = piece | _shifted(pieces[index], old_bits * index - start)
+        regrouped.append(piece)
+    return regrouped
 
 
 def _shifted(word: Words, by: int) -> Words:
