@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,149 +18,29 @@ import numpy.typing as npt
 from secagg.entropy import Coins
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.labels import Label, bind
+from secagg.layout import IndexSegment, Layout, RingSegment, Segment
 from secagg.ring import Ring, RingVector, low_bits
-from secagg.wire import Reader, Writer
+from secagg.wire import MessageKind, Reader, Writer
 
-MAXIMUM_SEGMENTS: Final = 1 << 16
-MAXIMUM_LENGTH: Final = 1 << 40
-LEAST_CODEWORDS: Final = 2
-MAXIMUM_CODEWORDS: Final = 1 << 16
+__all__ = [
+    "Aggregate",
+    "Histogram",
+    "IndexSegment",
+    "Layout",
+    "LinearDecoder",
+    "Payload",
+    "RingSegment",
+    "Segment",
+    "encode_update",
+    "ideal_aggregate",
+    "public_parameters_digest",
+]
 MAXIMUM_WEIGHT: Final = 1 << 47
 """Small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
 DIGEST_BYTES: Final = 32
-LAYOUT_KIND: Final = 1
-PAYLOAD_KIND: Final = 2
-AGGREGATE_KIND: Final = 3
 
 Histogram = npt.NDArray[np.uint64]
 Update = TypeVar("Update")
-
-
-class _Tag(IntEnum):
-    RING = 1
-    INDEX = 2
-
-
-@dataclass(frozen=True, slots=True)
-class RingSegment:
-    """A run of elements of Z_{2^modulus_bits}; the aggregate is their sum, coordinate by coordinate."""
-
-    modulus_bits: int
-    length: int
-
-    def __post_init__(self) -> None:
-        Ring(self.modulus_bits)
-        _require_length("length", self.length)
-
-    @property
-    def ring(self) -> Ring:
-        """The ring of the elements."""
-        return Ring(self.modulus_bits)
-
-    @property
-    def payload_bytes(self) -> int:
-        """How many bytes one client's values have on the wire."""
-        return self.ring.packed_bytes(self.length)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSegment:
-    """A run of blocks, each an index into ``codewords``; the aggregate is a histogram for each block."""
-
-    codewords: int
-    blocks: int
-
-    def __post_init__(self) -> None:
-        if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
-            raise InvalidParameters(
-                f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
-            )
-        _require_length("blocks", self.blocks)
-
-    @property
-    def ring(self) -> Ring:
-        """The ring whose elements have exactly the bits of one index; only packing uses it."""
-        return Ring((self.codewords - 1).bit_length())
-
-    @property
-    def length(self) -> int:
-        """How many indices one client has."""
-        return self.blocks
-
-    @property
-    def payload_bytes(self) -> int:
-        """How many bytes one client's indices have on the wire."""
-        return self.ring.packed_bytes(self.blocks)
-
-
-Segment = RingSegment | IndexSegment
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The segments of an update, in order; part of a session's configuration."""
-
-    segments: tuple[Segment, ...]
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
-            raise InvalidParameters(f"a layout has 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
-
-    @property
-    def payload_bytes(self) -> int:
-        """How many bytes the values of one client have on the wire, without headers."""
-        return sum(segment.payload_bytes for segment in self.segments)
-
-    @property
-    def digest(self) -> bytes:
-        """The digest that sessions and payloads are bound to."""
-        return hashlib.sha256(bind(Label.LAYOUT_DIGEST, self.encode())).digest()
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(LAYOUT_KIND).integer(len(self.segments), 4)
-        for segment in self.segments:
-            match segment:
-                case RingSegment():
-                    writer.integer(_Tag.RING, 1).integer(segment.modulus_bits, 4).integer(segment.length, 8)
-                case IndexSegment():
-                    writer.integer(_Tag.INDEX, 1).integer(segment.codewords, 4).integer(segment.blocks, 8)
-        return writer.finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> Layout:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
-        reader = Reader(message, LAYOUT_KIND)
-        count = reader.integer(4)
-        if count > MAXIMUM_SEGMENTS:
-            raise MalformedMessage(
-                f"a layout declares {count} segments and {MAXIMUM_SEGMENTS} is the limit",
-                reason=Reason.LENGTH_OVER_LIMIT,
-            )
-        try:
-            layout = cls(tuple(_decode_segment(reader) for _ in range(count)))
-        except InvalidParameters as error:
-            raise MalformedMessage(f"the layout is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
-        reader.finish()
-        return layout
-
-    def require_rings(self) -> tuple[RingSegment, ...]:
-        """Return the segments if all are rings, for a protocol that can sum and cannot count.
-
-        Raises:
-            InvalidParameters: a segment holds indices.
-        """
-        for position, segment in enumerate(self.segments):
-            if isinstance(segment, IndexSegment):
-                raise InvalidParameters(
-                    f"segment {position} holds indices, which this protocol cannot aggregate; choose a scheme without "
-                    "codebooks, or a protocol with secure indexing"
-                )
-        return cast("tuple[RingSegment, ...]", self.segments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +68,7 @@ class Payload:
 
     def encode(self) -> bytes:
         """Return the canonical encoding: the layout's digest and each segment at exactly its bits per value."""
-        writer = Writer(PAYLOAD_KIND).fixed(self.layout.digest, DIGEST_BYTES)
+        writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
             writer.fixed(segment.ring.pack(vector), segment.payload_bytes)
         return writer.finish()
@@ -201,7 +80,7 @@ class Payload:
         Raises:
             MalformedMessage: another layout, an index over the codebook, or anything ``encode`` would not have written.
         """
-        reader = Reader(message, PAYLOAD_KIND)
+        reader = Reader(message, MessageKind.PAYLOAD)
         _require_digest(reader.fixed(DIGEST_BYTES), layout)
         packed = [reader.fixed(segment.payload_bytes) for segment in layout.segments]
         reader.finish()
@@ -241,7 +120,7 @@ class Aggregate:
 
     def encode(self) -> bytes:
         """Return the canonical encoding; a histogram's counters have exactly the bits of the total weight."""
-        writer = Writer(AGGREGATE_KIND).fixed(self.layout.digest, DIGEST_BYTES)
+        writer = Writer(MessageKind.AGGREGATE).fixed(self.layout.digest, DIGEST_BYTES)
         writer.integer(self.contributors, 8).integer(self.total_weight, 8)
         for segment, value in zip(self.layout.segments, self.values, strict=True):
             ring = _aggregate_ring(segment, self.total_weight)
@@ -256,7 +135,7 @@ class Aggregate:
         Raises:
             MalformedMessage: another layout, impossible counts, or anything ``encode`` would not have written.
         """
-        reader = Reader(message, AGGREGATE_KIND)
+        reader = Reader(message, MessageKind.AGGREGATE)
         _require_digest(reader.fixed(DIGEST_BYTES), layout)
         contributors, total_weight = reader.integer(8), reader.integer(8)
         if not 1 <= contributors <= total_weight <= MAXIMUM_WEIGHT:
@@ -358,22 +237,6 @@ def _ideal_segment(segment: Segment, vectors: list[RingVector], weights: list[in
             for vector, weight in zip(vectors, weights, strict=True):
                 histogram[rows, vector] += np.uint64(weight)
             return histogram
-
-
-def _decode_segment(reader: Reader) -> Segment:
-    tag, first, second = reader.integer(1), reader.integer(4), reader.integer(8)
-    match tag:
-        case _Tag.RING:
-            return RingSegment(first, second)
-        case _Tag.INDEX:
-            return IndexSegment(first, second)
-        case _:
-            raise MalformedMessage(f"{tag} is not the tag of a segment", reason=Reason.NOT_CANONICAL)
-
-
-def _require_length(name: str, value: int) -> None:
-    if type(value) is not int or not 1 <= value <= MAXIMUM_LENGTH:
-        raise InvalidParameters(f"{name} is an integer in 1..2^40; got {value!r}")
 
 
 def _require_digest(digest: bytes, layout: Layout) -> None:

@@ -30,6 +30,14 @@ _HEADER = struct.Struct(">4sBH")
 _MAGIC = b"SAGG"
 
 
+class MessageKind(IntEnum):
+    """Every kind of message, in one table: bytes of one kind never decode as another."""
+
+    LAYOUT = 1
+    PAYLOAD = 2
+    AGGREGATE = 3
+
+
 class Writer:
     """Builds one message; refuses values that their field cannot hold."""
 

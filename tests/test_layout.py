@@ -31,7 +31,17 @@ SHIPPED = {"secagg": "secagg", **{room: f"secagg.{room}" for room in LINKED_ROOM
 CORE_LEVELS = (
     {"errors", "identifiers", "labels"},
     {"wire", "secret", "entropy", "ring", "prime_field", "key_derivation"},
-    {"shamir", "key_agreement", "hybrid_key_agreement", "hpke", "aead", "mask_expansion", "contract", "parameters"},
+    {
+        "shamir",
+        "key_agreement",
+        "hybrid_key_agreement",
+        "hpke",
+        "aead",
+        "mask_expansion",
+        "layout",
+        "contract",
+        "parameters",
+    },
 )
 CORE_MODULES = set[str]().union(*CORE_LEVELS)
 FACE_IMPORTS = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.contract")

@@ -11,9 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.contract import (
-    MAXIMUM_CODEWORDS,
-    MAXIMUM_LENGTH,
-    MAXIMUM_SEGMENTS,
     MAXIMUM_WEIGHT,
     Aggregate,
     Histogram,
@@ -33,6 +30,7 @@ from secagg.errors import (
     Reason,
     UnexpectedMessage,
 )
+from secagg.layout import MAXIMUM_CODEWORDS, MAXIMUM_LENGTH, MAXIMUM_SEGMENTS
 from secagg.ring import RingVector
 
 HEADER_BYTES = 7
@@ -361,6 +359,8 @@ def test_counters_cannot_wrap_at_the_greatest_weight_and_number_of_codewords() -
     assert Aggregate.decode(aggregate.encode(), layout).encode() == aggregate.encode()
     with pytest.raises(CapacityExceeded):
         Aggregate(layout, (np.full_like(row, MAXIMUM_WEIGHT),), 1, MAXIMUM_WEIGHT)
+    # Counters are checked one by one and then added in 64 bits, so no sum of checked counters may wrap.
+    assert MAXIMUM_CODEWORDS * MAXIMUM_WEIGHT < 1 << 64
 
 
 def test_an_impossible_histogram_is_malformed_on_the_wire() -> None:

@@ -208,12 +208,13 @@ def a_kernel_that_compares_for_equality(word: Any, _: int) -> Any:  # noqa: ANN4
 
 
 def a_kernel_that_indexes(word: Any, modulus_bits: int) -> Any:  # noqa: ANN401
-    return [0] * modulus_bits + [0, 1, 2, 3][word]
+    table: list[int] = [0, 1, 2, 3]
+    return table[word] + modulus_bits
 
 
 def a_kernel_that_looks_up(word: Any, _: int) -> Any:  # noqa: ANN401
     table: dict[int, int] = {0: 1, 1: 0}
-    return table.get(word)
+    return table[word]
 
 
 def a_kernel_that_counts(word: Any, _: int) -> Any:  # noqa: ANN401
