@@ -209,7 +209,8 @@ def a_kernel_that_compares_for_equality(word: Any, _: int) -> Any:  # noqa: ANN4
 
 def a_kernel_that_indexes(word: Any, modulus_bits: int) -> Any:  # noqa: ANN401
     table: list[int] = [0, 1, 2, 3]
-    return table[word] + modulus_bits
+    entry: int = table[word]
+    return entry + modulus_bits
 
 
 def a_kernel_that_looks_up(word: Any, _: int) -> Any:  # noqa: ANN401
