@@ -4,6 +4,7 @@ They run here, unchanged, on a word that refuses everything but word arithmetic,
 proof that runs the same source on a solver's terms rests on exactly this.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -208,9 +209,7 @@ def a_kernel_that_compares_for_equality(word: Any, _: int) -> Any:  # noqa: ANN4
 
 
 def a_kernel_that_indexes(word: Any, modulus_bits: int) -> Any:  # noqa: ANN401
-    table: list[int] = [0, 1, 2, 3]
-    entry: int = table[word]
-    return entry + modulus_bits
+    return operator.index(word) + modulus_bits
 
 
 def a_kernel_that_looks_up(word: Any, _: int) -> Any:  # noqa: ANN401
