@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from secagg.errors import SecAggError
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="secagg", description="Secure aggregation for federated learning.")
+    parser.add_argument("--version", action="version", version=f"secagg {version('secagg')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help="one masked sum with dropouts, in memory, with a picture of who sees what")
     demo.add_argument("--clients", type=int, default=12, help="how many clients take part (default: %(default)s)")

@@ -241,6 +241,16 @@ def test_masks_that_are_added_and_subtracted_cancel(modulus_bits: int) -> None:
     assert total.tobytes() == before.tobytes()
 
 
+def test_a_part_of_a_longer_vector_is_accumulated_alone() -> None:
+    ring, keys = Ring(20), mask_keys(2)
+    whole = random_vector(ring, 30)
+    before = whole.copy()
+    expected = whole[10:20].copy()
+    accumulate(expected, ring, add=keys, subtract=[], start=10)
+    accumulate(whole[10:20], ring, add=keys, subtract=[], start=10)
+    assert whole.tolist() == [*before[:10].tolist(), *expected.tolist(), *before[20:].tolist()]
+
+
 def test_one_key_may_be_added_as_often_as_its_weight_says() -> None:
     ring, key = Ring(20), fixed_key(16)
     total = ring.zeros(30)
