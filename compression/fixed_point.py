@@ -36,10 +36,10 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         RingSegment(self.modulus_bits, self.length)
-        if not (math.isfinite(self.clip) and self.clip > 0):
+        if not 0 < self.clip < math.inf:
             raise InvalidParameters(f"clip is a positive number; got {self.clip}")
-        if not 0 <= self.fraction_bits <= MAXIMUM_FRACTION_BITS:
-            raise InvalidParameters(f"fraction_bits lies in 0..{MAXIMUM_FRACTION_BITS}; got {self.fraction_bits}")
+        if type(self.fraction_bits) is not int or not 0 <= self.fraction_bits <= MAXIMUM_FRACTION_BITS:
+            raise InvalidParameters(f"fraction_bits is in 0..{MAXIMUM_FRACTION_BITS}; got {self.fraction_bits!r}")
         if self.clip > math.ldexp(MAXIMUM_STEPS, -self.fraction_bits) or self.bound < 1:
             raise InvalidParameters(
                 f"clip {self.clip} is not 1 to 2^52 - 1 steps of 2^-{self.fraction_bits}; change clip or fraction_bits"
@@ -58,13 +58,9 @@ class FixedPoint:
     @property
     def layout(self) -> Layout:
         """One ring segment."""
-        return Layout((RingSegment(self.modulus_bits, self.length),))
-
-    @property
-    def version(self) -> bytes:
-        """The digest of all parameters."""
         encoded = struct.pack(">QdII", self.length, self.clip, self.fraction_bits, self.modulus_bits)
-        return public_parameters_digest("fixed_point", encoded)
+        version = public_parameters_digest("fixed_point", encoded)
+        return Layout((RingSegment(self.modulus_bits, self.length),), version)
 
     @property
     def capacity(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -51,7 +52,10 @@ class Payload:
     values: tuple[RingVector, ...] = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Check every value against its segment.
+        self.check()
+
+    def check(self) -> None:
+        """Check every value against its segment; ``encode`` does so again, because arrays can change.
 
         Raises:
             Misuse: wrong number, dtype or length of vectors.
@@ -68,6 +72,7 @@ class Payload:
 
     def encode(self) -> bytes:
         """Return the canonical encoding: the layout's digest and each segment at exactly its bits per value."""
+        self.check()
         writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
             writer.fixed(segment.ring.pack(vector), segment.payload_bytes)
@@ -106,6 +111,8 @@ class Aggregate:
         """Check the shapes, and that every histogram counts every contributor's weight once."""
         if len(self.values) != len(self.layout.segments):
             raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} sums")
+        if type(self.contributors) is not int or type(self.total_weight) is not int:
+            raise Misuse("contributors and total_weight are integers")
         if not 1 <= self.contributors <= self.total_weight <= MAXIMUM_WEIGHT:
             raise InvalidParameters(
                 f"{self.contributors} contributors of total weight {self.total_weight}: each weighs at least 1, and "
@@ -161,17 +168,12 @@ class LinearDecoder(Protocol[Update]):
 
     The law holds exactly in the integers, before the one multiplication by a float. One object stands for one scheme
     with one set of public parameters (scales, codebook, mask seed); refreshing them makes another object with another
-    ``version``, so an update that was encoded under old parameters cannot be decoded under new ones.
+    layout version, so an update that was encoded under old parameters cannot be decoded under new ones.
     """
 
     @property
     def layout(self) -> Layout:
-        """The segments that ``encode`` produces; fixed by the public parameters."""
-        ...
-
-    @property
-    def version(self) -> bytes:
-        """The digest of the scheme's name and public parameters."""
+        """The segments that ``encode`` produces, and the version that stands for the public parameters."""
         ...
 
     @property
@@ -205,7 +207,10 @@ def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequen
 
     It is the reference that tests compare protocols with; it protects nobody.
     """
-    used = [1] * len(payloads) if weights is None else list(weights)
+    try:
+        used = [1] * len(payloads) if weights is None else [index(weight) for weight in weights]
+    except TypeError:
+        raise Misuse("weights are integers; round them and say so in the configuration") from None
     if len(used) != len(payloads) or not payloads or min(used) < 1 or sum(used) > MAXIMUM_WEIGHT:
         raise InvalidParameters(
             "give at least one payload and, for each, one weight of at least 1; their sum is at most 2^47"
@@ -221,7 +226,7 @@ def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequen
 
 
 def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:
-    """Return the version stamp of a scheme's public parameters in their canonical encoding."""
+    """Return the version of a layout: the digest of a scheme's name and of its parameters in canonical encoding."""
     return hashlib.sha256(bind(Label.PUBLIC_PARAMETERS_DIGEST, scheme.encode(), parameters)).digest()
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, cast
 
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.labels import Label, bind
 from secagg.ring import Ring
 from secagg.wire import MessageKind, Reader, Writer
 
+VERSION_BYTES: Final = 32
+UNVERSIONED: Final = bytes(VERSION_BYTES)
 MAXIMUM_SEGMENTS: Final = 1 << 16
 MAXIMUM_LENGTH: Final = 1 << 40
 LEAST_CODEWORDS: Final = 2
@@ -80,11 +82,21 @@ Segment = RingSegment | IndexSegment
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The segments of an update, in order; part of a session's configuration."""
+    """The segments of an update, in order, and the version of what encoded it; part of a session's configuration.
+
+    The digest covers both, so whatever is bound to the layout (payloads, aggregates, a session's keys) is bound to the
+    scales, codebooks and seeds as well: values that were encoded under others cannot be summed or decoded with these.
+    """
 
     segments: tuple[Segment, ...]
+    version: bytes = UNVERSIONED
+    """The digest of the public parameters under which values of this layout are encoded."""
 
     def __post_init__(self) -> None:
+        if type(self.segments) is not tuple or any(type(s) not in (RingSegment, IndexSegment) for s in self.segments):
+            raise Misuse("a layout is made from a tuple of RingSegment and IndexSegment")
+        if type(self.version) is not bytes or len(self.version) != VERSION_BYTES:
+            raise Misuse(f"a version is a digest of {VERSION_BYTES} bytes; make one with public_parameters_digest")
         if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
             raise InvalidParameters(f"a layout has 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
 
@@ -107,7 +119,7 @@ class Layout:
                     writer.integer(_Tag.RING, 1).integer(segment.modulus_bits, 4).integer(segment.length, 8)
                 case IndexSegment():
                     writer.integer(_Tag.INDEX, 1).integer(segment.codewords, 4).integer(segment.blocks, 8)
-        return writer.finish()
+        return writer.fixed(self.version, VERSION_BYTES).finish()
 
     @classmethod
     def decode(cls, message: bytes) -> Layout:
@@ -124,7 +136,8 @@ class Layout:
                 reason=Reason.LENGTH_OVER_LIMIT,
             )
         try:
-            layout = cls(tuple(_decode_segment(reader) for _ in range(count)))
+            segments = tuple(_decode_segment(reader) for _ in range(count))
+            layout = cls(segments, reader.fixed(VERSION_BYTES))
         except InvalidParameters as error:
             raise MalformedMessage(f"the layout is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
         reader.finish()

@@ -189,6 +189,7 @@ def _filler(key: Secret, generator: Generator) -> _Fill:
 def _cut_at_segments(start: int, length: int, per_segment: int, parts: int) -> list[slice]:
     """Divide [0, length) into at most ``parts`` ranges that meet where segments do."""
     first, last = start // per_segment, -(-(start + length) // per_segment)
+    parts = max(1, min(parts, last - first))
     edges = {first + (last - first) * index // parts for index in range(parts + 1)}
     inside = sorted(min(max(edge * per_segment - start, 0), length) for edge in edges)
     return [slice(low, high) for low, high in pairwise(inside) if low < high] or [slice(0, 0)]
@@ -214,6 +215,8 @@ def _check_range(ring: Ring, start: int, length: int, first_segment: int) -> Non
 
 def _check_keys(keys: Iterable[Secret]) -> None:
     for key in keys:
+        if type(key) is not Secret:
+            raise Misuse(f"a mask key is a Secret; got {type(key).__name__}")
         if len(key) not in _KEY_BYTES:
             raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")
         key.expose()

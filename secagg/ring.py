@@ -24,6 +24,9 @@ MAXIMUM_MODULUS_BITS = 64
 _PACK_BLOCK = 1 << 17
 """Elements packed at a time: a block and its packed form stay in the second-level cache."""
 
+_PLAIN_ARRAYS = (np.ndarray, np.memmap)
+"""Other kinds of array, such as masked ones, do not do with all elements what they are told."""
+
 RingVector = npt.NDArray[np.unsignedinteger[Any]]
 SignedVector = npt.NDArray[np.signedinteger[Any]]
 
@@ -99,7 +102,7 @@ class Ring:
         Raises:
             Misuse: the dtype, the number of dimensions or the length differ.
         """
-        if getattr(vector, "dtype", None) != self.word or vector.ndim != 1:
+        if type(vector) not in _PLAIN_ARRAYS or vector.dtype != self.word or vector.ndim != 1:
             raise Misuse(f"a vector over {self.modulus_bits} bits is one dimension of {self.word}; got {_form(vector)}")
         if length is not None and vector.size != length:
             raise Misuse(f"a vector of {length} elements is due; got {vector.size}")
@@ -175,6 +178,8 @@ class Ring:
                 allocated, or a bit that fills the last byte is set.
         """
         data = memoryview(data)
+        if not data.c_contiguous:
+            raise Misuse("packed bytes are contiguous; pass a copy of the view")
         self._require_packed(data, length)
         if self.modulus_bits == self.word_bits:
             return np.frombuffer(data, dtype=self.word).copy()
@@ -238,7 +243,8 @@ def require_capacity(total_weight: int, available: int) -> None:
 
 
 def _form(value: Any) -> str:  # noqa: ANN401 -- described here, whatever it is
-    return f"{value.ndim} of {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
+    shape = f" of {value.ndim} dimensions of {value.dtype}" if hasattr(value, "dtype") else ""
+    return type(value).__name__ + shape
 
 
 def _group(modulus_bits: int, word_bits: int) -> tuple[int, int]:

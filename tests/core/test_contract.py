@@ -171,14 +171,39 @@ def test_layouts_that_differ_in_one_number_have_digests_of_their_own() -> None:
 
 
 def test_the_encoding_and_the_digest_of_a_layout_never_change() -> None:
-    layout = Layout((RingSegment(20, 1000), IndexSegment(300, 77)))
+    layout = Layout((RingSegment(20, 1000), IndexSegment(300, 77)), b"\x5a" * 32)
     encoded = b"SAGG\x01" + b"\x00\x01" + b"\x00\x00\x00\x02"
     encoded += b"\x01" + (20).to_bytes(4, "big") + (1000).to_bytes(8, "big")
     encoded += b"\x02" + (300).to_bytes(4, "big") + (77).to_bytes(8, "big")
+    encoded += b"\x5a" * 32
     assert layout.encode() == encoded
     bound = b"secagg/1/layout" + len(encoded).to_bytes(4, "big") + encoded
     assert layout.digest == hashlib.sha256(bound).digest()
-    assert layout.digest.hex() == "599893d7beb50d4c1883e52f2458a9d948a3679737d10f8fd6dfa4c5ffaffef1"
+    assert layout.digest.hex() == "330b07d888412e83ce9bf3bad430bb0d8dabe7606fcb95d3e105d0d482b46703"
+
+
+def test_layouts_of_two_versions_are_two_layouts() -> None:
+    segments = (RingSegment(20, 1000),)
+    old, new = Layout(segments, b"\x01" * 32), Layout(segments, b"\x02" * 32)
+    assert old != new
+    assert old.digest != new.digest
+    assert Layout.decode(new.encode()) == new
+
+
+@pytest.mark.parametrize(
+    ("segments", "version"),
+    [
+        ([RingSegment(20, 1)], bytes(32)),
+        (("ring",), bytes(32)),
+        ((RingSegment(20, 1), None), bytes(32)),
+        ((RingSegment(20, 1),), bytes(31)),
+        ((RingSegment(20, 1),), bytes(33)),
+        ((RingSegment(20, 1),), bytearray(32)),
+    ],
+)
+def test_a_layout_of_something_else_is_not_made(segments: Any, version: Any) -> None:
+    with pytest.raises(Misuse):
+        Layout(segments, version)
 
 
 def test_the_stamp_of_public_parameters_binds_the_name_and_every_byte() -> None:
@@ -235,7 +260,7 @@ def test_a_payload_needs_one_vector_for_each_segment(count: int) -> None:
     ],
     ids=repr,
 )
-def test_a_payload_of_another_dtype_or_length_is_refused(vector: Any) -> None:  # noqa: ANN401 -- anything at all
+def test_a_payload_of_another_dtype_or_length_is_refused(vector: Any) -> None:
     for segment in (RingSegment(5, 3), IndexSegment(20, 3)):
         with pytest.raises(Misuse):
             Payload(Layout((segment,)), (vector,))
@@ -624,6 +649,38 @@ def test_without_weights_every_client_counts_once() -> None:
     clients = [example_payload() for _ in range(4)]
     assert numbers_of(ideal_aggregate(MIXED, clients)) == numbers_of(ideal_aggregate(MIXED, clients, [1] * 4))
     assert ideal_aggregate(MIXED, clients).total_weight == 4
+
+
+def test_a_payload_that_was_changed_after_its_check_is_not_encoded() -> None:
+    payload = payload_of(Layout((IndexSegment(3, 2),)), [[0, 1]])
+    payload.values[0][0] = 3
+    with pytest.raises(CapacityExceeded):
+        payload.encode()
+
+
+@pytest.mark.parametrize("segment", [RingSegment(3, 2), IndexSegment(3, 2)])
+def test_a_masked_array_hides_no_value_from_the_check(segment: Segment) -> None:
+    masked: Any = np.ma.masked_array(np.array([255, 1], dtype=np.uint8), mask=[True, False])  # pyright: ignore[reportUnknownMemberType]
+    with pytest.raises(Misuse):
+        Payload(Layout((segment,)), (masked,))
+
+
+def test_weights_may_be_integers_of_numpy() -> None:
+    payload = example_payload()
+    assert ideal_aggregate(MIXED, [payload], list(np.array([2]))).total_weight == 2
+
+
+def test_weights_that_are_no_integers_are_refused() -> None:
+    weights: Any = [2.0]
+    with pytest.raises(Misuse):
+        ideal_aggregate(MIXED, [example_payload()], weights)
+
+
+@pytest.mark.parametrize(("contributors", "total_weight"), [(1.0, 1), (1, 1.5), (True, 1), (1, True)])
+def test_an_aggregate_counts_in_integers(contributors: Any, total_weight: Any) -> None:
+    layout = Layout((RingSegment(8, 1),))
+    with pytest.raises(Misuse):
+        Aggregate(layout, (np.zeros(1, dtype=np.uint8),), contributors, total_weight)
 
 
 def test_aggregating_leaves_the_payloads_as_they_were() -> None:

@@ -150,7 +150,7 @@ def test_a_note_survives_pickling() -> None:
 @pytest.mark.parametrize(
     "blamed", [list(BLAMED), BLAMED, set(BLAMED), iter(BLAMED)], ids=["list", "tuple", "set", "iterator"]
 )
-def test_culprits_are_a_frozen_set_however_they_are_given(blamed: Any) -> None:  # noqa: ANN401
+def test_culprits_are_a_frozen_set_however_they_are_given(blamed: Any) -> None:
     error = AuthenticationFailed(culprits=blamed)
     assert type(error.culprits) is frozenset
     assert error.culprits == {ClientId(3), ServerId(0)}

@@ -481,3 +481,16 @@ def test_a_keystream_buffer_is_overwritten_also_after_a_failure(monkeypatch: pyt
         expand(fixed_key(16), Ring(20), 100)
     # It held the keystream when it was overwritten.
     assert overwritten == [True]
+
+
+def test_a_key_that_is_no_secret_is_refused() -> None:
+    key: Any = bytes(16)
+    with pytest.raises(Misuse, match="Secret"):
+        expand(key, Ring(8), 10)
+
+
+def test_more_threads_than_segments_cost_nothing() -> None:
+    key = Secret("mask_key", bytes(16))
+    total = Ring(8).zeros(10)
+    accumulate(total, Ring(8), add=[key], subtract=[], threads=10**12)
+    assert (total == expand(key, Ring(8), 10)).all()

@@ -54,11 +54,11 @@ NO_FLOORS = [
 ]
 
 
-def floors(**changes: Any) -> ClientFloors:  # noqa: ANN401 -- values of every field
+def floors(**changes: Any) -> ClientFloors:
     return ClientFloors(**(FLOORS | changes))
 
 
-def admit(accepting: ClientFloors, **changes: Any) -> None:  # noqa: ANN401 -- values of every field
+def admit(accepting: ClientFloors, **changes: Any) -> None:
     accepting.admit(**(AT_THE_FLOOR | changes))
 
 

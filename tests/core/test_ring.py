@@ -72,7 +72,7 @@ def frozen(vector: RingVector) -> RingVector:
 
 
 @pytest.mark.parametrize("modulus_bits", [0, -1, 65, 128, True, 8.0, 8.5, float("nan"), "8", None])
-def test_a_modulus_that_is_not_an_integer_in_1_to_64_is_refused(modulus_bits: Any) -> None:  # noqa: ANN401
+def test_a_modulus_that_is_not_an_integer_in_1_to_64_is_refused(modulus_bits: Any) -> None:
     with pytest.raises(InvalidParameters):
         Ring(modulus_bits)
 
@@ -385,7 +385,7 @@ def test_no_integers_make_the_empty_vector(ring: Ring) -> None:
     ],
     ids=repr,
 )
-def test_what_is_not_one_dimension_of_integers_is_refused(values: Any) -> None:  # noqa: ANN401 -- anything at all
+def test_what_is_not_one_dimension_of_integers_is_refused(values: Any) -> None:
     with pytest.raises(Misuse):
         Ring(64).from_integers(values)
 
@@ -511,3 +511,8 @@ def test_a_total_weight_up_to_the_capacity_is_accepted_and_no_more() -> None:
 def test_a_total_weight_below_one_is_refused(total_weight: int) -> None:
     with pytest.raises(InvalidParameters):
         require_capacity(total_weight, 10)
+
+
+def test_a_view_with_gaps_is_not_unpacked() -> None:
+    with pytest.raises(Misuse, match="contiguous"):
+        Ring(8).unpack(memoryview(bytes(8))[::2], 4)

@@ -196,40 +196,40 @@ def test_packing_and_unpacking_run_on_words_that_reveal_nothing(modulus_bits: in
     assert all(lane.dtype == ring.word for lane in unpacked)
 
 
-def a_kernel_that_branches(word: Any, modulus_bits: int) -> Any:  # noqa: ANN401 -- it runs on words of two kinds
+def a_kernel_that_branches(word: Any, modulus_bits: int) -> Any:
     return word - (1 << modulus_bits) if word >> (modulus_bits - 1) else word
 
 
-def a_kernel_that_compares(word: Any, modulus_bits: int) -> Any:  # noqa: ANN401
+def a_kernel_that_compares(word: Any, modulus_bits: int) -> Any:
     return (word >= 1 << (modulus_bits - 1)) * word
 
 
-def a_kernel_that_compares_for_equality(word: Any, _: int) -> Any:  # noqa: ANN401
+def a_kernel_that_compares_for_equality(word: Any, _: int) -> Any:
     return [word == value for value in range(4)]
 
 
-def a_kernel_that_indexes(word: Any, modulus_bits: int) -> Any:  # noqa: ANN401
+def a_kernel_that_indexes(word: Any, modulus_bits: int) -> Any:
     return operator.index(word) + modulus_bits
 
 
-def a_kernel_that_looks_up(word: Any, _: int) -> Any:  # noqa: ANN401
+def a_kernel_that_looks_up(word: Any, _: int) -> Any:
     table: dict[int, int] = {0: 1, 1: 0}
     return table[word]
 
 
-def a_kernel_that_counts(word: Any, _: int) -> Any:  # noqa: ANN401
+def a_kernel_that_counts(word: Any, _: int) -> Any:
     return sum(1 for _ in range(word))
 
 
-def a_kernel_that_leaves_the_words(word: Any, modulus_bits: int) -> Any:  # noqa: ANN401
+def a_kernel_that_leaves_the_words(word: Any, modulus_bits: int) -> Any:
     return int(word) % (1 << modulus_bits)
 
 
-def a_kernel_that_names_a_dtype(word: Any, _: int) -> Any:  # noqa: ANN401
+def a_kernel_that_names_a_dtype(word: Any, _: int) -> Any:
     return np.asarray(word, dtype=np.uint64)
 
 
-def a_kernel_that_prints(word: Any, _: int) -> Any:  # noqa: ANN401
+def a_kernel_that_prints(word: Any, _: int) -> Any:
     return f"{word}"
 
 

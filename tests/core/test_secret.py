@@ -27,7 +27,7 @@ TELLTALES = ("NEVER-SHOW", MARKER.hex(), MARKER.hex().upper(), "78, 69, 86", "\\
 """How the marker looks as text, in hexadecimal, and as a list of numbers."""
 
 
-def marked() -> Any:  # noqa: ANN401 -- the tests do to it what its type forbids
+def marked() -> Any:
     return Secret("test_key", MARKER)
 
 
