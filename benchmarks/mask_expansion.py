@@ -79,7 +79,7 @@ def _scaling(keys: list[Secret]) -> Iterator[Figure]:
             value=threads,
             unit="times",
             at_least=1.6 if quiet else None,
-            note="" if quiet else "no verdict: two processes did not reach 1.8, so the machine is busy",
+            note="" if quiet else "no verdict: two processes did not reach 1.8, so the machine is busy or limited",
         )
 
 
@@ -93,7 +93,9 @@ def _narrow_words(keys: list[Secret]) -> Iterator[Figure]:
     )
     for bits in (8, 16):
         yield Figure(
-            name=f"time of a {bits}-bit ring / 32-bit ring", value=seconds[str(bits)] / seconds["32"], unit="ratio"
+            name=f"time in the {bits}-bit ring / in the 32-bit ring",
+            value=seconds[str(bits)] / seconds["32"],
+            unit="ratio",
         )
 
 

@@ -30,7 +30,7 @@ def main() -> None:
     if unknown := set(options.suites) - set(SUITES):
         parser.error(f"{', '.join(sorted(unknown))}: no such suite; choose from {', '.join(SUITES)}")
     host = machine()
-    print(", ".join(host.values()))
+    print(", ".join(f"{name}: {value}" for name, value in host.items()))
     print(f"{'figure':<62} {'value':>9} {'unit':<6} {'target':<8} verdict")
     figures = list[Figure]()
     started = perf_counter()

@@ -30,8 +30,8 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.ring import Ring, RingVector, add_into, reduce_into, subtract_into
 from secagg.secret import Secret, overwrite
 
-SEGMENT_BYTES: Final = 1 << 18
-"""Part of the stream's definition, and small enough that a segment of zeros, of stream and of sum share a cache."""
+SEGMENT_BYTES: Final = 1 << 19
+"""Part of the stream's definition: small enough for caches, large enough that threads seldom meet at the interpreter lock."""
 KEY_LIMIT_BYTES: Final = 1 << 36
 """No key makes more stream than this, whatever it is asked for."""
 MASKS_PER_PASS: Final = 256

@@ -9,6 +9,8 @@ import pytest
 
 FENCED_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)#\s][^)\s]*)\)")
+ROOMS = ("compression", "protocols", "proofs", "tests", "benchmarks")
 MAKE_COMMAND = re.compile(r"\bmake ([a-z][a-z-]*)")
 MAKE_TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 SECTION = re.compile(r"^## Two commands\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -19,13 +21,16 @@ def readme(repository: Path) -> str:
     return (repository / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_python_block_runs(readme: str) -> None:
-    blocks = [block for block in FENCED_BLOCK.finditer(readme) if block["language"] == "python"]
-    assert blocks, "README.md shows no example: add a fenced block marked `python`"
+@pytest.mark.parametrize("document", ["README.md", "compression/README.md"])
+def test_every_python_block_runs(repository: Path, document: str) -> None:
+    text = (repository / document).read_text(encoding="utf-8")
+    blocks = [block for block in FENCED_BLOCK.finditer(text) if block["language"] == "python"]
+    assert blocks, f"{document} shows no example: add a fenced block marked `python`"
+    namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks:
-        lines_above = readme.count("\n", 0, block.start("body"))
-        program = compile("\n" * lines_above + block["body"], "README.md", "exec")
-        exec(program, {"__name__": "__main__"})  # noqa: S102 - the README of this repository is what is tested
+        lines_above = text.count("\n", 0, block.start("body"))
+        program = compile("\n" * lines_above + block["body"], document, "exec", dont_inherit=True)
+        exec(program, namespace)  # noqa: S102 - the documents of this repository are what is tested
 
 
 def test_the_two_commands_are_make_targets(readme: str, repository: Path) -> None:
@@ -36,3 +41,14 @@ def test_the_two_commands_are_make_targets(readme: str, repository: Path) -> Non
     targets = set(MAKE_TARGET.findall((repository / "Makefile").read_text(encoding="utf-8")))
     assert {"demo", "test"} <= commands, "the section `Two commands` names `make demo` and `make test`"
     assert commands <= targets, f"README.md names targets that the Makefile lacks: {sorted(commands - targets)}"
+
+
+def test_every_link_to_a_file_resolves(repository: Path) -> None:
+    documents = [*repository.glob("*.md"), *(file for room in ROOMS for file in (repository / room).rglob("*.md"))]
+    broken = [
+        f"{document.relative_to(repository)}: {target}"
+        for document in documents
+        for target in LINK.findall(document.read_text(encoding="utf-8"))
+        if "://" not in target and not (document.parent / target.partition("#")[0]).exists()
+    ]
+    assert not broken, "write these files or repair the links:\n" + "\n".join(broken)

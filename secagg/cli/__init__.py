@@ -19,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SecAggError as error:
         print(f"secagg: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"secagg: cannot write there: {error}; choose another --out", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -26,9 +29,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"secagg {version('secagg')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help="one masked sum with dropouts, in memory, with a picture of who sees what")
-    demo.add_argument("--clients", type=int, default=12, help="how many clients take part (default: %(default)s)")
-    demo.add_argument("--drop", type=int, default=2, help="how many of them vanish before they upload")
-    demo.add_argument("--out", type=Path, default=Path("secagg-demo"), help="where the picture and the report go")
+    demo.add_argument("--clients", type=int, default=12, help="how many take part, 3 to 300 (default: %(default)s)")
+    demo.add_argument("--drop", type=int, help="how many vanish before they upload (default: 2, or fewer of few)")
+    demo.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/demo"),
+        help="where the report and the picture go (default: %(default)s)",
+    )
     demo.set_defaults(run=_demo)
     return parser
 

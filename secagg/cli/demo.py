@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from secagg.compression.fixed_point import FixedPoint, Floats
 from secagg.contract import Aggregate, encode_update, ideal_aggregate
 from secagg.entropy import SystemCoins
-from secagg.errors import InvalidParameters
+from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
 from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
 from secagg.key_derivation import expand
@@ -25,14 +27,15 @@ from secagg.labels import Label
 from secagg.mask_expansion import accumulate
 from secagg.parameters import Suite
 from secagg.prime_field import random_root
-from secagg.ring import Ring, RingVector
+from secagg.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector
 from secagg.secret import Secret
 from secagg.shamir import Share, reconstruct, split_many
 
-LEAST_CLIENTS = 3
+LEAST_CLIENTS, MOST_CLIENTS = 3, 300
 SIDE = 96
-CODEC = FixedPoint(length=SIDE * SIDE, clip=4.0, fraction_bits=16, modulus_bits=24)
-RING = Ring(CODEC.modulus_bits)
+CLIP, FRACTION_BITS = 4.0, 16
+CLIP_BITS = 20
+"""The bits of one clipped value."""
 ATTEMPT = AttemptContext(b"secagg demo: the attempt digest.")
 CONTEXT = SessionContext(b"secagg demo: the session digest.")
 
@@ -49,49 +52,80 @@ class DemoClient:
     self_mask_seed: Secret
 
 
-def run_demo(*, clients: int, drop: int, out: Path) -> int:
+def run_demo(*, clients: int, drop: int | None, out: Path) -> int:
     """Mask, drop, recover and compare; write a report and a picture, and say where they are."""
     threshold = 2 * clients // 3 + 1
-    if clients < LEAST_CLIENTS or not 0 <= drop <= clients - threshold:
-        raise InvalidParameters(
-            f"with {clients} clients, {drop} dropouts do not leave the {threshold} that can recover the sum; take at "
-            f"least {LEAST_CLIENTS} clients, and raise --clients or lower --drop"
-        )
+    drop = min(2, clients - threshold) if drop is None else drop
+    _check_cohort(clients, drop, threshold)
+    out.mkdir(parents=True, exist_ok=True)
+    codec = _codec_for(clients)
+    ring = codec.layout.require_rings()[0].ring
     started = perf_counter()
+
     everybody = [_new_client(number, clients) for number in range(1, clients + 1)]
     roster = {client.client_id: _keypair(client.mask_root).public_key for client in everybody}
+    print(f"{clients} clients made their key pairs; each shares its two secrets among all.")
     shares = {client.client_id: _shares_of(client, threshold, clients) for client in everybody}
     dropped, survivors = everybody[:drop], everybody[drop:]
-
-    uploads = {client.client_id: _masked_input(client, roster) for client in survivors}
-    total = RING.sum(uploads.values(), CODEC.length)
-    answering = [client.client_id.value for client in survivors]
-    _remove_masks(total, roster, shares, {client.client_id for client in dropped}, answering[:threshold])
+    print(f"{drop} of them drop out; {len(survivors)} mask their updates and upload.")
+    uploads = {client.client_id: _masked_input(client, codec, roster) for client in survivors}
+    print("The server adds the uploads and recovers the masks that do not cancel.")
+    total = ring.sum(uploads.values(), codec.length)
+    answering = [client.client_id.value for client in survivors][:threshold]
+    _remove_masks(total, ring, roster, shares, {client.client_id for client in dropped}, answering)
     seconds = perf_counter() - started
 
-    recovered = CODEC.decode(Aggregate(CODEC.layout, (total,), len(survivors), len(survivors)))
-    in_the_clear = ideal_aggregate(CODEC.layout, [encode_update(CODEC, c.update, SystemCoins()) for c in survivors])
+    recovered = codec.decode(Aggregate(codec.layout, (total,), len(survivors), len(survivors)))
+    in_the_clear = ideal_aggregate(codec.layout, [encode_update(codec, c.update, SystemCoins()) for c in survivors])
+    is_exact = bool((total == in_the_clear.values[0]).all())
     report = {
         "clients": clients,
         "dropped before upload": [str(client.client_id) for client in dropped],
         "threshold": threshold,
-        "weights per client": CODEC.length,
-        "upload bytes per client": CODEC.layout.payload_bytes,
-        "the same as float32": 4 * CODEC.length,
-        "sum equals the survivors' sum exactly": bool((total == in_the_clear.values[0]).all()),
-        "largest error against floats": float(np.abs(recovered - sum(c.update for c in survivors)).max()),
+        "weights per client": codec.length,
+        "bits per weight": ring.modulus_bits,
+        "upload bytes per client": codec.layout.payload_bytes,
+        "bytes of the same as float32": 4 * codec.length,
+        "sum equals the survivors' sum exactly": is_exact,
+        "largest rounding error of the sum": float(f"{np.abs(recovered - sum(c.update for c in survivors)).max():.2g}"),
         "seconds": round(seconds, 3),
     }
-    out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     written = [out / "report.json"]
-    if picture := _picture(out / "who_sees_what.png", survivors[0].update, uploads[survivors[0].client_id], recovered):
+    panels: dict[str, npt.NDArray[np.number[Any]]] = {
+        "one client's update\n(never leaves the client)": survivors[0].update,
+        f"what the server receives from it\n(uniform modulo 2^{ring.modulus_bits})": uploads[survivors[0].client_id],
+        "what the server learns: the sum\n(the gap is where clients dropped out)": recovered,
+    }
+    if picture := _picture(out / "who_sees_what.png", panels):
         written.append(picture)
-    print(f"One masked sum of {clients} clients, {drop} of which dropped out after sharing their secrets:")
+    print()
     for name, value in report.items():
         print(f"  {name:<38} {', '.join(value) or 'none' if isinstance(value, list) else value}")
-    print("Files: " + ", ".join(str(path) for path in written))
-    return 0 if (total == in_the_clear.values[0]).all() else 1
+    print("\nFiles: " + ", ".join(str(path) for path in written))
+    return 0 if is_exact else 1
+
+
+def _check_cohort(clients: int, drop: int, threshold: int) -> None:
+    if not LEAST_CLIENTS <= clients <= MOST_CLIENTS:
+        raise InvalidParameters(
+            f"the demo runs {LEAST_CLIENTS} to {MOST_CLIENTS} clients in one process, and was asked for {clients}; "
+            "change --clients"
+        )
+    if not 0 <= drop <= clients - threshold:
+        raise InvalidParameters(
+            f"of {clients} clients, 0 to {clients - threshold} may drop out, because {threshold} are needed to recover "
+            f"the sum; --drop is {drop}"
+        )
+
+
+def _codec_for(clients: int) -> FixedPoint:
+    """Take the narrowest ring that the sum of all clients cannot leave."""
+    for modulus_bits in range(CLIP_BITS, MAXIMUM_MODULUS_BITS):
+        codec = FixedPoint(length=SIDE * SIDE, clip=CLIP, fraction_bits=FRACTION_BITS, modulus_bits=modulus_bits)
+        if codec.capacity >= clients:
+            return codec
+    raise InternalError(f"no ring holds the sum of {clients} clients")
 
 
 def _new_client(number: int, clients: int) -> DemoClient:
@@ -115,16 +149,19 @@ def _shares_of(client: DemoClient, threshold: int, holders: int) -> list[list[Sh
     return split_many(secrets, threshold=threshold, holders=holders, coins=SystemCoins())
 
 
-def _masked_input(client: DemoClient, roster: Roster) -> RingVector:
+def _masked_input(client: DemoClient, codec: FixedPoint, roster: Roster) -> RingVector:
     """Add the self mask, and each pairwise mask with the sign that its peer does not use."""
-    (masked,) = encode_update(CODEC, client.update, SystemCoins()).values
+    (masked,) = encode_update(codec, client.update, SystemCoins()).values
     added, subtracted = _pairwise_keys(client.mask_root, client.client_id, roster)
-    accumulate(masked, RING, add=[_self_mask_key(client.self_mask_seed, client.client_id), *added], subtract=subtracted)
+    self_mask = _self_mask_key(client.self_mask_seed, client.client_id)
+    ring = codec.layout.require_rings()[0].ring
+    accumulate(masked, ring, add=[self_mask, *added], subtract=subtracted)
     return masked
 
 
-def _remove_masks(
+def _remove_masks(  # noqa: PLR0913, PLR0917 -- what a server holds at the end of a round
     total: RingVector,
+    ring: Ring,
     roster: Roster,
     shares: Mapping[ClientId, Sequence[Sequence[Share]]],
     dropped: set[ClientId],
@@ -139,9 +176,9 @@ def _remove_masks(
             survivors = {peer: key for peer, key in roster.items() if peer not in dropped}
             # What the dropped client would have added is missing from the sum, and its peers' counterpart is left over.
             added, subtracted = _pairwise_keys(secret, client_id, survivors)
-            accumulate(total, RING, add=added, subtract=subtracted)
+            accumulate(total, ring, add=added, subtract=subtracted)
         else:
-            accumulate(total, RING, add=[], subtract=[_self_mask_key(secret, client_id)])
+            accumulate(total, ring, add=[], subtract=[_self_mask_key(secret, client_id)])
 
 
 def _pairwise_keys(root: Secret, own_id: ClientId, peers: Roster) -> tuple[list[Secret], list[Secret]]:
@@ -170,23 +207,19 @@ def _keypair(root: Secret) -> X25519KeyPair:
     return X25519KeyPair(root, KeyRole.MASK, ATTEMPT)
 
 
-def _picture(path: Path, update: Floats, upload: RingVector, recovered: Floats) -> Path | None:
-    """Draw one client's update, its upload and the sum; return None where the ``plot`` extra is not installed."""
+def _picture(path: Path, panels: Mapping[str, npt.NDArray[np.number[Any]]]) -> Path | None:
+    """Draw each vector as a square; return None where the ``plot`` extra is not installed."""
     try:
-        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        print("No picture: install secagg[plot] to get one.")
+        print("No picture: install the extra `plot` (matplotlib) to get one.")
         return None
-    mpl.use("Agg")
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    panels = {
-        "one client's update\n(never leaves the client)": update,
-        "what the server receives from it\n(uniform modulo 2^24)": upload.astype(np.float64),
-        "what the server learns\n(the survivors' sum)": recovered,
-    }
+    figure = Figure(figsize=(10.5, 4.2))
+    FigureCanvasAgg(figure)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.86, wspace=0.04)
     for axes, (title, values) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
-        axes.imshow(values.reshape(SIDE, SIDE), cmap="viridis")
+        axes.imshow(values.reshape(SIDE, SIDE).astype(np.float64), cmap="viridis")
         axes.set_title(title, fontsize=10)
         axes.set_axis_off()
     figure.savefig(str(path), dpi=120)  # pyright: ignore[reportUnknownMemberType]

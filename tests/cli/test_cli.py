@@ -1,0 +1,68 @@
+"""The command: what it prints, where it writes, and how it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from secagg.cli import main
+
+
+def test_the_demo_recovers_the_exact_sum_and_says_where_its_files_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--clients", "9", "--drop", "2", "--out", str(tmp_path / "new")]) == 0
+    report = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert report["sum equals the survivors' sum exactly"] is True
+    assert report["dropped before upload"] == ["client/1", "client/2"]
+    assert (tmp_path / "new" / "who_sees_what.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "new" / "report.json") in printed
+    assert str(tmp_path / "new" / "who_sees_what.png") in printed
+
+
+@pytest.mark.parametrize("clients", ["3", "4", "40"])
+def test_every_size_of_the_demo_has_a_default_for_dropouts(tmp_path: Path, clients: str) -> None:
+    assert main(["demo", "--clients", clients, "--out", str(tmp_path)]) == 0
+
+
+def test_the_demo_runs_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    assert main(["demo", "--clients", "3", "--out", str(tmp_path)]) == 0
+    assert "plot" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--clients", "2"], "change --clients"),
+        (["--clients", "301"], "change --clients"),
+        (["--clients", "12", "--drop", "4"], "0 to 3 may drop out"),
+        (["--clients", "12", "--drop", "-1"], "--drop is -1"),
+    ],
+)
+def test_an_impossible_demo_is_refused_with_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["demo", "--out", str(tmp_path / "unused"), *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "unused").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), ([], 2), (["nonsense"], 2)])
+def test_the_command_explains_itself(arguments: list[str], status: int) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == status
