@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId, ServerId, SessionContext
 from secagg.labels import Label, bind
-from secagg.secret import Confined, Secret
+from secagg.secret import Confined, Secret, overwrite, require_secret
 
 AEAD_KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
@@ -31,6 +31,8 @@ class AeadHeader:
     def __post_init__(self) -> None:
         if type(self.message_kind) is not int or not 0 <= self.message_kind < _KIND_LIMIT:
             raise InvalidParameters(f"a message kind is an integer below 2^16; got {self.message_kind!r}")
+        if (type(self.context), type(self.sender), type(self.receiver)) != (SessionContext, ClientId, ClientId):
+            raise Misuse("a header is of a SessionContext, from a ClientId, to a ClientId")
         if self.sender == self.receiver:
             raise InvalidParameters(f"{self.sender} seals no message to itself")
 
@@ -62,14 +64,16 @@ class SealingKey(Confined):
         Raises:
             Misuse: the key has sealed its message already. A second one under the same nonce would reveal the
                 difference of both and the authentication key.
+        Security: this object seals once; it cannot know of another made from the same key. Derive a key once, and store
+            what was sealed before sending it, so that a restart sends the same bytes again.
         """
         exposed = plaintext.expose()
         try:
             key = self._unspent.pop()
         except IndexError:
             raise Misuse("this key has sealed its one message; derive a new one", reason=Reason.ALREADY_SPENT) from None
-        # Safe because: the nonce is fixed per message kind, and a key seals exactly one message: taking the key out of
-        # the list is one atomic step, so two threads cannot both have it.
+        # Safe because: the nonce is fixed per message kind, and this object seals exactly one message. Taking the key
+        # out of the list is one atomic step, so two threads cannot both have it.
         with key:
             return AESGCM(key.expose()).encrypt(header.nonce, exposed, header.associated_data)
 
@@ -94,12 +98,17 @@ def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, le
             reason=reason,
             culprits={header.sender, ServerId()},
         )
+    opened = bytearray(length)
     try:
-        return Secret(kind, AESGCM(key.expose()).decrypt(header.nonce, sealed, header.associated_data))
+        AESGCM(key.expose()).decrypt_into(header.nonce, sealed, header.associated_data, opened)
+        return Secret(kind, opened)
     except InvalidTag:
         raise AuthenticationFailed(culprits={header.sender, ServerId()}) from None
+    finally:
+        overwrite(opened)
 
 
 def _require_key(key: Secret) -> None:
+    require_secret(key)
     if len(key) != AEAD_KEY_BYTES:
         raise InvalidParameters(f"an AEAD key has {AEAD_KEY_BYTES} bytes; got {key!r}")

@@ -10,7 +10,7 @@ Importing this module fails where the backend has no ML-KEM.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
@@ -24,7 +24,7 @@ from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, Sessio
 from secagg.key_agreement import KEY_BYTES, ROOT_BYTES, X25519_BYTES, KeyRole, X25519PublicKey
 from secagg.key_derivation import expand
 from secagg.labels import Label, bind
-from secagg.secret import Confined, Secret
+from secagg.secret import Confined, Secret, require_secret
 
 MLKEM768_BYTES: Final = 1184
 HYBRID_PUBLIC_KEY_BYTES: Final = MLKEM768_BYTES + X25519_BYTES
@@ -62,8 +62,10 @@ class HybridPublicKey:
     """An ML-KEM-768 encapsulation key followed by an X25519 key, both checked."""
 
     encoded: bytes
+    culprits: InitVar[Iterable[Party]] = ()
+    """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, culprits: Iterable[Party]) -> None:
         """Refuse what is of another length, not canonical, or of low order.
 
         Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
@@ -73,15 +75,18 @@ class HybridPublicKey:
         if len(self.encoded) != HYBRID_PUBLIC_KEY_BYTES:
             reason = Reason.TRUNCATED if len(self.encoded) < HYBRID_PUBLIC_KEY_BYTES else Reason.TRAILING_BYTES
             raise MalformedMessage(
-                f"a hybrid public key has {HYBRID_PUBLIC_KEY_BYTES} bytes; got {len(self.encoded)}", reason=reason
+                f"a hybrid public key has {HYBRID_PUBLIC_KEY_BYTES} bytes; got {len(self.encoded)}",
+                reason=reason,
+                culprits=culprits,
             )
-        X25519PublicKey(self.encoded[MLKEM768_BYTES:])
+        X25519PublicKey(self.encoded[MLKEM768_BYTES:], culprits)
         try:
             MLKEM768PublicKey.from_public_bytes(self.encoded[:MLKEM768_BYTES])
         except ValueError:
             raise MalformedMessage(
                 "the ML-KEM part of the public key is not in canonical form; reduce its coefficients modulo 3329",
                 reason=Reason.PUBLIC_KEY_NOT_CANONICAL,
+                culprits=culprits,
             ) from None
 
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
@@ -91,7 +96,12 @@ class HybridPublicKey:
         is the one place where coins are not an argument.
 
         Implements: [RFC 9180] §6.1, base mode, single shot.
+        Security: base mode does not authenticate the sender: whoever knows the public key can seal. A protocol signs
+            what is sealed, or commits to it.
         """
+        require_secret(plaintext)
+        if type(info) is not bytes:
+            raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
         backend_key = MLKEM768X25519PublicKey(
             MLKEM768PublicKey.from_public_bytes(self.encoded[:MLKEM768_BYTES]),
             BackendX25519PublicKey.from_public_bytes(self.encoded[MLKEM768_BYTES:]),
@@ -104,6 +114,9 @@ class HybridKeyPair(Confined):
 
     def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
         """Derive both halves of the pair from one root, under labels of their own."""
+        require_secret(root)
+        if type(role) is not KeyRole or type(attempt) is not AttemptContext:
+            raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
         if len(root) != ROOT_BYTES:
             raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
         self.role = role
@@ -184,6 +197,8 @@ def _edge_info(sender: ClientId, receiver: ClientId, context: SessionContext) ->
 
 
 def _edge(sender: ClientId, receiver: ClientId, context: SessionContext) -> tuple[bytes, bytes, bytes]:
+    if type(context) is not SessionContext:
+        raise Misuse("an edge is bound to a SessionContext")
     if sender == receiver:
         raise Misuse(f"{sender} has no edge to itself; leave it out of its own neighbours")
     return context.digest, sender.encode(), receiver.encode()

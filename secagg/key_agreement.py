@@ -7,7 +7,8 @@ derives another key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import InitVar, dataclass
 from enum import Enum
 from typing import Final
 
@@ -15,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
 
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
-from secagg.identifiers import AttemptContext, ClientId, SessionContext
+from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
 from secagg.key_derivation import derive, expand
 from secagg.labels import Label
-from secagg.secret import Confined, Secret
+from secagg.secret import Confined, Secret, require_secret
 
 ROOT_BYTES: Final = 32
 X25519_BYTES: Final = 32
@@ -54,8 +55,10 @@ class X25519PublicKey:
     """A public key in its one canonical encoding, of a point that is not of low order."""
 
     encoded: bytes
+    culprits: InitVar[Iterable[Party]] = ()
+    """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, culprits: Iterable[Party]) -> None:
         """Refuse what is not 32 bytes, not canonical, or of low order.
 
         Implements: [RFC 7748] §5 and §6.1.
@@ -68,15 +71,20 @@ class X25519PublicKey:
             raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
         if len(self.encoded) != X25519_BYTES:
             reason = Reason.TRUNCATED if len(self.encoded) < X25519_BYTES else Reason.TRAILING_BYTES
-            raise MalformedMessage(f"a public key has {X25519_BYTES} bytes; got {len(self.encoded)}", reason=reason)
+            raise MalformedMessage(
+                f"a public key has {X25519_BYTES} bytes; got {len(self.encoded)}", reason=reason, culprits=culprits
+            )
         coordinate = int.from_bytes(self.encoded, "little")
         if coordinate >= _FIELD:
             raise MalformedMessage(
                 "the public key is not in canonical form; encode u below 2^255 - 19 with the top bit clear",
                 reason=Reason.PUBLIC_KEY_NOT_CANONICAL,
+                culprits=culprits,
             )
         if coordinate in _LOW_ORDER:
-            raise PeerMisbehaved("the public key is a point of low order", reason=Reason.PUBLIC_KEY_LOW_ORDER)
+            raise PeerMisbehaved(
+                "the public key is a point of low order", reason=Reason.PUBLIC_KEY_LOW_ORDER, culprits=culprits
+            )
 
 
 RosterEntry = tuple[ClientId, X25519PublicKey]
@@ -98,12 +106,16 @@ class X25519KeyPair(Confined):
             role: what the pair is for.
             attempt: the attempt that the pair belongs to; another attempt derives another pair.
         """
+        require_secret(root)
+        if type(role) is not KeyRole or type(attempt) is not AttemptContext:
+            raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
         if len(root) != ROOT_BYTES:
             raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
         self.role = role
         with expand("x25519_private_key", X25519_BYTES, root, _X25519_LABELS[role], attempt.digest) as scalar:
             private = X25519PrivateKey.from_private_bytes(scalar.expose())
         self._private: X25519PrivateKey | None = private
+        self._sealed_for = set[tuple[RosterEntry, SessionContext]]()
         self.public_key = X25519PublicKey(private.public_key().public_bytes_raw())
 
     def pairwise_seed(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
@@ -115,9 +127,21 @@ class X25519KeyPair(Confined):
         return self._derive("pairwise_seed", KeyRole.MASK, peer, context, Label.PAIRWISE_SEED, (low, high))
 
     def channel_key_to(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
-        """Return the key under which this client seals its one message to the peer."""
+        """Return the key under which this client seals its one message to the peer.
+
+        Raises:
+            Misuse: it was asked for before; a second message under it would break both.
+        Security: a pair that is derived again from its root has no memory of it. Store what was sealed before sending.
+        """
+        if (peer, context) in self._sealed_for:
+            raise Misuse(
+                f"the key for the one message to {peer[0]} was given out before; send the same bytes again",
+                reason=Reason.ALREADY_SPENT,
+            )
         ends = ((own_id, self.public_key), peer)
-        return self._derive("channel_key", KeyRole.CHANNEL, peer, context, Label.CHANNEL_KEY, ends)
+        key = self._derive("channel_key", KeyRole.CHANNEL, peer, context, Label.CHANNEL_KEY, ends)
+        self._sealed_for.add((peer, context))
+        return key
 
     def channel_key_from(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
         """Return the key under which the peer seals its one message to this client."""
@@ -139,23 +163,34 @@ class X25519KeyPair(Confined):
     ) -> Secret:
         if self.role is not role:
             raise Misuse(f"this key pair is for the {self.role.value} role; use the {role.value} key pair here")
+        if type(context) is not SessionContext:
+            raise Misuse("what two clients derive is bound to a SessionContext")
         (first, first_key), (second, second_key) = ends
         if first == second:
             raise Misuse(f"{first} agrees on no key with itself; leave it out of its own neighbours")
         parts = (first.encode(), second.encode(), first_key.encoded, second_key.encoded)
-        with self._exchange(peer[1]) as shared_secret:
+        with self._exchange(*peer) as shared_secret:
             return derive(kind, KEY_BYTES, shared_secret, context.digest, label, *parts)
 
-    def _exchange(self, peer_key: X25519PublicKey) -> Secret:
+    def _exchange(self, peer_id: ClientId, peer_key: X25519PublicKey) -> Secret:
         if self._private is None:
             raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        culprits = (peer_id, ServerId())
         if peer_key == self.public_key:
-            raise PeerMisbehaved("the peer presents this client's own public key", reason=Reason.PUBLIC_KEY_REUSED)
+            raise PeerMisbehaved(
+                f"{peer_id} presents this client's own public key; leave it out of the session",
+                reason=Reason.PUBLIC_KEY_REUSED,
+                culprits=culprits,
+            )
         try:
             return Secret("shared_secret", self._private.exchange(BackendPublicKey.from_public_bytes(peer_key.encoded)))
         except ValueError:
             # The backend refuses an all-zero output; the constructor of the peer's key has refused its cause before.
-            raise PeerMisbehaved("the public key is a point of low order", reason=Reason.PUBLIC_KEY_LOW_ORDER) from None
+            raise PeerMisbehaved(
+                f"the public key of {peer_id} is a point of low order",
+                reason=Reason.PUBLIC_KEY_LOW_ORDER,
+                culprits=culprits,
+            ) from None
 
     def __repr__(self) -> str:
         return f"<X25519KeyPair {self.role.value}>"

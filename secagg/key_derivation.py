@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from secagg.errors import InvalidParameters
 from secagg.labels import Label, bind
-from secagg.secret import Secret, overwrite
+from secagg.secret import Secret, overwrite, require_secret
 
 _HASH_BYTES = 32
 _LIMIT_BYTES = 255 * _HASH_BYTES
@@ -18,6 +18,7 @@ def derive(kind: str, length: int, source: Secret, salt: bytes, label: Label, *p
 
     Implements: [RFC 5869] §2.2 and §2.3, with the label and the parts as ``info``.
     """
+    require_secret(source)
     _require_length(length)
     derived = bytearray(length)
     HKDF(hashes.SHA256(), length, salt, bind(label, *parts)).derive_into(source.expose(), derived)
@@ -29,6 +30,7 @@ def expand(kind: str, length: int, source: Secret, label: Label, *parts: bytes) 
 
     Implements: [RFC 5869] §2.3, with the label and the parts as ``info``.
     """
+    require_secret(source)
     _require_length(length)
     if len(source) < _HASH_BYTES:
         raise InvalidParameters(f"{source!r} is too short to expand; {_HASH_BYTES} bytes are needed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Misuse
 
 _LENGTH_BYTES = 4
 
@@ -41,6 +41,8 @@ def bind(label: Label, *parts: bytes) -> bytes:
     """
     framed = [label.value]
     for part in parts:
+        if type(part) is not bytes:
+            raise Misuse(f"a bound part is bytes; got {type(part).__name__}, whose length may count something else")
         if len(part) >= 1 << (8 * _LENGTH_BYTES):
             raise InvalidParameters(f"a bound part has {len(part)} bytes; the limit is 2^32 - 1")
         framed += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)

@@ -15,6 +15,7 @@ word, so the reduction keeps it uniform.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,11 +28,19 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.ring import Ring, RingVector, add_into, reduce_into, subtract_into
-from secagg.secret import Secret, overwrite
+from secagg.ring import (
+    CACHE_LINE_BYTES,
+    Ring,
+    RingVector,
+    add_into,
+    bytes_to_cache_line,
+    reduce_into,
+    subtract_into,
+)
+from secagg.secret import Secret, overwrite, require_secret
 
 SEGMENT_BYTES: Final = 1 << 19
-"""Part of the stream's definition: small enough for caches, large enough that threads seldom meet at the interpreter lock."""
+"""Part of the stream's definition; large enough that threads seldom meet at the interpreter's lock."""
 KEY_LIMIT_BYTES: Final = 1 << 36
 """No key makes more stream than this, whatever it is asked for."""
 MASKS_PER_PASS: Final = 256
@@ -39,7 +48,8 @@ MASKS_PER_PASS: Final = 256
 _KEY_BYTES = (16, 32)
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
-_FIRST_COUNTER = (2).to_bytes(4, "big")
+_BLOCK_BYTES = 16
+_FIRST_COUNTER = 2
 _ZEROS = bytes(SEGMENT_BYTES)
 
 _Fill = Callable[[int, memoryview, memoryview], object]
@@ -53,6 +63,15 @@ class Generator(Enum):
     """The specification, as it is written."""
     GCM = "gcm"
     """The same bytes from the authenticated mode, whose tag is thrown away."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much stream is made at a time: GCM makes whole segments, CTR what a second-level cache holds."""
+        match self:
+            case Generator.CTR:
+                return SEGMENT_BYTES // 2
+            case Generator.GCM:
+                return SEGMENT_BYTES
 
 
 def segment_count(ring: Ring, length: int) -> int:
@@ -99,24 +118,32 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
 
     Raises:
         InvalidParameters: a key of another length, a range outside the stream, fewer than one thread.
-        Misuse: ``total`` is not a writeable, contiguous vector over the ring. Nothing was added in either case.
+        Misuse: ``total`` is not a writeable, contiguous vector over the ring; a key is no ``Secret``, was wiped, or is
+            given twice, so that its masks would cancel or double. Nothing was added in either case.
 
-    Security: a key is used for one mask, once. Two vectors under one mask reveal their difference.
+    Security: a key is used for one mask, once. Two vectors under one mask reveal their difference. Should anything else
+        go wrong on the way, ``total`` is overwritten with zeros, so that no vector with some of its masks remains.
     """
     _check_target(total, ring)
     _check_range(ring, start, total.size, first_segment)
     signed_keys = [(add_into, key) for key in add] + [(subtract_into, key) for key in subtract]
-    _check_keys(key for _, key in signed_keys)
-    if threads < 1:
-        raise InvalidParameters(f"threads is {threads}; it is at least 1")
+    _check_keys([key for _, key in signed_keys])
+    if type(threads) is not int or threads < 1:
+        raise InvalidParameters(f"threads is an integer of at least 1; got {threads!r}")
+    if type(generator) is not Generator:
+        raise Misuse(f"generator is a Generator; got {generator!r}")
     job = _Job(ring, signed_keys, first_segment, generator)
-    parts = _cut_at_segments(start, total.size, job.words_per_segment, threads)
-    if len(parts) == 1:
-        job.run(total, start)
-        return
-    with ThreadPoolExecutor(len(parts)) as pool:
-        for finished in [pool.submit(job.run, total[part], start + part.start) for part in parts]:
-            finished.result()
+    parts = _cut_at_segments(start, total.size, SEGMENT_BYTES // ring.word_bytes, threads)
+    try:
+        if len(parts) == 1:
+            job.run(total, start)
+            return
+        with ThreadPoolExecutor(len(parts)) as pool:
+            for finished in [pool.submit(job.run, total[part], start + part.start) for part in parts]:
+                finished.result()
+    except BaseException:
+        total[:] = 0
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +155,11 @@ class _Job:
     first_segment: int
     generator: Generator
 
-    @property
-    def words_per_segment(self) -> int:
-        return SEGMENT_BYTES // self.ring.word_bytes
-
     def run(self, total: RingVector, start: int) -> None:
         """Accumulate all masks, a group of keys at a time; ``total`` begins at coordinate ``start``."""
-        widest = min(self.words_per_segment, start % self.words_per_segment + total.size) * self.ring.word_bytes
-        buffer = bytearray(widest + _TAG_BYTES)
+        per_chunk = self.generator.chunk_bytes // self.ring.word_bytes
+        widest = min(per_chunk, start % per_chunk + total.size) * self.ring.word_bytes
+        buffer = bytearray(widest + _TAG_BYTES + CACHE_LINE_BYTES)
         try:
             for first in range(0, max(1, len(self.signed_keys)), MASKS_PER_PASS):
                 group = self.signed_keys[first : first + MASKS_PER_PASS]
@@ -145,33 +169,37 @@ class _Job:
             overwrite(buffer)
 
     def _pass(self, total: RingVector, start: int, masks: Sequence[tuple[_Combine, _Fill]], buffer: bytearray) -> None:
-        """Go through the segments, and in each through all masks while its part of the sum is in the cache."""
-        zeros, stream = memoryview(_ZEROS), memoryview(buffer)
-        words = np.frombuffer(buffer, dtype=self.ring.word, count=(len(buffer) - _TAG_BYTES) // self.ring.word_bytes)
+        """Go through the chunks, and in each through all masks while its part of the sum is in the cache."""
+        offset = bytes_to_cache_line(np.frombuffer(buffer, dtype=np.uint8))
+        stream, zeros = memoryview(buffer)[offset:], memoryview(_ZEROS)
+        filled_words = (len(buffer) - _TAG_BYTES - CACHE_LINE_BYTES) // self.ring.word_bytes
+        words = np.frombuffer(buffer, dtype=self.ring.word, offset=offset, count=filled_words)
+        per_chunk = self.generator.chunk_bytes // self.ring.word_bytes
+        first_chunk = self.first_segment * (SEGMENT_BYTES // self.generator.chunk_bytes)
         position = 0
         while position < total.size:
-            segment, skip = divmod(start + position, self.words_per_segment)
-            count = min(self.words_per_segment - skip, total.size - position)
+            chunk, skip = divmod(start + position, per_chunk)
+            count = min(per_chunk - skip, total.size - position)
             filled = (skip + count) * self.ring.word_bytes
             plain, made = zeros[:filled], stream[: filled + _TAG_BYTES]
-            chunk, mask = total[position : position + count], words[skip : skip + count]
+            part, mask = total[position : position + count], words[skip : skip + count]
             for combine, fill in masks:
-                fill(self.first_segment + segment, plain, made)
-                combine(chunk, mask)
+                fill(first_chunk + chunk, plain, made)
+                combine(part, mask)
             if self.ring.modulus_bits < self.ring.word_bits:
-                reduce_into(chunk, self.ring.modulus_bits)
+                reduce_into(part, self.ring.modulus_bits)
             position += count
 
 
 def _filler(key: Secret, generator: Generator) -> _Fill:
-    """Return a function that writes the beginning of a segment of the key's stream into a buffer."""
+    """Return a function that writes the beginning of a numbered chunk of the key's stream into a buffer."""
     match generator:
         case Generator.CTR:
-            initial = modes.CTR(bytes(_NONCE_BYTES) + _FIRST_COUNTER)
-            encryptor = Cipher(algorithms.AES(key.expose()), initial).encryptor()
+            encryptor = Cipher(algorithms.AES(key.expose()), modes.CTR(_counter_block(0, 0))).encryptor()
+            chunks, blocks = SEGMENT_BYTES // generator.chunk_bytes, generator.chunk_bytes // _BLOCK_BYTES
 
-            def fill_by_ctr(segment: int, zeros: memoryview, stream: memoryview) -> None:
-                encryptor.reset_nonce(segment.to_bytes(_NONCE_BYTES, "big") + _FIRST_COUNTER)
+            def fill_by_ctr(chunk: int, zeros: memoryview, stream: memoryview) -> None:
+                encryptor.reset_nonce(_counter_block(chunk // chunks, chunk % chunks * blocks))
                 encryptor.update_into(zeros, stream)
 
             return fill_by_ctr
@@ -184,6 +212,10 @@ def _filler(key: Secret, generator: Generator) -> _Fill:
                 encrypt_into(segment.to_bytes(_NONCE_BYTES, "big"), zeros, None, stream)
 
             return fill_by_gcm
+
+
+def _counter_block(segment: int, block: int) -> bytes:
+    return segment.to_bytes(_NONCE_BYTES, "big") + (_FIRST_COUNTER + block).to_bytes(_BLOCK_BYTES - _NONCE_BYTES, "big")
 
 
 def _cut_at_segments(start: int, length: int, per_segment: int, parts: int) -> list[slice]:
@@ -202,9 +234,9 @@ def _check_target(total: RingVector, ring: Ring) -> None:
 
 
 def _check_range(ring: Ring, start: int, length: int, first_segment: int) -> None:
-    if min(start, length, first_segment) < 0:
+    if any(type(value) is not int or value < 0 for value in (start, length, first_segment)):
         raise InvalidParameters(
-            f"start, length and first_segment are not negative; got {start}, {length} and {first_segment}"
+            f"start, length and first_segment are integers and not negative; got {start}, {length} and {first_segment}"
         )
     if (first_segment + segment_count(ring, start + length)) * SEGMENT_BYTES > KEY_LIMIT_BYTES:
         raise InvalidParameters(
@@ -213,10 +245,10 @@ def _check_range(ring: Ring, start: int, length: int, first_segment: int) -> Non
         )
 
 
-def _check_keys(keys: Iterable[Secret]) -> None:
+def _check_keys(keys: Sequence[Secret]) -> None:
     for key in keys:
-        if type(key) is not Secret:
-            raise Misuse(f"a mask key is a Secret; got {type(key).__name__}")
+        require_secret(key)
         if len(key) not in _KEY_BYTES:
             raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")
-        key.expose()
+    if len({hashlib.sha256(key.expose()).digest() for key in keys}) < len(keys):
+        raise Misuse("a mask key is given twice; its masks would cancel or double, and leave the vector in sight")

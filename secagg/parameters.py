@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, cast
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.ring import MAXIMUM_MODULUS_BITS
@@ -54,9 +54,10 @@ class ClientFloors:
     maximum_length: int
 
     def __post_init__(self) -> None:
+        _require_integers(self.minimum_cohort, self.minimum_threshold, self.minimum_modulus_bits, self.maximum_length)
+        _require_members("suites", self.suites, Suite)
+        _require_members("modes", self.modes, SecurityMode)
         for unsafe, sentence in (
-            (not self.suites, "suites is empty; name at least one suite that this client accepts"),
-            (not self.modes, "modes is empty; name at least one security mode that this client accepts"),
             (
                 self.minimum_cohort < LEAST_COHORT,
                 f"minimum_cohort is {self.minimum_cohort}; a sum of fewer than {LEAST_COHORT} is one client's input",
@@ -82,6 +83,7 @@ class ClientFloors:
         Raises:
             InvalidParameters: with reason ``below_floor``, naming the value and the floor.
         """
+        _require_integers(cohort, threshold, modulus_bits, length)
         for weak, sentence in (
             (suite not in self.suites, f"suite {suite} is not among {_names(self.suites)}"),
             (mode not in self.modes, f"mode {mode} is not among {_names(self.modes)}"),
@@ -92,12 +94,28 @@ class ClientFloors:
                 f"a ring of {modulus_bits} bits is below {self.minimum_modulus_bits}",
             ),
             (length > self.maximum_length, f"a vector of {length} is longer than {self.maximum_length}"),
+            (threshold > cohort, f"a threshold of {threshold} cannot be met by a cohort of {cohort}"),
+            (modulus_bits > MAXIMUM_MODULUS_BITS, f"no ring has {modulus_bits} bits"),
+            (length < 1, f"no vector has a length of {length}"),
         ):
             if weak:
                 raise InvalidParameters(
                     f"the offered session is refused: {sentence}; change the offer or this client's floors",
                     reason=Reason.BELOW_FLOOR,
                 )
+
+
+def _require_integers(*values: object) -> None:
+    """Refuse anything else first: a NaN, which a parser of JSON may hand over, is below no floor."""
+    for value in values:
+        if type(value) is not int:
+            raise InvalidParameters(f"cohorts, thresholds, widths and lengths are integers; got {value!r}")
+
+
+def _require_members(name: str, members: object, kind: type[StrEnum]) -> None:
+    """Refuse a plain string, in which every part of it would be found."""
+    if type(members) is not frozenset or not members or {type(m) for m in cast("frozenset[object]", members)} != {kind}:
+        raise InvalidParameters(f"{name} is a frozenset of at least one {kind.__name__} that this client accepts")
 
 
 def _names(members: frozenset[Suite] | frozenset[SecurityMode]) -> str:

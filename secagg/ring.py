@@ -21,6 +21,7 @@ import numpy.typing as npt
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 
 MAXIMUM_MODULUS_BITS = 64
+CACHE_LINE_BYTES = 64
 _PACK_BLOCK = 1 << 17
 """Elements packed at a time: a block and its packed form stay in the second-level cache."""
 
@@ -67,10 +68,12 @@ class Ring:
         return (1 << (self.modulus_bits - 1)) - 1
 
     def zeros(self, length: int) -> RingVector:
-        """Return the zero vector."""
-        if length < 0:
-            raise InvalidParameters(f"a length is not negative; got {length}")
-        return np.zeros(length, dtype=self.word)
+        """Return the zero vector; it begins at a cache line, which makes adding to it a few percent faster."""
+        if type(length) is not int or length < 0:
+            raise InvalidParameters(f"a length is an integer and not negative; got {length!r}")
+        spacious = np.zeros(length * self.word_bytes + CACHE_LINE_BYTES, dtype=np.uint8)
+        start = bytes_to_cache_line(spacious)
+        return spacious[start : start + length * self.word_bytes].view(self.word)
 
     def from_integers(self, values: npt.ArrayLike) -> RingVector:
         """Map integers in [least, greatest] to ring elements.
@@ -213,7 +216,7 @@ def capacity(bits: int, modulus_bits: int) -> int:
     the lower end leaves the ring.
     """
     Ring(modulus_bits)
-    if not 1 <= bits <= modulus_bits:
+    if type(bits) is not int or not 1 <= bits <= modulus_bits:
         raise InvalidParameters(f"codes of {bits} bits do not fit a ring of {modulus_bits}; choose a wider ring")
     return 1 << (modulus_bits - bits)
 
@@ -221,8 +224,8 @@ def capacity(bits: int, modulus_bits: int) -> int:
 def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
     """Return the largest total weight of codes in [least, greatest] whose sum cannot leave the ring; tight."""
     ring = Ring(modulus_bits)
-    if not least <= 0 <= greatest or least == greatest:
-        raise InvalidParameters(f"a range of codes holds zero and another value; got [{least}, {greatest}]")
+    if type(least) is not int or type(greatest) is not int or not least <= 0 <= greatest or least == greatest:
+        raise InvalidParameters(f"codes are integers from a range that holds zero and another; got {least}..{greatest}")
     bounds = [limit // bound for limit, bound in ((ring.least, least), (ring.greatest, greatest)) if bound]
     return min(bounds)
 
@@ -233,13 +236,18 @@ def require_capacity(total_weight: int, available: int) -> None:
     Raises:
         CapacityExceeded: the sum could leave the ring.
     """
-    if total_weight < 1:
-        raise InvalidParameters(f"a total weight is at least 1; got {total_weight}")
+    if type(total_weight) is not int or total_weight < 1:
+        raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
     if total_weight > available:
         raise CapacityExceeded(
             f"a total weight of {total_weight} exceeds the capacity of {available}; use fewer clients, smaller "
             "weights, fewer bits per code or a wider ring"
         )
+
+
+def bytes_to_cache_line(memory: npt.NDArray[np.uint8]) -> int:
+    """Return how far into the memory its first cache line begins."""
+    return -memory.ctypes.data % CACHE_LINE_BYTES
 
 
 def _form(value: Any) -> str:  # noqa: ANN401 -- described here, whatever it is

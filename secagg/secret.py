@@ -17,6 +17,9 @@ class Confined:
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         self._refuse()
 
+    def __getstate__(self) -> NoReturn:
+        self._refuse()
+
     def _refuse(self) -> NoReturn:
         raise Misuse(
             f"{self!r} holds a secret and cannot be pickled, copied or iterated; pass the object itself",
@@ -108,6 +111,21 @@ class _Buffer(bytearray):
 
     def __del__(self) -> None:
         overwrite(self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+    __str__ = __repr__
+
+
+def require_secret(value: object) -> None:
+    """Refuse anything but a ``Secret`` where one is due; keys in plain bytes would be copied and printed.
+
+    Raises:
+        Misuse: it is something else.
+    """
+    if not isinstance(value, Secret):
+        raise Misuse(f"a Secret is due here; got {type(value).__name__}")
 
 
 def draw_exactly(count: int, coins: Coins) -> bytearray:

@@ -9,6 +9,9 @@ What a reconstruction can notice is a fact of coding theory [MS81] and not a cho
 ``threshold`` shares *some* secret always results. A caller who must not accept a wrong one compares the secret with
 something that was fixed beforehand, such as the public key it belongs to.
 
+Splitting costs threshold times holders additions, preparing points costs their number squared: a millisecond for a
+hundred holders, hundredths of a second for a thousand, seconds for ten thousand. Protocols keep neighbourhoods small.
+
 Not constant time: see ``prime_field``, which also says why intermediate integers cannot be overwritten. Which points
 are present, and how many shares are wrong, decides branches; both are public.
 """
@@ -28,9 +31,10 @@ from secagg.entropy import Coins
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import Party
 from secagg.prime_field import ELEMENT_BYTES, PRIME
-from secagg.secret import Secret
+from secagg.secret import Secret, require_secret
 
 MAX_HOLDERS = 2**16 - 1
+_STEPS_PER_REDUCTION = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +211,8 @@ class LagrangeWeights:
         for index, point in enumerate(nodes):
             differences = [point - other for other in nodes]
             differences[index] = point  # The difference from zero takes the place of that from the point itself.
-            denominators.append(math.prod(differences))
-        scale = -math.prod(-point for point in nodes) % PRIME
+            denominators.append(_product(differences))
+        scale = -_product([-point for point in nodes]) % PRIME
         return cls(nodes, threshold, tuple(prime_field.invert_all(denominators)), scale)
 
     def combine(self, shares: Sequence[Share], *, kind: str = "reconstructed secret") -> Secret:
@@ -257,12 +261,22 @@ def _evaluate(coefficients: Sequence[int], holders: int) -> list[int]:
     differ by lower powers that vanish at zero, and k! is invertible, so this maps uniform coefficients one to one onto
     uniform coefficients of [Sha79] and leaves the secret in its place.
     """
-    # The first difference of binomial(x, k) is binomial(x, k - 1), so every running sum raises each k by one. A value
-    # stays below PRIME * 2^holders, and reducing it once at the end is faster than keeping it small.
+    # The first difference of binomial(x, k) is binomial(x, k - 1), so every running sum raises each k by one. Letting
+    # values grow for a while is faster than keeping them small at every step.
     values = [0] * (holders - len(coefficients) + 1)
-    for coefficient in reversed(coefficients):
+    for count, coefficient in enumerate(reversed(coefficients), 1):
         values = list(accumulate(values, initial=coefficient))
+        if count % _STEPS_PER_REDUCTION == 0:
+            values = [value % PRIME for value in values]
     return [value % PRIME for value in values[1:]]
+
+
+def _product(factors: Sequence[int]) -> int:
+    """Return the product modulo the prime; unreduced, it would grow with the number of factors."""
+    product = 1
+    for start in range(0, len(factors), _STEPS_PER_REDUCTION):
+        product = product * math.prod(factors[start : start + _STEPS_PER_REDUCTION]) % PRIME
+    return product
 
 
 def _shortest_register(sequence: Sequence[int]) -> list[int]:
@@ -298,6 +312,7 @@ def _vanishes(register: Sequence[int], point: int) -> bool:
 
 
 def _shareable(secret: Secret) -> int:
+    require_secret(secret)
     try:
         return prime_field.decode(secret.expose())
     except MalformedMessage:

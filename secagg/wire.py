@@ -49,7 +49,7 @@ class Writer:
 
     def integer(self, value: int, size: int) -> Writer:
         """Append an unsigned integer of exactly ``size`` bytes."""
-        if not 0 <= value < 1 << (8 * size):
+        if size < 0 or not 0 <= value < 1 << (8 * size):
             raise InvalidParameters(f"{value} does not fit a field of {size} bytes")
         self._parts.append(value.to_bytes(size, "big"))
         return self
@@ -82,7 +82,10 @@ class Reader:
             MalformedMessage: the bytes do not begin with a header of this version.
             UnexpectedMessage: the message is of another kind.
         """
-        self._view = memoryview(message).toreadonly()
+        view = memoryview(message)
+        if not view.c_contiguous:
+            raise Misuse("a message is contiguous; pass a copy of the view")
+        self._view = view.cast("B").toreadonly()
         self._position = 0
         magic, version, received = _HEADER.unpack(self._take(_HEADER.size))
         if magic != _MAGIC:

@@ -152,7 +152,7 @@ BLAME: dict[Reason, set[Party]] = {
     Reason.AUTHENTICATION_FAILED: {ALICE, ServerId()},
     Reason.PUBLIC_KEY_NOT_CANONICAL: set(),
     Reason.PUBLIC_KEY_LOW_ORDER: set(),
-    Reason.PUBLIC_KEY_REUSED: set(),
+    Reason.PUBLIC_KEY_REUSED: {BOB, ServerId()},
     Reason.SHARE_OUT_OF_RANGE: {ALICE},
     Reason.SHARE_DUPLICATE: set(),
     Reason.SHARES_IRRECONCILABLE: set(),

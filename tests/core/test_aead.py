@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -132,7 +133,7 @@ def test_two_threads_do_not_seal_under_one_key(monkeypatch: pytest.MonkeyPatch) 
 
         def __init__(self, key: memoryview) -> None:
             self._cipher = AESGCM(key)
-            self.decrypt = self._cipher.decrypt
+            self.decrypt_into = self._cipher.decrypt_into
 
         def encrypt(self, nonce: bytes, plaintext: memoryview, header: bytes) -> bytes:
             if not rivals:
@@ -298,3 +299,21 @@ def test_opening_leaves_the_key_and_the_message_as_they_were() -> None:
     open_sealed(key, HEADER, bytes(sealed), kind="shares", length=len(PLAINTEXT))
     assert bytes(key.expose()) == KEY
     assert bytes(sealed) == before
+
+
+@pytest.mark.parametrize("changes", [{"sender": 1}, {"receiver": 2}, {"context": None}])
+def test_a_header_of_other_types_is_not_made(changes: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {
+        "message_kind": 1,
+        "context": HEADER.context,
+        "sender": HEADER.sender,
+        "receiver": HEADER.receiver,
+    }
+    with pytest.raises(Misuse):
+        AeadHeader(**(fields | changes))
+
+
+def test_a_key_in_plain_bytes_is_refused() -> None:
+    plain: Any = KEY
+    with pytest.raises(Misuse, match="Secret"):
+        SealingKey(plain)

@@ -6,11 +6,13 @@ import copy
 import hashlib
 import hmac
 import importlib.util
+import json
 import pickle
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -21,7 +23,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg import hybrid_key_agreement
-from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+)
 from secagg.hybrid_key_agreement import (
     HYBRID_PUBLIC_KEY_BYTES,
     MLKEM768_BYTES,
@@ -424,3 +434,38 @@ def test_importing_the_suite_fails_where_the_backend_has_no_mlkem(monkeypatch: p
     with pytest.raises(InvalidParameters) as caught:
         import_afresh()
     assert caught.value.reason is Reason.BACKEND_MISSING
+
+
+def test_a_seed_that_was_sealed_by_an_earlier_version_still_opens(repository: Path) -> None:
+    # It pins the algorithms inside HPKE as well, of which nothing else here depends.
+    vector = json.loads((repository / "tests" / "vectors" / "core" / "sealed_edge_seed.json").read_text())
+    pair = pair_of(bytes.fromhex(vector["receiver_root"]), attempt=AttemptContext(bytes.fromhex(vector["attempt"])))
+    edge = Edge(
+        ClientId(int(vector["sender"])),
+        ClientId(int(vector["receiver"])),
+        SessionContext(bytes.fromhex(vector["context"])),
+    )
+    assert edge.open(bytes.fromhex(vector["sealed"]), pair).hex() == vector["seed"]
+
+
+def test_nothing_is_sealed_without_info() -> None:
+    nothing: Any = None
+    with pytest.raises(Misuse, match="info"):
+        BOB_PAIR.public_key.seal(Secret("pairwise_seed", SEED), nothing)
+
+
+def test_contexts_of_the_wrong_kind_are_refused() -> None:
+    session: Any = CONTEXT
+    attempt: Any = ATTEMPT
+    with pytest.raises(Misuse, match="AttemptContext"):
+        pair_of(ALICE_ROOT, attempt=session)
+    with pytest.raises(Misuse, match="SessionContext"):
+        Edge(context=attempt).seal()
+
+
+def test_a_refused_public_key_names_who_sent_it_and_who_relayed_it() -> None:
+    good = BOB_PAIR.public_key.encoded
+    for encoding in (good[:-1], b"\xff" * MLKEM768_BYTES + good[MLKEM768_BYTES:], good[:MLKEM768_BYTES] + bytes(32)):
+        with pytest.raises(PeerError) as caught:
+            HybridPublicKey(encoding, (BOB, ServerId()))
+        assert caught.value.culprits == {BOB, ServerId()}

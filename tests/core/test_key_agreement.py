@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
-from secagg.identifiers import AttemptContext, ClientId, SessionContext
+from secagg.identifiers import AttemptContext, ClientId, ServerId, SessionContext
 from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
 from secagg.secret import Secret
 
@@ -259,6 +259,37 @@ def test_the_public_keys_are_bound_and_not_only_what_they_agree_on(function: str
     assert len(raw) == 1, "the twins do not share their raw output, and this test proves nothing"
     derive = getattr(alice, function)
     assert derive(ALICE, (BOB, bob), CONTEXT) != derive(ALICE, (BOB, twin), CONTEXT)
+
+
+def test_the_key_for_the_one_message_to_a_peer_is_given_out_once() -> None:
+    # A second message under it would have the same nonce.
+    alice, bob = pair_of(ALICE_ROOT, KeyRole.CHANNEL), pair_of(BOB_ROOT, KeyRole.CHANNEL).public_key
+    alice.channel_key_to(ALICE, (BOB, bob), CONTEXT)
+    with pytest.raises(Misuse, match="send the same bytes again") as caught:
+        alice.channel_key_to(ALICE, (BOB, bob), CONTEXT)
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    alice.channel_key_to(ALICE, (BOB, bob), SessionContext(bytes(32)))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_nothing_is_derived_in_the_context_of_an_attempt(function: str) -> None:
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    attempt: Any = ATTEMPT
+    with pytest.raises(Misuse, match="SessionContext"):
+        getattr(pair_of(ALICE_ROOT, role), function)(ALICE, (BOB, pair_of(BOB_ROOT, role).public_key), attempt)
+
+
+def test_no_pair_is_derived_in_the_context_of_a_session() -> None:
+    session: Any = CONTEXT
+    with pytest.raises(Misuse, match="AttemptContext"):
+        X25519KeyPair(Secret("root", ALICE_ROOT), KeyRole.MASK, session)
+
+
+def test_a_refused_public_key_names_who_sent_it_and_who_relayed_it() -> None:
+    for encoding in (bytes(31), b"\xff" * 32, bytes(32)):
+        with pytest.raises(PeerError) as caught:
+            X25519PublicKey(encoding, (BOB, ServerId()))
+        assert caught.value.culprits == {BOB, ServerId()}
 
 
 # --- Public keys that are refused -------------------------------------------------------------------------------------

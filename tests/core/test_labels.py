@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Misuse
 from secagg.labels import Label, bind
 
 VERSIONED_PREFIX = b"secagg/1/"
@@ -29,24 +30,6 @@ def shipped_sources(repository: Path) -> Iterator[tuple[str, ast.Module]]:
     for folder in ("secagg", "compression", "protocols"):
         for file in sorted((repository / folder).rglob("*.py")):
             yield file.relative_to(repository).as_posix(), ast.parse(file.read_text(encoding="utf-8"))
-
-
-class OversizePart(bytes):
-    """A part that says it is longer than a length field can tell."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        return 1 << 32
-
-
-class GreatestPart(bytes):
-    """A part that says it has the greatest length that a length field can tell."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        return (1 << 32) - 1
 
 
 def test_labels_are_distinct() -> None:
@@ -127,10 +110,15 @@ def test_the_bound_string_is_pinned() -> None:
     assert bind(Label.EDGE_SEED, b"ab", b"") == b"secagg/1/edge-seed\0\0\0\2ab\0\0\0\0"
 
 
-def test_a_part_too_long_for_its_length_field_is_refused() -> None:
-    with pytest.raises(InvalidParameters, match="4294967296"):
-        bind(Label.EDGE_SEED, b"", OversizePart())
+def test_a_part_is_bound_up_to_the_length_that_its_length_field_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.labels._LENGTH_BYTES", 1)
+    assert bind(Label.LAYOUT_DIGEST, bytes(255)) == Label.LAYOUT_DIGEST.value + b"\xff" + bytes(255)
+    with pytest.raises(InvalidParameters, match="256 bytes"):
+        bind(Label.LAYOUT_DIGEST, bytes(256))
 
 
-def test_a_part_of_the_greatest_length_is_bound() -> None:
-    assert bind(Label.EDGE_SEED, GreatestPart()) == b"secagg/1/edge-seed\xff\xff\xff\xff"
+@pytest.mark.parametrize("part", [bytearray(4), memoryview(bytes(4)), memoryview(bytes(4)).cast("I"), "four"])
+def test_a_part_that_is_no_bytes_is_refused(part: Any) -> None:
+    # The length of a view counts its items, and the string would not be unambiguous.
+    with pytest.raises(Misuse):
+        bind(Label.LAYOUT_DIGEST, part)

@@ -87,7 +87,37 @@ def test_every_offered_value_has_a_row() -> None:
     length=st.integers(1, 1000),
 )
 def test_a_stronger_offer_is_admitted(cohort: int, threshold: int, modulus_bits: int, length: int) -> None:
-    admit(floors(), cohort=cohort, threshold=threshold, modulus_bits=modulus_bits, length=length)
+    admit(floors(), cohort=max(cohort, threshold), threshold=threshold, modulus_bits=modulus_bits, length=length)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e9, "1000", None, True])
+@pytest.mark.parametrize("offered", ["cohort", "threshold", "modulus_bits", "length"])
+def test_an_offer_that_is_no_integer_is_refused(offered: str, value: object) -> None:
+    # A NaN, which Python's own parser of JSON accepts, is below no floor.
+    with pytest.raises(InvalidParameters, match="integers"):
+        admit(floors(), **{offered: value})
+
+
+@pytest.mark.parametrize(
+    ("offered", "value"),
+    [("threshold", 101), ("modulus_bits", MAXIMUM_MODULUS_BITS + 1), ("length", 0), ("length", -3)],
+)
+def test_an_offer_that_cannot_be_is_refused(offered: str, value: int) -> None:
+    with pytest.raises(InvalidParameters, match=str(value)):
+        admit(floors(), **{offered: value})
+
+
+@pytest.mark.parametrize("floor", ["minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "maximum_length"])
+def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
+    with pytest.raises(InvalidParameters, match="integers"):
+        floors(**{floor: float("nan")})
+
+
+@pytest.mark.parametrize("members", ["mlkem768x25519-aes256", frozenset({"x25519-aes128"}), {Suite.CLASSIC}])
+def test_suites_that_are_no_set_of_suites_are_refused(members: object) -> None:
+    # In a string, every part of it would be found.
+    with pytest.raises(InvalidParameters, match="suites is a frozenset"):
+        floors(suites=members)
 
 
 def test_one_good_value_does_not_make_up_for_another() -> None:
@@ -116,7 +146,7 @@ def test_a_floor_that_protects_nobody_is_refused(floor: str, outside: int, insid
 
 @pytest.mark.parametrize("floor", ["suites", "modes"])
 def test_floors_that_accept_nothing_are_refused(floor: str) -> None:
-    with pytest.raises(InvalidParameters, match=f"{floor} is empty"):
+    with pytest.raises(InvalidParameters, match=f"{floor} is a frozenset of at least one"):
         floors(**{floor: frozenset[object]()})
 
 

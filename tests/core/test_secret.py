@@ -349,3 +349,14 @@ def test_overwrite_leaves_zeros_in_place(data: bytes) -> None:
     view = memoryview(buffer)
     overwrite(buffer)
     assert bytes(view) == bytes(len(data))
+
+
+def test_the_state_of_a_secret_is_not_given_out() -> None:
+    with pytest.raises(Misuse) as caught:
+        marked().__getstate__()
+    assert caught.value.reason is Reason.SECRET_EXPOSURE
+
+
+def test_the_buffer_of_a_secret_shows_no_bytes() -> None:
+    buffer = object.__getattribute__(marked(), "_buffer")
+    assert repr(buffer) == str(buffer) == f"<{len(MARKER)} bytes>"
