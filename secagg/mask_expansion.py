@@ -39,7 +39,7 @@ from secagg.ring import (
 )
 from secagg.secret import Secret, overwrite, require_secret
 
-SEGMENT_BYTES: Final = 1 << 19
+SEGMENT_BYTES: Final = 1 << 20
 """Part of the stream's definition; large enough that threads seldom meet at the interpreter's lock."""
 KEY_LIMIT_BYTES: Final = 1 << 36
 """No key makes more stream than this, whatever it is asked for."""
@@ -52,7 +52,7 @@ _BLOCK_BYTES = 16
 _FIRST_COUNTER = 2
 _ZEROS = bytes(SEGMENT_BYTES)
 
-_Fill = Callable[[int, memoryview, memoryview], object]
+_Fill = Callable[[bytes, memoryview, memoryview], object]
 _Combine = Callable[[RingVector, RingVector], object]
 
 
@@ -69,7 +69,7 @@ class Generator(Enum):
         """How much stream is made at a time: GCM makes whole segments, CTR what a second-level cache holds."""
         match self:
             case Generator.CTR:
-                return SEGMENT_BYTES // 2
+                return SEGMENT_BYTES // 4
             case Generator.GCM:
                 return SEGMENT_BYTES
 
@@ -183,8 +183,9 @@ class _Job:
             filled = (skip + count) * self.ring.word_bytes
             plain, made = zeros[:filled], stream[: filled + _TAG_BYTES]
             part, mask = total[position : position + count], words[skip : skip + count]
+            place = _place_in_stream(self.generator, first_chunk + chunk)
             for combine, fill in masks:
-                fill(first_chunk + chunk, plain, made)
+                fill(place, plain, made)
                 combine(part, mask)
             if self.ring.modulus_bits < self.ring.word_bits:
                 reduce_into(part, self.ring.modulus_bits)
@@ -192,14 +193,13 @@ class _Job:
 
 
 def _filler(key: Secret, generator: Generator) -> _Fill:
-    """Return a function that writes the beginning of a numbered chunk of the key's stream into a buffer."""
+    """Return a function that writes the beginning of a chunk of the key's stream into a buffer."""
     match generator:
         case Generator.CTR:
-            encryptor = Cipher(algorithms.AES(key.expose()), modes.CTR(_counter_block(0, 0))).encryptor()
-            chunks, blocks = SEGMENT_BYTES // generator.chunk_bytes, generator.chunk_bytes // _BLOCK_BYTES
+            encryptor = Cipher(algorithms.AES(key.expose()), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
 
-            def fill_by_ctr(chunk: int, zeros: memoryview, stream: memoryview) -> None:
-                encryptor.reset_nonce(_counter_block(chunk // chunks, chunk % chunks * blocks))
+            def fill_by_ctr(counter_block: bytes, zeros: memoryview, stream: memoryview) -> None:
+                encryptor.reset_nonce(counter_block)
                 encryptor.update_into(zeros, stream)
 
             return fill_by_ctr
@@ -208,14 +208,20 @@ def _filler(key: Secret, generator: Generator) -> _Fill:
 
             # Safe because: the nonce is the segment number, the plaintext is always zeros and the tag stays here, so
             # making a segment again, as both ends of a pair do, gives the same bytes and reveals no second one.
-            def fill_by_gcm(segment: int, zeros: memoryview, stream: memoryview) -> None:
-                encrypt_into(segment.to_bytes(_NONCE_BYTES, "big"), zeros, None, stream)
+            def fill_by_gcm(nonce: bytes, zeros: memoryview, stream: memoryview) -> None:
+                encrypt_into(nonce, zeros, None, stream)
 
             return fill_by_gcm
 
 
-def _counter_block(segment: int, block: int) -> bytes:
-    return segment.to_bytes(_NONCE_BYTES, "big") + (_FIRST_COUNTER + block).to_bytes(_BLOCK_BYTES - _NONCE_BYTES, "big")
+def _place_in_stream(generator: Generator, chunk: int) -> bytes:
+    """Return where a chunk begins: the nonce of its segment for GCM, with the counter for CTR."""
+    segment, part = divmod(chunk, SEGMENT_BYTES // generator.chunk_bytes)
+    nonce = segment.to_bytes(_NONCE_BYTES, "big")
+    if generator is Generator.GCM:
+        return nonce
+    counter = _FIRST_COUNTER + part * (generator.chunk_bytes // _BLOCK_BYTES)
+    return nonce + counter.to_bytes(_BLOCK_BYTES - _NONCE_BYTES, "big")
 
 
 def _cut_at_segments(start: int, length: int, per_segment: int, parts: int) -> list[slice]:
