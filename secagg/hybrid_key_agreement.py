@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519Pr
 
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
-from secagg.key_agreement import KEY_BYTES, ROOT_BYTES, X25519_BYTES, KeyRole, X25519PublicKey
+from secagg.key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
 from secagg.key_derivation import expand
 from secagg.labels import Label, bind
 from secagg.secret import Confined, Secret, require_secret
@@ -114,11 +114,7 @@ class HybridKeyPair(Confined):
 
     def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
         """Derive both halves of the pair from one root, under labels of their own."""
-        require_secret(root)
-        if type(role) is not KeyRole or type(attempt) is not AttemptContext:
-            raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
-        if len(root) != ROOT_BYTES:
-            raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
+        require_derivable(root, role, attempt)
         self.role = role
         seed_label, x25519_label = _LABELS[role]
         with (

@@ -106,11 +106,7 @@ class X25519KeyPair(Confined):
             role: what the pair is for.
             attempt: the attempt that the pair belongs to; another attempt derives another pair.
         """
-        require_secret(root)
-        if type(role) is not KeyRole or type(attempt) is not AttemptContext:
-            raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
-        if len(root) != ROOT_BYTES:
-            raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
+        require_derivable(root, role, attempt)
         self.role = role
         with expand("x25519_private_key", X25519_BYTES, root, _X25519_LABELS[role], attempt.digest) as scalar:
             private = X25519PrivateKey.from_private_bytes(scalar.expose())
@@ -194,3 +190,16 @@ class X25519KeyPair(Confined):
 
     def __repr__(self) -> str:
         return f"<X25519KeyPair {self.role.value}>"
+
+
+def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
+    """Refuse anything that a key pair, of whichever suite, is not derived from.
+
+    Raises:
+        Misuse: the root is no ``Secret`` of 32 bytes, or the role or the context is of another type.
+    """
+    require_secret(root)
+    if type(role) is not KeyRole or type(attempt) is not AttemptContext:
+        raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
+    if len(root) != ROOT_BYTES:
+        raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
