@@ -108,7 +108,16 @@ class Aggregate:
     total_weight: int
 
     def __post_init__(self) -> None:
-        """Check the shapes, and that every histogram counts every contributor's weight once."""
+        self.check()
+
+    def check(self) -> None:
+        """Check the shapes, and that every histogram counts every contributor's weight once.
+
+        Raises:
+            Misuse: wrong number, type or shape of sums, or counts that are no integers.
+            InvalidParameters: counts that no aggregate has.
+            CapacityExceeded: an element is not below its modulus, or a histogram does not add up.
+        """
         if len(self.values) != len(self.layout.segments):
             raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} sums")
         if type(self.contributors) is not int or type(self.total_weight) is not int:
@@ -127,6 +136,7 @@ class Aggregate:
 
     def encode(self) -> bytes:
         """Return the canonical encoding; a histogram's counters have exactly the bits of the total weight."""
+        self.check()
         writer = Writer(MessageKind.AGGREGATE).fixed(self.layout.digest, DIGEST_BYTES)
         writer.integer(self.contributors, 8).integer(self.total_weight, 8)
         for segment, value in zip(self.layout.segments, self.values, strict=True):
@@ -266,10 +276,9 @@ def _histogram(flat: RingVector, segment: IndexSegment) -> Histogram:
 
 
 def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, total_weight: int) -> None:
-    if value.dtype != np.uint64 or value.shape != (segment.blocks, segment.codewords):
-        raise Misuse(
-            f"a histogram is uint64 of shape {(segment.blocks, segment.codewords)}; got {value.dtype} of {value.shape}"
-        )
+    shape = (segment.blocks, segment.codewords)
+    if type(value) is not np.ndarray or value.dtype != np.uint64 or value.shape != shape:
+        raise Misuse(f"a histogram is a plain array of uint64 of shape {shape}; got another {type(value).__name__}")
     if int(value.max()) > total_weight or (value.sum(axis=1) != total_weight).any():
         raise CapacityExceeded(
             f"a block's histogram does not add up to the total weight {total_weight}", reason=Reason.INPUT_OUT_OF_RANGE

@@ -256,5 +256,7 @@ def _check_keys(keys: Sequence[Secret]) -> None:
         require_secret(key)
         if len(key) not in _KEY_BYTES:
             raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")
+    # Safe because: the digests are of uniform keys and are compared with each other alone, so that neither they nor the
+    # time that finding two equal ones takes helps to guess a key.
     if len({hashlib.sha256(key.expose()).digest() for key in keys}) < len(keys):
         raise Misuse("a mask key is given twice; its masks would cancel or double, and leave the vector in sight")

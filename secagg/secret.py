@@ -42,7 +42,10 @@ class Secret(Confined):
         """Copy ``data`` into a buffer of this object's own; wipe ``data`` yourself if it is mutable."""
         self.kind = kind
         # Through a view, because a buffer made from the integer 32 would be a key of 32 zeros.
-        self._buffer = _Buffer(memoryview(data))
+        try:
+            self._buffer = _Buffer(memoryview(data))
+        except TypeError:
+            raise Misuse(f"a {kind} is made from bytes; got {type(data).__name__}") from None
         self._wiped = False
 
     @classmethod
@@ -131,6 +134,8 @@ def require_secret(value: object) -> None:
 def draw_exactly(count: int, coins: Coins) -> bytearray:
     """Draw coins and refuse a source that does not return as many as it was asked for; the caller overwrites them."""
     drawn = coins.draw(count)
+    if type(drawn) is not bytearray:
+        raise Misuse(f"coins are drawn into a bytearray, which can be overwritten; got {type(drawn).__name__}")
     if len(drawn) != count:
         returned = len(drawn)
         overwrite(drawn)

@@ -101,7 +101,7 @@ def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins
     Security: as for ``split``.
     """
     _check_threshold(threshold)
-    if not threshold <= holders <= MAX_HOLDERS:
+    if type(holders) is not int or not threshold <= holders <= MAX_HOLDERS:
         raise InvalidParameters(
             f"{holders} holders cannot share at threshold {threshold}; take {threshold} to {MAX_HOLDERS} holders"
         )
@@ -323,6 +323,7 @@ def _shareable(secret: Secret) -> int:
 
 
 def _element(share: Share, culprits: Iterable[Party] = ()) -> int:
+    require_secret(share.value)
     try:
         return prime_field.decode(share.value.expose())
     except MalformedMessage:
@@ -334,12 +335,12 @@ def _element(share: Share, culprits: Iterable[Party] = ()) -> int:
 
 
 def _check_threshold(threshold: int) -> None:
-    if not 1 <= threshold <= MAX_HOLDERS:
+    if type(threshold) is not int or not 1 <= threshold <= MAX_HOLDERS:
         raise InvalidParameters(f"a threshold is an integer in [1, {MAX_HOLDERS}]; got {threshold}")
 
 
 def _check_point(point: int, culprits: Iterable[Party] = ()) -> None:
-    if not 1 <= point <= MAX_HOLDERS:
+    if type(point) is not int or not 1 <= point <= MAX_HOLDERS:
         raise PeerMisbehaved(
             f"no holder has point {point}; derive points as positions in the sorted list of holders, from 1 on",
             reason=Reason.SHARE_OUT_OF_RANGE,

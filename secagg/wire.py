@@ -82,7 +82,10 @@ class Reader:
             MalformedMessage: the bytes do not begin with a header of this version.
             UnexpectedMessage: the message is of another kind.
         """
-        view = memoryview(message)
+        try:
+            view = memoryview(message)
+        except TypeError:
+            raise Misuse(f"a message is bytes; got {type(message).__name__}") from None
         if not view.c_contiguous:
             raise Misuse("a message is contiguous; pass a copy of the view")
         self._view = view.cast("B").toreadonly()

@@ -710,3 +710,20 @@ def test_a_payload_of_another_layout_is_not_aggregated() -> None:
     alike = Layout((IndexSegment(256, 1),))
     with pytest.raises(Misuse):
         ideal_aggregate(layout, [payload_of(layout, [[1]]), payload_of(alike, [[1]])])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_histogram_is_a_plain_array(masked: bool) -> None:  # noqa: FBT001
+    counts = np.array([[5, 0]], dtype=np.uint64)
+    hidden: Any = np.ma.masked_array(counts, mask=[[True, False]])  # pyright: ignore[reportUnknownMemberType]
+    listed: Any = [[1, 0]]
+    with pytest.raises(Misuse, match="plain array"):
+        Aggregate(Layout((IndexSegment(2, 1),)), (hidden if masked else listed,), 1, 1)
+
+
+def test_an_aggregate_that_was_changed_after_its_check_is_not_encoded() -> None:
+    histogram = np.array([[1, 0]], dtype=np.uint64)
+    aggregate = Aggregate(Layout((IndexSegment(2, 1),)), (histogram,), 1, 1)
+    histogram[0, 1] = 1
+    with pytest.raises(CapacityExceeded):
+        aggregate.encode()

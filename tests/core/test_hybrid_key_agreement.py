@@ -469,3 +469,11 @@ def test_a_refused_public_key_names_who_sent_it_and_who_relayed_it() -> None:
         with pytest.raises(PeerError) as caught:
             HybridPublicKey(encoding, (BOB, ServerId()))
         assert caught.value.culprits == {BOB, ServerId()}
+
+
+def test_plain_bytes_are_neither_a_root_nor_sealed() -> None:
+    plain: Any = ALICE_ROOT
+    with pytest.raises(Misuse, match="Secret"):
+        HybridKeyPair(plain, KeyRole.MASK, ATTEMPT)
+    with pytest.raises(Misuse, match="Secret"):
+        BOB_PAIR.public_key.seal(plain, b"info")

@@ -490,3 +490,9 @@ def test_the_derived_scalar_and_the_raw_output_are_wiped(monkeypatch: pytest.Mon
         "shared_secret": True,
         "pairwise_seed": False,
     }
+
+
+def test_a_pair_is_not_derived_from_plain_bytes() -> None:
+    plain: Any = ALICE_ROOT
+    with pytest.raises(Misuse, match="Secret"):
+        X25519KeyPair(plain, KeyRole.MASK, ATTEMPT)

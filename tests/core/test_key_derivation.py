@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -224,3 +225,11 @@ def test_the_buffer_that_was_derived_into_is_overwritten(
     derived = function(root(), 32, Label.EDGE_SEED)
     assert any(derived.expose())
     assert copied == [bytearray(32)]
+
+
+def test_nothing_is_derived_from_plain_bytes() -> None:
+    plain: Any = bytes(32)
+    with pytest.raises(Misuse, match="Secret"):
+        derive("key", 32, plain, bytes(32), Label.CHANNEL_KEY)
+    with pytest.raises(Misuse, match="Secret"):
+        expand("key", 32, plain, Label.CHANNEL_KEY)

@@ -516,3 +516,13 @@ def test_more_threads_than_segments_cost_nothing() -> None:
     total = Ring(8).zeros(10)
     accumulate(total, Ring(8), add=[key], subtract=[], threads=10**12)
     assert (total == expand(key, Ring(8), 10)).all()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"threads": 2.0}, {"start": np.int64(1)}, {"first_segment": 1.0}, {"generator": "gcm"}]
+)
+def test_arguments_of_other_types_are_refused_and_nothing_is_added(changes: dict[str, Any]) -> None:
+    total = Ring(8).zeros(10)
+    with pytest.raises((InvalidParameters, Misuse)):
+        accumulate(total, Ring(8), add=mask_keys(1), subtract=[], **changes)
+    assert not total.any()

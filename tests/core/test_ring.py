@@ -516,3 +516,16 @@ def test_a_total_weight_below_one_is_refused(total_weight: int) -> None:
 def test_a_view_with_gaps_is_not_unpacked() -> None:
     with pytest.raises(Misuse, match="contiguous"):
         Ring(8).unpack(memoryview(bytes(8))[::2], 4)
+
+
+@pytest.mark.parametrize("hostile", [float("nan"), 2.0, True])
+def test_capacities_are_reckoned_in_integers(hostile: Any) -> None:
+    for reckon in (
+        lambda: capacity(hostile, 8),
+        lambda: capacity_between(hostile, 2, 8),
+        lambda: capacity_between(-2, hostile, 8),
+        lambda: require_capacity(hostile, 3),
+        lambda: Ring(8).zeros(hostile),
+    ):
+        with pytest.raises(InvalidParameters):
+            reckon()

@@ -8,7 +8,9 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from secagg.identifiers import ClientId
 from secagg.prime_field import ELEMENT_BYTES, PRIME, encode
 from secagg.secret import Secret
 from secagg.shamir import MAX_HOLDERS, Corrected, LagrangeWeights, Share, correct, reconstruct, split, split_many
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 elements = st.integers(0, PRIME - 1)
 
@@ -559,3 +562,25 @@ def test_no_error_message_contains_a_value() -> None:
             assert str(value)[:12] not in text
             assert f"{value:x}"[:8] not in text.lower()
             assert "f" * 16 not in text.lower()
+
+
+@pytest.mark.parametrize("point", [np.int64(3), 3.0, True])
+def test_a_point_that_is_no_integer_is_refused(point: Any) -> None:
+    with pytest.raises(PeerMisbehaved) as caught:
+        Share(point, Secret("a share", bytes(32))).check()
+    assert caught.value.reason is Reason.SHARE_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(("threshold", "holders"), [(2.0, 3), (2, 3.0), (float("nan"), 3), (2, float("nan"))])
+def test_numbers_of_holders_are_integers(threshold: Any, holders: Any) -> None:
+    secret = Secret("mask_root", bytes(32))
+    with pytest.raises(InvalidParameters):
+        split(secret, threshold=threshold, holders=holders, coins=InsecureSeededCoins(b"coins"))
+
+
+def test_a_secret_in_plain_bytes_is_not_shared() -> None:
+    plain: Any = bytes(32)
+    with pytest.raises(Misuse, match="Secret"):
+        split(plain, threshold=2, holders=3, coins=InsecureSeededCoins(b"coins"))
+    with pytest.raises(Misuse, match="Secret"):
+        Share(1, plain).check()

@@ -296,3 +296,23 @@ def test_a_refinement_of_a_listed_error_is_told_as_that_error() -> None:
 
 def test_the_one_code_on_the_wire_is_pinned() -> None:
     assert {code.name: code.value for code in AbortCode} == {"ABORTED": 1}
+
+
+def test_text_is_no_message() -> None:
+    text: Any = "SAGG"
+    with pytest.raises(Misuse, match="str"):
+        Reader(text, KIND)
+
+
+def test_a_view_with_gaps_is_no_message() -> None:
+    gaps: Any = memoryview(HEADER + HEADER)[::2]
+    with pytest.raises(Misuse, match="contiguous"):
+        Reader(gaps, KIND)
+
+
+def test_no_field_reads_backwards() -> None:
+    reader = Reader(HEADER + b"ab", KIND)
+    reader.fixed(2)
+    with pytest.raises(Misuse, match="negative"):
+        reader.fixed(-2)
+    reader.finish()
