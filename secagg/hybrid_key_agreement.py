@@ -70,8 +70,6 @@ class HybridPublicKey:
 
         Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
         """
-        if type(self.encoded) is not bytes:
-            raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
         if len(self.encoded) != HYBRID_PUBLIC_KEY_BYTES:
             reason = Reason.TRUNCATED if len(self.encoded) < HYBRID_PUBLIC_KEY_BYTES else Reason.TRAILING_BYTES
             raise MalformedMessage(
@@ -166,6 +164,7 @@ def seal_edge_seed(
     seed: Secret, receiver_key: HybridPublicKey, sender: ClientId, receiver: ClientId, context: SessionContext
 ) -> bytes:
     """Seal an edge's seed to the receiving end's mask key."""
+    require_secret(seed)
     if len(seed) != KEY_BYTES:
         raise Misuse(f"an edge seed has {KEY_BYTES} bytes; got {seed!r}")
     return receiver_key.seal(seed, _edge_info(sender, receiver, context))

@@ -317,3 +317,9 @@ def test_a_key_in_plain_bytes_is_refused() -> None:
     plain: Any = KEY
     with pytest.raises(Misuse, match="Secret"):
         SealingKey(plain)
+
+
+@pytest.mark.parametrize("kind", [1.0, True, "1", -1, 1 << 16])
+def test_a_message_kind_that_is_no_integer_of_two_bytes_is_refused(kind: Any) -> None:
+    with pytest.raises(InvalidParameters, match="message kind"):
+        AeadHeader(message_kind=kind, context=HEADER.context, sender=HEADER.sender, receiver=HEADER.receiver)

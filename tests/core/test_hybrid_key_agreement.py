@@ -477,3 +477,19 @@ def test_plain_bytes_are_neither_a_root_nor_sealed() -> None:
         HybridKeyPair(plain, KeyRole.MASK, ATTEMPT)
     with pytest.raises(Misuse, match="Secret"):
         BOB_PAIR.public_key.seal(plain, b"info")
+
+
+@pytest.mark.parametrize("length", [10, 32])
+def test_a_seed_in_plain_bytes_is_neither_sealed_nor_printed(length: int) -> None:
+    plain: Any = (b"NEVER-SHOW-THIS!" * 2)[:length]
+    with pytest.raises(Misuse) as caught:
+        seal_edge_seed(plain, BOB_PAIR.public_key, ALICE, BOB, CONTEXT)
+    assert "NEVER" not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [10, 32])
+def test_a_root_in_plain_bytes_is_neither_used_nor_printed(length: int) -> None:
+    plain: Any = (b"NEVER-SHOW-THIS!" * 2)[:length]
+    with pytest.raises(Misuse) as caught:
+        HybridKeyPair(plain, KeyRole.MASK, ATTEMPT)
+    assert "NEVER" not in str(caught.value)

@@ -492,7 +492,9 @@ def test_the_derived_scalar_and_the_raw_output_are_wiped(monkeypatch: pytest.Mon
     }
 
 
-def test_a_pair_is_not_derived_from_plain_bytes() -> None:
-    plain: Any = ALICE_ROOT
-    with pytest.raises(Misuse, match="Secret"):
+@pytest.mark.parametrize("length", [10, 32])
+def test_a_root_in_plain_bytes_is_neither_used_nor_printed(length: int) -> None:
+    plain: Any = (b"NEVER-SHOW-THIS!" * 2)[:length]
+    with pytest.raises(Misuse, match="Secret") as caught:
         X25519KeyPair(plain, KeyRole.MASK, ATTEMPT)
+    assert "NEVER" not in str(caught.value)
