@@ -584,3 +584,14 @@ def test_a_secret_in_plain_bytes_is_not_shared() -> None:
         split(plain, threshold=2, holders=3, coins=InsecureSeededCoins(b"coins"))
     with pytest.raises(Misuse, match="Secret"):
         Share(1, plain).check()
+
+
+@pytest.mark.parametrize("threshold", [127, 128, 129, 257, 300])
+def test_large_neighbourhoods_share_on_one_polynomial(threshold: int) -> None:
+    # Beyond 128 steps, values and products are reduced on the way and no longer only at the end.
+    secret = Secret("mask_root", b"\x5a" * 32)
+    shares = split(secret, threshold=threshold, holders=320, coins=InsecureSeededCoins(b"large"))
+    assert reconstruct(shares, threshold=threshold) == secret
+    assert reconstruct(shares[320 - threshold :], threshold=threshold) == secret
+    with pytest.raises(PeerMisbehaved):
+        reconstruct(shares, threshold=threshold - 1)
