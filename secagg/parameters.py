@@ -11,6 +11,7 @@ from secagg.ring import MAXIMUM_MODULUS_BITS
 
 LEAST_COHORT: Final = 2
 LEAST_THRESHOLD: Final = 2
+LEAST_PRIVACY_BITS: Final = 40
 
 
 class Suite(StrEnum):
@@ -52,9 +53,23 @@ class ClientFloors:
     minimum_threshold: int
     minimum_modulus_bits: int
     maximum_length: int
+    maximum_population: int
+    assumed_corrupted: int
+    """How many clients, counted absolutely, the adversary is assumed to hold among all that could ever be invited; a
+    fraction of the invited would let a server raise it by leaving honest clients out."""
+    privacy_bits: int
+    """The chance that a random graph betrays a client is at most 2^-privacy_bits."""
 
     def __post_init__(self) -> None:
-        _require_integers(self.minimum_cohort, self.minimum_threshold, self.minimum_modulus_bits, self.maximum_length)
+        _require_integers(
+            self.minimum_cohort,
+            self.minimum_threshold,
+            self.minimum_modulus_bits,
+            self.maximum_length,
+            self.maximum_population,
+            self.assumed_corrupted,
+            self.privacy_bits,
+        )
         _require_members("suites", self.suites, Suite)
         _require_members("modes", self.modes, SecurityMode)
         for unsafe, sentence in (
@@ -71,19 +86,36 @@ class ClientFloors:
                 f"minimum_modulus_bits is {self.minimum_modulus_bits}; it lies in 1..{MAXIMUM_MODULUS_BITS}",
             ),
             (self.maximum_length < 1, f"maximum_length is {self.maximum_length}; it is at least 1"),
+            (
+                self.maximum_population < self.minimum_cohort,
+                f"maximum_population is {self.maximum_population}, below minimum_cohort {self.minimum_cohort}",
+            ),
+            (self.assumed_corrupted < 0, f"assumed_corrupted is {self.assumed_corrupted}; it is not negative"),
+            (
+                self.privacy_bits < LEAST_PRIVACY_BITS,
+                f"privacy_bits is {self.privacy_bits}; below {LEAST_PRIVACY_BITS} a random graph protects nobody",
+            ),
         ):
             if unsafe:
                 raise InvalidParameters(sentence)
 
     def admit(  # noqa: PLR0913 -- one for each floor
-        self, *, suite: Suite, mode: SecurityMode, cohort: int, threshold: int, modulus_bits: int, length: int
+        self,
+        *,
+        suite: Suite,
+        mode: SecurityMode,
+        cohort: int,
+        threshold: int,
+        modulus_bits: int,
+        length: int,
+        population: int,
     ) -> None:
         """Refuse an offer that is weaker than these floors.
 
         Raises:
             InvalidParameters: with reason ``below_floor``, naming the value and the floor.
         """
-        _require_integers(cohort, threshold, modulus_bits, length)
+        _require_integers(cohort, threshold, modulus_bits, length, population)
         for weak, sentence in (
             (suite not in self.suites, f"suite {suite} is not among {_names(self.suites)}"),
             (mode not in self.modes, f"mode {mode} is not among {_names(self.modes)}"),
@@ -94,7 +126,9 @@ class ClientFloors:
                 f"a ring of {modulus_bits} bits is below {self.minimum_modulus_bits}",
             ),
             (length > self.maximum_length, f"a vector of {length} is longer than {self.maximum_length}"),
-            (threshold > cohort, f"a threshold of {threshold} cannot be met by a cohort of {cohort}"),
+            (population > self.maximum_population, f"a population of {population} exceeds {self.maximum_population}"),
+            (population < cohort, f"a population of {population} cannot hold a cohort of {cohort}"),
+            (threshold > population, f"a threshold of {threshold} cannot be met by a population of {population}"),
             (modulus_bits > MAXIMUM_MODULUS_BITS, f"no ring has {modulus_bits} bits"),
             (length < 1, f"no vector has a length of {length}"),
         ):

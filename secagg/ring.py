@@ -148,6 +148,14 @@ class Ring:
         reduce_into(total, self.modulus_bits)
         return total
 
+    def inner_product(self, left: RingVector, right: RingVector) -> int:
+        """Return the sum of the products of two vectors' elements, as an element of the ring."""
+        self.require_form(left)
+        self.require_form(right, left.size)
+        # The sum keeps the word of its operands and may wrap in it, because 2^p divides 2^word_bits.
+        product: Any = np.einsum("i,i->", left, right)
+        return int(product) & low_bits(self.modulus_bits)
+
     def lift(self, vector: RingVector) -> SignedVector:
         """Return the integers in [least, greatest] that the elements stand for."""
         self.require_form(vector)

@@ -36,6 +36,17 @@ class MessageKind(IntEnum):
     LAYOUT = 1
     PAYLOAD = 2
     AGGREGATE = 3
+    SESSION_OFFER = 16
+    KEY_ADVERTISEMENT = 17
+    ADVERTISED_KEYS = 18
+    ENCRYPTED_SHARES = 19
+    DELIVERED_SHARES = 20
+    MASKED_INPUT = 21
+    SURVIVOR_SET = 22
+    SURVIVOR_SIGNATURE = 23
+    UNMASKING_REQUEST = 24
+    UNMASKING_SHARES = 25
+    SERVER_SNAPSHOT = 26
 
 
 class Writer:
@@ -132,6 +143,22 @@ class Reader:
         taken = self._view[self._position : self._position + size]
         self._position += size
         return taken
+
+
+def message_kind(message: bytes) -> MessageKind:
+    """Return what kind of message the bytes begin like, before anything else of them is read.
+
+    Raises:
+        MalformedMessage: they do not begin with a header of this version, or the kind is none of the table's.
+    """
+    header = bytes(message[: _HEADER.size])
+    received = int.from_bytes(header[-2:], "big")
+    try:
+        kind = MessageKind(received)
+    except ValueError:
+        raise MalformedMessage(f"{received} is no kind of message", reason=Reason.NOT_CANONICAL) from None
+    Reader(header, kind)
+    return kind
 
 
 class AbortCode(IntEnum):

@@ -67,8 +67,11 @@ def offer_a_small_cohort() -> None:
         minimum_threshold=67,
         minimum_modulus_bits=20,
         maximum_length=1000,
+        maximum_population=500,
+        assumed_corrupted=25,
+        privacy_bits=40,
     )
-    offer = {"cohort": 2, "threshold": 67, "modulus_bits": 20, "length": 1000}
+    offer = {"cohort": 2, "threshold": 67, "modulus_bits": 20, "length": 1000, "population": 500}
     floors.admit(suite=Suite.CLASSIC, mode=SecurityMode.ACTIVE, **offer)
 
 

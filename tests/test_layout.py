@@ -33,6 +33,7 @@ CORE_LEVELS = (
     {"wire", "secret", "entropy", "ring", "prime_field", "key_derivation"},
     {
         "shamir",
+        "identity",
         "key_agreement",
         "hybrid_key_agreement",
         "hpke",

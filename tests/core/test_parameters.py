@@ -19,6 +19,9 @@ FLOORS: dict[str, Any] = {
     "minimum_threshold": 67,
     "minimum_modulus_bits": 20,
     "maximum_length": 1000,
+    "maximum_population": 500,
+    "assumed_corrupted": 25,
+    "privacy_bits": 40,
 }
 AT_THE_FLOOR: dict[str, Any] = {
     "suite": Suite.CLASSIC,
@@ -27,6 +30,7 @@ AT_THE_FLOOR: dict[str, Any] = {
     "threshold": 67,
     "modulus_bits": 20,
     "length": 1000,
+    "population": 500,
 }
 
 # Each row: what is offered, one step below the floor, and the value and the floor that the message must name.
@@ -37,6 +41,7 @@ BELOW = [
     ("threshold", 66, ("66", "67")),
     ("modulus_bits", 19, ("19", "20")),
     ("length", 1001, ("1001", "1000")),
+    ("population", 501, ("501", "500")),
 ]
 
 # Each row: a floor, a value that makes no floor, and one step inside, which does.
@@ -51,6 +56,9 @@ NO_FLOORS = [
     ("minimum_modulus_bits", MAXIMUM_MODULUS_BITS + 1, MAXIMUM_MODULUS_BITS),
     ("maximum_length", 0, 1),
     ("maximum_length", -1, 1),
+    ("maximum_population", 99, 100),
+    ("assumed_corrupted", -1, 0),
+    ("privacy_bits", 39, 40),
 ]
 
 
@@ -81,17 +89,17 @@ def test_every_offered_value_has_a_row() -> None:
 
 
 @given(
-    cohort=st.integers(100, 10**7),
-    threshold=st.integers(67, 10**7),
+    cohort=st.integers(100, 500),
+    threshold=st.integers(67, 500),
     modulus_bits=st.integers(20, MAXIMUM_MODULUS_BITS),
     length=st.integers(1, 1000),
 )
 def test_a_stronger_offer_is_admitted(cohort: int, threshold: int, modulus_bits: int, length: int) -> None:
-    admit(floors(), cohort=max(cohort, threshold), threshold=threshold, modulus_bits=modulus_bits, length=length)
+    admit(floors(), cohort=cohort, threshold=threshold, modulus_bits=modulus_bits, length=length)
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9, "1000", None, True])
-@pytest.mark.parametrize("offered", ["cohort", "threshold", "modulus_bits", "length"])
+@pytest.mark.parametrize("offered", ["cohort", "threshold", "modulus_bits", "length", "population"])
 def test_an_offer_that_is_no_integer_is_refused(offered: str, value: object) -> None:
     # A NaN, which Python's own parser of JSON accepts, is below no floor.
     with pytest.raises(InvalidParameters, match="integers"):
@@ -100,14 +108,25 @@ def test_an_offer_that_is_no_integer_is_refused(offered: str, value: object) -> 
 
 @pytest.mark.parametrize(
     ("offered", "value"),
-    [("threshold", 101), ("modulus_bits", MAXIMUM_MODULUS_BITS + 1), ("length", 0), ("length", -3)],
+    [("threshold", 501), ("cohort", 501), ("modulus_bits", MAXIMUM_MODULUS_BITS + 1), ("length", 0), ("length", -3)],
 )
 def test_an_offer_that_cannot_be_is_refused(offered: str, value: int) -> None:
     with pytest.raises(InvalidParameters, match=str(value)):
         admit(floors(), **{offered: value})
 
 
-@pytest.mark.parametrize("floor", ["minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "maximum_length"])
+@pytest.mark.parametrize(
+    "floor",
+    [
+        "minimum_cohort",
+        "minimum_threshold",
+        "minimum_modulus_bits",
+        "maximum_length",
+        "maximum_population",
+        "assumed_corrupted",
+        "privacy_bits",
+    ],
+)
 def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
     with pytest.raises(InvalidParameters, match="integers"):
         floors(**{floor: float("nan")})
@@ -122,7 +141,7 @@ def test_suites_that_are_no_set_of_suites_are_refused(members: object) -> None:
 
 def test_one_good_value_does_not_make_up_for_another() -> None:
     with pytest.raises(InvalidParameters, match="threshold"):
-        admit(floors(), cohort=10**6, threshold=66)
+        admit(floors(), cohort=500, threshold=66)
 
 
 @pytest.mark.parametrize("suite", Suite)

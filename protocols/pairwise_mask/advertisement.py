@@ -1,0 +1,184 @@
+"""What a client advertises: two public keys, a commitment, and in active mode who it is and that it says so.
+
+[BIK+17] Fig. 4, Round 0. The server checks every advertisement that it gets; every client checks those of its
+neighbours again, because the server could have written them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
+from secagg.identity import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
+from secagg.labels import Label
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.member import Member
+from secagg.protocols.pairwise_mask.suites import COMMITMENT_BYTES, PublishedKeys, key_suite
+from secagg.wire import MessageKind, Reader, Writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """What makes an advertisement a certified client's own: its identity key, the authority's word, its signature."""
+
+    identity_key: bytes
+    certificate: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the three, one after another."""
+        return self.identity_key + self.certificate + self.signature
+
+    @classmethod
+    def read(cls, reader: Reader) -> Credential:
+        """Read the three."""
+        return cls(
+            identity_key=reader.fixed(IDENTITY_KEY_BYTES),
+            certificate=reader.fixed(SIGNATURE_BYTES),
+            signature=reader.fixed(SIGNATURE_BYTES),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyAdvertisement:
+    """A client's public keys for one attempt, and a commitment to its self-mask seed."""
+
+    attempt: bytes
+    client: ClientId
+    channel_key: bytes
+    mask_key: bytes
+    self_mask_commitment: bytes
+    credential: Credential | None
+
+    @property
+    def entry(self) -> bytes:
+        """What the roster holds of it; the commitment serves the server alone unless it is signed."""
+        keys = self.channel_key + self.mask_key
+        return keys if self.credential is None else keys + self.self_mask_commitment + self.credential.encode()
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.KEY_ADVERTISEMENT).fixed(self.attempt, CONTEXT_BYTES)
+        writer.fixed(self.client.encode(), 8).fixed(self.channel_key, len(self.channel_key))
+        writer.fixed(self.mask_key, len(self.mask_key)).fixed(self.self_mask_commitment, COMMITMENT_BYTES)
+        if self.credential is not None:
+            writer.fixed(self.credential.encode(), IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, configuration: SessionConfiguration) -> KeyAdvertisement:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.KEY_ADVERTISEMENT)
+        key_bytes = key_suite(configuration.suite).public_key_bytes
+        advertisement = cls(
+            attempt=reader.fixed(CONTEXT_BYTES),
+            client=ClientId(reader.integer(8)),
+            channel_key=reader.fixed(key_bytes),
+            mask_key=reader.fixed(key_bytes),
+            self_mask_commitment=reader.fixed(COMMITMENT_BYTES),
+            credential=Credential.read(reader) if configuration.mode is SecurityMode.ACTIVE else None,
+        )
+        reader.finish()
+        return advertisement
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedAdvertiser:
+    """A client whose advertisement was checked; only ``verify_advertisement`` makes one."""
+
+    keys: PublishedKeys
+    identity: VerifiedIdentity | None
+    self_mask_commitment: bytes = field(repr=False)
+
+
+def sign_advertisement(unsigned: KeyAdvertisement, member: Member) -> KeyAdvertisement:
+    """Sign an advertisement with the member's identity key, and put the certificate beside it."""
+    if member.certificate is None:
+        raise InvalidParameters("active mode needs a certificate")
+    credential = Credential(
+        identity_key=member.certificate.public_key,
+        certificate=member.certificate.signature,
+        signature=member.sign(Label.SIGNED_ADVERTISEMENT, *_signed_parts(unsigned)),
+    )
+    return replace(unsigned, credential=credential)
+
+
+def verify_advertisement(
+    advertisement: KeyAdvertisement,
+    configuration: SessionConfiguration,
+    authority: Authority | None,
+    *,
+    relay: Iterable[Party],
+) -> VerifiedAdvertiser:
+    """Check keys, certificate and signature of an advertisement.
+
+    Args:
+        relay: who handed it over, if not the client itself; blamed as well for whatever is not signed.
+    """
+    client, suite = advertisement.client, key_suite(configuration.suite)
+    culprits = {client, *relay}
+    identity = None
+    if configuration.mode is SecurityMode.ACTIVE and authority is not None and advertisement.credential is not None:
+        credential = advertisement.credential
+        certificate = Certificate(client, credential.identity_key, credential.certificate)
+        identity = authority.verify(certificate, culprits=culprits)
+        identity.verify(
+            credential.signature, Label.SIGNED_ADVERTISEMENT, *_signed_parts(advertisement), culprits=culprits
+        )
+        culprits = {client}
+    keys = PublishedKeys(
+        client,
+        suite.public_key(advertisement.channel_key, culprits),
+        suite.public_key(advertisement.mask_key, culprits),
+    )
+    if keys.channel == keys.mask:
+        raise PeerMisbehaved(
+            f"{client} advertises one key for two roles", reason=Reason.PUBLIC_KEY_REUSED, culprits=culprits
+        )
+    return VerifiedAdvertiser(keys, identity, advertisement.self_mask_commitment)
+
+
+def verify_entry(
+    entry: bytes, client: ClientId, configuration: SessionConfiguration, authority: Authority | None
+) -> VerifiedAdvertiser:
+    """Read what the roster holds of a client, and check it as if it had come from there."""
+    key_bytes = key_suite(configuration.suite).public_key_bytes
+    channel_key, mask_key, rest = entry[:key_bytes], entry[key_bytes : 2 * key_bytes], entry[2 * key_bytes :]
+    commitment, credential = b"", None
+    if configuration.mode is SecurityMode.ACTIVE:
+        commitment, rest = rest[:COMMITMENT_BYTES], rest[COMMITMENT_BYTES:]
+        credential = Credential(
+            identity_key=rest[:IDENTITY_KEY_BYTES],
+            certificate=rest[IDENTITY_KEY_BYTES:-SIGNATURE_BYTES],
+            signature=rest[-SIGNATURE_BYTES:],
+        )
+    advertisement = KeyAdvertisement(
+        attempt=configuration.context.digest,
+        client=client,
+        channel_key=channel_key,
+        mask_key=mask_key,
+        self_mask_commitment=commitment,
+        credential=credential,
+    )
+    return verify_advertisement(advertisement, configuration, authority, relay={ServerId()})
+
+
+def entry_bytes(configuration: SessionConfiguration) -> int:
+    """Return the length of what the roster holds of one client."""
+    keys = 2 * key_suite(configuration.suite).public_key_bytes
+    if configuration.mode is SecurityMode.ACTIVE:
+        return keys + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
+    return keys
+
+
+def _signed_parts(advertisement: KeyAdvertisement) -> tuple[bytes, ...]:
+    return (
+        advertisement.attempt,
+        advertisement.client.encode(),
+        advertisement.channel_key,
+        advertisement.mask_key,
+        advertisement.self_mask_commitment,
+    )

@@ -1,0 +1,198 @@
+"""One client in one attempt: which message is due, what is answered, and what happens when something is wrong.
+
+The mathematics is in the round files. This class holds the latches: each kind of message is answered once, the same
+bytes again get the same answer again, and after anything wrong the secrets are overwritten and nothing is answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from hmac import compare_digest
+
+from secagg.entropy import Coins
+from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.identifiers import ClientId, ServerId
+from secagg.identity import Authority, Certificate, SigningKey
+from secagg.parameters import ClientFloors, SecurityMode
+from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.member import ClientInput, Member
+from secagg.protocols.pairwise_mask.round0_advertise_keys import (
+    Advertised,
+    AdvertisedKeys,
+    accept_advertised_keys,
+    advertise_keys,
+)
+from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, Shared, share_keys
+from secagg.protocols.pairwise_mask.round2_masked_input import Masked, mask_input
+from secagg.protocols.pairwise_mask.round3_consistency_check import Confirmed, SurvivorSet, confirm_survivors
+from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, reveal_shares
+from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState
+from secagg.secret import Confined
+from secagg.wire import MessageKind, message_kind
+
+Step = Advertised | Shared | Masked | Confirmed
+
+
+class Client(Confined):
+    """A client of a session, without input or output of its own: bytes in, bytes out.
+
+    Security: a client lives in one process and in one memory. It cannot be pickled, and it refuses to go on in a forked
+        process; a machine that is resumed from a snapshot must not go on with it either, which it cannot notice.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a client brings into a session
+        self,
+        client: ClientId,
+        client_input: ClientInput,
+        *,
+        floors: ClientFloors,
+        capacity: int,
+        coins: Coins,
+        authority: Authority | None = None,
+        signing_key: SigningKey | None = None,
+        certificate: Certificate | None = None,
+        threads: int = 1,
+    ) -> None:
+        """Prepare to take part.
+
+        Args:
+            client_input: the encoded update and its weight; uploaded once.
+            floors: what the client insists on, whatever the server offers.
+            capacity: of the client's own decoder; more weight than that is refused.
+            coins: ``SystemCoins()`` in production.
+            authority: who certifies identities; for active mode, with the client's own key and certificate.
+            threads: how many threads expand masks.
+        """
+        if certificate is not None and certificate.client != client:
+            raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
+        if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
+            raise InvalidParameters("the certificate is for another key than the signing key")
+        self._member = Member(
+            client=client,
+            floors=floors,
+            capacity=capacity,
+            coins=coins,
+            authority=authority,
+            signing_key=signing_key,
+            certificate=certificate,
+            threads=threads,
+        )
+        self._input = client_input
+        self._state = ClientState.AWAITING_OFFER
+        self._step: Step | None = None
+        self._configuration: SessionConfiguration | None = None
+        self._answered = dict[MessageKind, tuple[bytes, list[bytes]]]()
+        self._process = os.getpid()
+        self.complaints = list[PeerError]()
+        """What single neighbours sent that could not be used, without ending the session. It is not sent anywhere."""
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self._member.client
+
+    @property
+    def state(self) -> ClientState:
+        """What is awaited."""
+        return self._state
+
+    def receive(self, message: bytes) -> list[bytes]:
+        """Take a message from the server, and return what to send back.
+
+        Raises:
+            UnexpectedMessage: it is not due now; nothing has changed.
+            InvalidParameters: an offer goes below this client's floors; nothing was drawn, and nothing has changed.
+            PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
+        Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
+            and end the session. What is returned for ``DELIVERED_SHARES`` is the upload: from the moment that it is
+            returned the input counts as released.
+        """
+        kind = message_kind(message)
+        if self._process != os.getpid():
+            self._abort()
+            raise Misuse("this client was forked into another process; start a session of its own there")
+        if self._state is ClientState.ABORTED:
+            raise self._unexpected(kind)
+        digest = hashlib.sha256(message).digest()
+        if kind in self._answered:
+            before, reply = self._answered[kind]
+            if compare_digest(before, digest):
+                return list(reply)
+            self._abort()
+            raise PeerMisbehaved(
+                f"a second {kind.name} differs from the one that was answered",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits={ServerId()},
+            )
+        due = CLIENT_TRANSITIONS.get(self._state)
+        if due is None or kind is not due[0]:
+            raise self._unexpected(kind)
+        try:
+            reply, state = self._answer(kind, message)
+        except BaseException as error:
+            # An offer that is refused has drawn no secret, so another one may come.
+            refused = isinstance(error, InvalidParameters | Misuse) and kind is MessageKind.SESSION_OFFER
+            if not refused:
+                self._abort()
+            raise
+        self._state = state
+        self._answered[kind] = (digest, reply)
+        return list(reply)
+
+    def abort(self) -> None:
+        """Leave the session and overwrite every secret; the input stays spent if it was uploaded."""
+        self._abort()
+
+    def _answer(self, kind: MessageKind, message: bytes) -> tuple[list[bytes], ClientState]:
+        step, member = self._step, self._member
+        match kind, step:
+            case MessageKind.SESSION_OFFER, None:
+                configuration = SessionConfiguration.decode(message)
+                self._input.require_fits(configuration)
+                advertised, advertisement = advertise_keys(member, configuration)
+                self._step = advertised
+                return [advertisement.encode()], ClientState.AWAITING_ADVERTISED_KEYS
+            case MessageKind.ADVERTISED_KEYS, Advertised():
+                key_set = accept_advertised_keys(member, step, AdvertisedKeys.decode(message, step.configuration))
+                shared, encrypted = share_keys(member, step, key_set)
+                self._step = shared
+                return [encrypted.encode()], ClientState.AWAITING_DELIVERED_SHARES
+            case MessageKind.DELIVERED_SHARES, Shared():
+                key_set = step.key_set
+                delivered = DeliveredShares.decode(message, key_set.roster, key_set.position)
+                masked, upload, complaints = mask_input(member, step, delivered, self._input)
+                self._step = masked
+                self.complaints += complaints
+                active = key_set.roster.configuration.mode is SecurityMode.ACTIVE
+                if active and key_set.position in key_set.roster.committee:
+                    return [upload.encode()], ClientState.AWAITING_SURVIVOR_SET
+                return [upload.encode()], ClientState.AWAITING_UNMASKING_REQUEST
+            case MessageKind.SURVIVOR_SET, Masked():
+                survivors = SurvivorSet.decode(message, step.key_set.roster)
+                confirmed, signature = confirm_survivors(member, step, survivors)
+                self._step = confirmed
+                return [signature.encode()], ClientState.AWAITING_UNMASKING_REQUEST
+            case MessageKind.UNMASKING_REQUEST, Masked() | Confirmed():
+                roster = (step.masked if isinstance(step, Confirmed) else step).key_set.roster
+                reply = reveal_shares(member, step, UnmaskingRequest.decode(message, roster)).encode()
+                step.wipe()
+                self._step = None
+                return [reply], ClientState.COMPLETED
+            case _:
+                raise self._unexpected(kind)
+
+    def _abort(self) -> None:
+        self._state = ClientState.ABORTED
+        if self._step is not None:
+            self._step.wipe()
+        self._step = None
+        self._answered.clear()
+
+    def _unexpected(self, kind: MessageKind) -> UnexpectedMessage:
+        due = CLIENT_TRANSITIONS.get(self._state)
+        expected = due[0].name if due else f"nothing, because the session is {self._state}"
+        return UnexpectedMessage(expected=expected, received=kind.name)
+
+    def __repr__(self) -> str:
+        return f"<Client {self.client}, {self._state}>"

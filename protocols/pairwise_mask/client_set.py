@@ -1,0 +1,72 @@
+"""Sets of clients as everybody on a roster writes them: one bit for each position."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.identifiers import SessionContext
+from secagg.labels import Label, bind
+from secagg.wire import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSet:
+    """Some of the positions 0..population-1; position 0 is the lowest bit of the first byte."""
+
+    population: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits < 0 or self.bits >> self.population:
+            raise InvalidParameters(f"a set among {self.population} clients has no positions beyond")
+
+    @classmethod
+    def of(cls, population: int, positions: Iterable[int]) -> ClientSet:
+        """Make the set of these positions."""
+        flags = bytearray(set_bytes(population))
+        for position in positions:
+            flags[position >> 3] |= 1 << (position & 7)
+        return cls(population, int.from_bytes(flags, "little"))
+
+    @classmethod
+    def read(cls, reader: Reader, population: int) -> ClientSet:
+        """Read a set from a message.
+
+        Raises:
+            MalformedMessage: a bit beyond the population is set.
+        """
+        bits = int.from_bytes(reader.fixed(set_bytes(population)), "little")
+        if bits >> population:
+            raise MalformedMessage("a set has positions beyond the population", reason=Reason.NOT_CANONICAL)
+        return cls(population, bits)
+
+    def encode(self) -> bytes:
+        """Return the bits, filled up with zeros to whole bytes."""
+        return self.bits.to_bytes(set_bytes(self.population), "little")
+
+    def digest(self, context: SessionContext) -> bytes:
+        """Return the hash that stands for this set in signatures of a session."""
+        size = self.population.to_bytes(4, "big")
+        return hashlib.sha256(bind(Label.CLIENT_SET, context.digest, size, self.encode())).digest()
+
+    def issubset(self, other: ClientSet) -> bool:
+        """Whether the other set holds every position of this one."""
+        return self.population == other.population and not self.bits & ~other.bits
+
+    def __contains__(self, position: int) -> bool:
+        return bool(self.bits >> position & 1)
+
+    def __len__(self) -> int:
+        return self.bits.bit_count()
+
+    def __iter__(self) -> Iterator[int]:
+        flags = self.encode()
+        return (position for position in range(self.population) if flags[position >> 3] >> (position & 7) & 1)
+
+
+def set_bytes(population: int) -> int:
+    """Return how many bytes a set among this many clients has on the wire."""
+    return (population + 7) // 8

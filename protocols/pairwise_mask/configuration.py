@@ -1,0 +1,281 @@
+"""What one attempt at one sum agrees on before anybody advertises a key.
+
+The digest of a configuration (T0) is in every key, ciphertext and signature of the attempt, so two clients that were
+offered different sessions cannot agree on anything. A retry is another attempt, with another configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.identifiers import AttemptContext
+from secagg.identity import IDENTITY_KEY_BYTES
+from secagg.labels import Label, bind
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
+from secagg.protocols.pairwise_mask.graph import LEAST_DEGREE, MAXIMUM_POPULATION, Topology
+from secagg.protocols.pairwise_mask.thresholds import least_threshold, require_committee
+from secagg.ring import Ring, require_capacity
+from secagg.wire import MessageKind, Reader, Writer
+
+DIGEST_BYTES: Final = 32
+OPENING_BYTES: Final = 32
+LEAST_CHECK_WORDS: Final = 8
+WORST_CASE_CHECK_WORDS: Final = 40
+_CHECK_BITS = 64
+"""The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
+_MAXIMUM_TASK_BYTES = 256
+_MAXIMUM_LAYOUT_BYTES = 1 << 21
+NO_DIGEST: Final = bytes(DIGEST_BYTES)
+NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
+_SUITES = tuple(Suite)
+_MODES = tuple(SecurityMode)
+_TOPOLOGIES = tuple(Topology)
+Member = TypeVar("Member")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfiguration:
+    """Everything that the parties of one attempt agree on; make one with ``plan_session``."""
+
+    task: bytes
+    """What is being trained, as the platform names it."""
+    model_digest: bytes
+    """The digest of the model that every client trains from; different models for different clients do not add up."""
+    round_number: int
+    attempt: int
+    mode: SecurityMode
+    suite: Suite
+    topology: Topology
+    degree: int
+    """How many neighbours a client has in a sparse graph; 0 in a full one, where everybody is one."""
+    threshold: int
+    committee_size: int
+    """How many clients certify the survivors in ``active`` mode, 0 for everyone; 0 in ``semi_honest`` mode."""
+    quorum: int
+    """How many of them must sign; 0 in ``semi_honest`` mode."""
+    minimum_cohort: int
+    maximum_population: int
+    maximum_weight: int
+    layout: Layout
+    check_words: int
+    application_digest: bytes
+    """The digest of what else the platform binds: noise, deadlines, the rules of participation."""
+    authority: bytes
+    """The public key of the authority that certifies identities; zeros in ``semi_honest`` mode, which has none."""
+    graph_commitment: bytes
+    """A commitment to the server's share in the seed of the graph."""
+    server_nonce: bytes
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        require_range("round_number", self.round_number, 0, (1 << 64) - 1)
+        require_range("attempt", self.attempt, 0, (1 << 32) - 1)
+        require_range("maximum_population", self.maximum_population, LEAST_COHORT, MAXIMUM_POPULATION)
+        require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, self.maximum_population)
+        require_range("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
+        require_range("check_words", self.check_words, LEAST_CHECK_WORDS, _CHECK_BITS)
+        require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
+        most = self.maximum_population - 1
+        match self.topology:
+            case Topology.FULL:
+                require_range("degree of a full graph", self.degree, 0, 0)
+            case Topology.SPARSE:
+                require_range("degree", self.degree, LEAST_DEGREE, most)
+                most = self.degree
+        require_range("threshold", self.threshold, LEAST_THRESHOLD, most)
+        self._check_certification()
+
+    def _check_types(self) -> None:
+        for name, size in (
+            ("model_digest", DIGEST_BYTES),
+            ("application_digest", DIGEST_BYTES),
+            ("authority", IDENTITY_KEY_BYTES),
+            ("graph_commitment", DIGEST_BYTES),
+            ("server_nonce", DIGEST_BYTES),
+        ):
+            value = getattr(self, name)
+            if type(value) is not bytes or len(value) != size:
+                raise InvalidParameters(f"{name} has {size} bytes")
+        if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
+            raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
+        kinds = (type(self.mode), type(self.suite), type(self.topology), type(self.layout))
+        if kinds != (SecurityMode, Suite, Topology, Layout):
+            raise Misuse("mode, suite, topology and layout are a SecurityMode, a Suite, a Topology and a Layout")
+        self.layout.require_rings()
+
+    def _check_certification(self) -> None:
+        match self.mode:
+            case SecurityMode.SEMI_HONEST:
+                require_range("committee_size in semi_honest mode", self.committee_size, 0, 0)
+                require_range("quorum in semi_honest mode", self.quorum, 0, 0)
+                if self.authority != NO_AUTHORITY:
+                    raise InvalidParameters("semi_honest mode has no authority; leave it zero, or use active mode")
+            case SecurityMode.ACTIVE:
+                require_range("committee_size", self.committee_size, 0, self.maximum_population)
+                require_range("quorum", self.quorum, 1, self.committee_size or self.maximum_population)
+                if self.authority == NO_AUTHORITY:
+                    raise InvalidParameters(
+                        "active mode needs an authority that the server does not control; without one the server can "
+                        "invent every client but one"
+                    )
+
+    @property
+    def maximum_total_weight(self) -> int:
+        """The largest sum of weights that a session can reach."""
+        return self.maximum_population * self.maximum_weight
+
+    @property
+    def weight_ring(self) -> Ring:
+        """The ring that holds any sum of weights; weights travel inside the masked sum."""
+        return Ring(self.maximum_total_weight.bit_length())
+
+    @property
+    def segments(self) -> tuple[RingSegment, ...]:
+        """What is masked: the segments of the layout, and the weight."""
+        return (*self.layout.require_rings(), RingSegment(self.weight_ring.modulus_bits, 1))
+
+    def check_words_of(self, segment: RingSegment) -> int:
+        """Return how many check words follow a segment."""
+        return max(self.check_words, -(-_CHECK_BITS // segment.modulus_bits))
+
+    @property
+    def masked_bytes(self) -> int:
+        """How many bytes the masked vector of one client has on the wire."""
+        return sum(
+            segment.ring.packed_bytes(segment.length + self.check_words_of(segment)) for segment in self.segments
+        )
+
+    @property
+    def context(self) -> AttemptContext:
+        """The digest of this configuration (T0), which everything in the attempt is bound to."""
+        return AttemptContext(hashlib.sha256(bind(Label.CONFIGURATION, self.encode())).digest())
+
+    def degree_among(self, population: int) -> int:
+        """Return how many neighbours a client has when this many advertised."""
+        return population - 1 if self.topology is Topology.FULL else self.degree
+
+    def committee_among(self, population: int) -> int:
+        """Return how many clients are on the committee when this many advertised."""
+        return self.committee_size or population
+
+    def require_population(self, population: int, *, corrupted: int, privacy_bits: int, dropped: int = 0) -> None:
+        """Refuse a number of advertisers for which these parameters are not safe.
+
+        Args:
+            corrupted: how many clients whoever asks assumes to be corrupted, counted absolutely.
+            privacy_bits: the logarithm of the chance of a bad graph that whoever asks accepts.
+            dropped: how many may drop out; it matters to a sparse ``semi_honest`` session, which they could cut apart.
+        Raises:
+            InvalidParameters: too few or too many clients, a threshold or a quorum that does not protect them.
+        """
+        require_range("population", population, self.minimum_cohort, self.maximum_population)
+        degree = self.degree_among(population)
+        if degree >= population:
+            raise InvalidParameters(f"{population} clients cannot have {degree} neighbours each; plan for fewer")
+        least = least_threshold(
+            self.topology,
+            self.mode,
+            population=population,
+            degree=degree,
+            corrupted=corrupted,
+            dropped=dropped,
+            privacy_bits=privacy_bits,
+        )
+        if not least <= self.threshold <= degree:
+            raise InvalidParameters(
+                f"the threshold is {self.threshold}; with {population} clients, {corrupted} of them corrupted, it must "
+                f"lie in {least}..{degree}",
+                reason=Reason.BELOW_FLOOR,
+            )
+        if self.mode is SecurityMode.ACTIVE:
+            size = self.committee_among(population)
+            if not self.quorum <= size <= population:
+                raise InvalidParameters(
+                    f"{population} clients have no committee of {size} with a quorum of {self.quorum}"
+                )
+            require_committee(population, corrupted, size, self.quorum, privacy_bits)
+
+    def require_floors(self, floors: ClientFloors) -> None:
+        """Refuse a configuration that goes below what a client insists on, whatever the number of advertisers.
+
+        Raises:
+            InvalidParameters: with reason ``below_floor``.
+        """
+        floors.admit(
+            suite=self.suite,
+            mode=self.mode,
+            cohort=self.minimum_cohort,
+            threshold=self.threshold,
+            modulus_bits=min(segment.modulus_bits for segment in self.layout.require_rings()),
+            length=sum(segment.length for segment in self.layout.segments),
+            population=self.maximum_population,
+        )
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding, which is the server's offer."""
+        writer = Writer(MessageKind.SESSION_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer.fixed(self.model_digest, DIGEST_BYTES).integer(self.round_number, 8).integer(self.attempt, 4)
+        writer.integer(_MODES.index(self.mode), 1).integer(_SUITES.index(self.suite), 1)
+        writer.integer(_TOPOLOGIES.index(self.topology), 1).integer(self.degree, 4).integer(self.threshold, 4)
+        writer.integer(self.committee_size, 4).integer(self.quorum, 4)
+        writer.integer(self.minimum_cohort, 4).integer(self.maximum_population, 4).integer(self.maximum_weight, 4)
+        writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES).integer(self.check_words, 1)
+        writer.fixed(self.application_digest, DIGEST_BYTES).fixed(self.authority, IDENTITY_KEY_BYTES)
+        return writer.fixed(self.graph_commitment, DIGEST_BYTES).fixed(self.server_nonce, DIGEST_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> SessionConfiguration:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.SESSION_OFFER)
+        try:
+            configuration = cls(
+                task=reader.variable(_MAXIMUM_TASK_BYTES),
+                model_digest=reader.fixed(DIGEST_BYTES),
+                round_number=reader.integer(8),
+                attempt=reader.integer(4),
+                mode=_member(_MODES, reader.integer(1)),
+                suite=_member(_SUITES, reader.integer(1)),
+                topology=_member(_TOPOLOGIES, reader.integer(1)),
+                degree=reader.integer(4),
+                threshold=reader.integer(4),
+                committee_size=reader.integer(4),
+                quorum=reader.integer(4),
+                minimum_cohort=reader.integer(4),
+                maximum_population=reader.integer(4),
+                maximum_weight=reader.integer(4),
+                layout=Layout.decode(reader.variable(_MAXIMUM_LAYOUT_BYTES)),
+                check_words=reader.integer(1),
+                application_digest=reader.fixed(DIGEST_BYTES),
+                authority=reader.fixed(IDENTITY_KEY_BYTES),
+                graph_commitment=reader.fixed(DIGEST_BYTES),
+                server_nonce=reader.fixed(DIGEST_BYTES),
+            )
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the offer is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
+        reader.finish()
+        return configuration
+
+
+def commit_to_opening(opening: bytes) -> bytes:
+    """Return the commitment that stands in a configuration for the server's share in the graph seed."""
+    return hashlib.sha256(bind(Label.GRAPH_OPENING, opening)).digest()
+
+
+def _member(members: tuple[Member, ...], index: int) -> Member:
+    if index >= len(members):
+        raise MalformedMessage(f"{index} is none of {len(members)} values", reason=Reason.NOT_CANONICAL)
+    return members[index]
+
+
+def require_range(name: str, value: object, least: int, greatest: int) -> None:
+    """Refuse what is no integer in a range."""
+    if type(value) is not int or not least <= value <= greatest:
+        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

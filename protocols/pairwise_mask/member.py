@@ -1,0 +1,91 @@
+"""What a client brings into a session: who it is, what it insists on, its coins, and its input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from secagg.contract import Payload
+from secagg.entropy import Coins
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.identifiers import ClientId
+from secagg.identity import Authority, Certificate, SigningKey
+from secagg.labels import Label
+from secagg.parameters import ClientFloors
+from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.secret import Confined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What a client brings into a session: who it is, what it insists on, and its coins."""
+
+    client: ClientId
+    floors: ClientFloors
+    capacity: int
+    """The largest total weight that the client's own decoder can take."""
+    coins: Coins = field(repr=False)
+    authority: Authority | None = None
+    signing_key: SigningKey | None = None
+    certificate: Certificate | None = None
+    threads: int = 1
+
+    def sign(self, label: Label, *parts: bytes) -> bytes:
+        """Sign with the identity key; nothing in semi-honest mode, where there is none."""
+        return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""
+
+
+class ClientInput(Confined):
+    """One client's input, which is uploaded once.
+
+    An input whose upload may have been seen is spent, whether or not a sum came of it: a server that lets one attempt
+    fail and repeats it with one client fewer would learn that client's input as the difference. So this object is given
+    to one session, and another attempt needs a decision of the caller's: another update, or differential privacy that
+    charges every attempt.
+    """
+
+    def __init__(self, payload: Payload, weight: int = 1) -> None:
+        """Take an encoded update and its weight."""
+        payload.check()
+        self._unspent = [(payload, weight)]
+
+    def require_fits(self, configuration: SessionConfiguration) -> None:
+        """Refuse a session that this input was not made for, before anything secret is drawn.
+
+        Raises:
+            Misuse: the input is spent.
+            InvalidParameters: it has another layout, or a weight over the session's maximum.
+        """
+        if self.is_spent:
+            raise _spent()
+        payload, weight = self._unspent[0]
+        if payload.layout != configuration.layout:
+            raise InvalidParameters("the input belongs to another layout than the session; encode it for this session")
+        if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
+            raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
+
+    def spend(self) -> tuple[Payload, int]:
+        """Hand the input over for its one upload.
+
+        Raises:
+            Misuse: it was handed over before.
+        """
+        try:
+            return self._unspent.pop()
+        except IndexError:
+            raise _spent() from None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it was handed over."""
+        return not self._unspent
+
+    def __repr__(self) -> str:
+        return f"<ClientInput{', spent' if self.is_spent else ''}>"
+
+
+def _spent() -> Misuse:
+    return Misuse(
+        "this input was uploaded before; train another update, or account for a second release of this one and wrap it "
+        "anew",
+        reason=Reason.ALREADY_SPENT,
+    )

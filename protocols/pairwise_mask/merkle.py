@@ -1,0 +1,76 @@
+"""Hash trees, with one proof for any number of leaves.
+
+A node is the hash of its two children; a node without a sibling moves up unchanged. Leaves are hashes under labels of
+their own, and whoever signs or binds a root binds the number of leaves too, so a tree has one reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.labels import Label, bind
+
+NODE_BYTES: Final = 32
+
+
+class MerkleTree:
+    """The tree over a list of leaves."""
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        """Hash the tree."""
+        if not leaves:
+            raise InvalidParameters("a tree has at least one leaf")
+        self._levels = [list(leaves)]
+        while len(below := self._levels[-1]) > 1:
+            level = [_node(below[index], below[index + 1]) for index in range(0, len(below) - 1, 2)]
+            self._levels.append(level + below[len(level) * 2 :])
+
+    @property
+    def root(self) -> bytes:
+        """The hash that stands for all leaves."""
+        return self._levels[-1][0]
+
+    def prove(self, positions: Iterable[int]) -> list[bytes]:
+        """Return the nodes that somebody who knows the leaves at these positions lacks for the root."""
+        proof = list[bytes]()
+        known = sorted(set(positions))
+        for level in self._levels[:-1]:
+            present = set(known)
+            siblings = (index ^ 1 for index in known)
+            proof += [level[sibling] for sibling in siblings if sibling not in present and sibling < len(level)]
+            known = sorted({index // 2 for index in known})
+        return proof
+
+
+def recover_root(count: int, leaves: Mapping[int, bytes], proof: Sequence[bytes]) -> bytes:
+    """Return the root of the tree of ``count`` leaves that has these leaves at these positions.
+
+    Raises:
+        MalformedMessage: the proof has too few or too many nodes.
+    """
+    rest = iter(proof)
+    known, width = dict(leaves), count
+    while width > 1:
+        above = dict[int, bytes]()
+        for index in sorted(known):
+            if index // 2 in above:
+                continue
+            sibling = index ^ 1
+            if sibling == width:
+                above[index // 2] = known[index]
+                continue
+            other = known.get(sibling) or next(rest, None)
+            if other is None:
+                raise MalformedMessage("the proof has too few nodes", reason=Reason.TRUNCATED)
+            above[index // 2] = _node(known[index], other) if index < sibling else _node(other, known[index])
+        known, width = above, (width + 1) // 2
+    if next(rest, None) is not None:
+        raise MalformedMessage("the proof has nodes that it does not need", reason=Reason.TRAILING_BYTES)
+    return known[0]
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.MERKLE_NODE, left, right)).digest()

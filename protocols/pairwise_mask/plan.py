@@ -1,0 +1,155 @@
+"""How to choose the parameters of a session so that it is safe, and survives the dropouts it is planned for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from secagg.contract import Layout
+from secagg.entropy import Coins
+from secagg.errors import InvalidParameters
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
+from secagg.protocols.pairwise_mask.configuration import (
+    DIGEST_BYTES,
+    LEAST_CHECK_WORDS,
+    NO_AUTHORITY,
+    NO_DIGEST,
+    OPENING_BYTES,
+    SessionConfiguration,
+    commit_to_opening,
+    require_range,
+)
+from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Topology
+from secagg.protocols.pairwise_mask.thresholds import (
+    Assumptions,
+    ThresholdRule,
+    find_committee,
+    find_neighbourhood,
+)
+from secagg.secret import draw_exactly
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """A configuration, what it was planned to withstand, and the server's share in the graph seed that it commits to.
+
+    The opening stays with the server until the roster is fixed.
+    """
+
+    configuration: SessionConfiguration
+    opening: bytes = field(repr=False)
+    corrupted: int
+    dropped: int
+    privacy_bits: int
+
+
+def plan_session(  # noqa: PLR0913 -- a session has that many properties; most have defaults
+    layout: Layout,
+    coins: Coins,
+    *,
+    population: int,
+    corrupted: int,
+    dropped: int,
+    late: int = 0,
+    mode: SecurityMode = SecurityMode.ACTIVE,
+    suite: Suite = Suite.CLASSIC,
+    topology: Topology = Topology.SPARSE,
+    authority: bytes = NO_AUTHORITY,
+    minimum_cohort: int | None = None,
+    maximum_weight: int = 1,
+    privacy_bits: int = 40,
+    correctness_bits: int = 30,
+    check_words: int = LEAST_CHECK_WORDS,
+    task: bytes = b"federated training",
+    model_digest: bytes = NO_DIGEST,
+    round_number: int = 0,
+    attempt: int = 0,
+    application_digest: bytes = NO_DIGEST,
+) -> SessionPlan:
+    """Choose parameters that are safe, and that survive the dropouts they are planned for.
+
+    Args:
+        layout: what one update consists of; rings only.
+        coins: for the nonce and the server's share in the graph seed.
+        population: how many clients are invited.
+        corrupted: how many of them the plan withstands, counted absolutely.
+        dropped: how many may drop out after they advertised.
+        late: how many of the invited may fail to advertise at all.
+        minimum_cohort: the least number of contributors whose sum is released; by default what the dropouts leave.
+        maximum_weight: the largest weight of one client.
+        privacy_bits: without a public beacon the server can try several rosters for a graph that it likes; add the
+            logarithm of the number of tries that it is granted, 100 in all where it is granted 2^60.
+
+    Raises:
+        InvalidParameters: no such session is safe; the message says what to relax.
+    """
+    for name, value in (("population", population), ("corrupted", corrupted), ("dropped", dropped), ("late", late)):
+        require_range(name, value, 0, MAXIMUM_POPULATION)
+    least = population - late
+    if minimum_cohort is None:
+        minimum_cohort = max(LEAST_COHORT, least - dropped)
+    parameters = _sparse if topology is Topology.SPARSE else _full
+    degree, threshold, committee_size, quorum = parameters(
+        mode,
+        # Corrupted neighbours are more likely the fewer clients there are, so this end is planned for.
+        Assumptions(
+            population=least,
+            corrupted=min(corrupted, least - 1),
+            dropped=dropped,
+            privacy_bits=privacy_bits,
+            correctness_bits=correctness_bits,
+        ),
+        population,
+    )
+    opening = bytes(draw_exactly(OPENING_BYTES, coins))
+    configuration = SessionConfiguration(
+        task=task,
+        model_digest=model_digest,
+        round_number=round_number,
+        attempt=attempt,
+        mode=mode,
+        suite=suite,
+        topology=topology,
+        degree=degree,
+        threshold=threshold,
+        committee_size=committee_size,
+        quorum=quorum,
+        minimum_cohort=minimum_cohort,
+        maximum_population=population,
+        maximum_weight=maximum_weight,
+        layout=layout,
+        check_words=check_words,
+        application_digest=application_digest,
+        authority=authority,
+        graph_commitment=commit_to_opening(opening),
+        server_nonce=bytes(draw_exactly(DIGEST_BYTES, coins)),
+    )
+    for advertised in {least, population}:
+        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=dropped)
+    return SessionPlan(configuration, opening, corrupted, dropped, privacy_bits)
+
+
+def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
+    """Return degree, threshold, committee size and quorum of a sparse graph."""
+    if mode is SecurityMode.SEMI_HONEST:
+        neighbourhood = find_neighbourhood(assumptions, ThresholdRule.SEMI_HONEST)
+        return neighbourhood.degree, neighbourhood.threshold, 0, 0
+    neighbourhood = find_neighbourhood(assumptions, ThresholdRule.SPLIT_PROOF)
+    committee = find_committee(assumptions)
+    if committee.size < assumptions.population:
+        return neighbourhood.degree, neighbourhood.threshold, committee.size, committee.quorum
+    # Everyone is on the committee; more members need a larger quorum, so the other end is planned for.
+    return neighbourhood.degree, neighbourhood.threshold, 0, (invited + assumptions.corrupted) // 2 + 1
+
+
+def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
+    """Return degree, threshold, committee size and quorum of a full graph."""
+    # In semi_honest mode corrupted + 1 would do; half of the clients protects more and costs little.
+    colluding = assumptions.corrupted if mode is SecurityMode.ACTIVE else 0
+    threshold = max(LEAST_THRESHOLD, (invited + colluding) // 2 + 1, assumptions.corrupted + 1)
+    holders = assumptions.population - assumptions.dropped - 1
+    if threshold > holders:
+        raise InvalidParameters(
+            f"a full graph of {invited} clients, {assumptions.corrupted} of them corrupted, has a threshold of "
+            f"{threshold}, and late and dropped ones leave {holders} holders; assume fewer of them"
+        )
+    return 0, threshold, 0, threshold if mode is SecurityMode.ACTIVE else 0

@@ -1,0 +1,132 @@
+"""Who takes part: the list of advertisers, what each advertised, and the context that binds everything that follows.
+
+rho = H(population, H(list of clients), root of the tree of advertisements in the order of the list)
+seed of the graph = H(T0, rho, opening of the server's commitment)
+ctx = H(T0, rho, seed of the graph)
+
+The list is sent whole, as gaps between increasing numbers, because proofs of inclusion do not prove that nobody is
+listed twice. A client that is shown another list, another key or another graph derives another context, and its keys,
+ciphertexts and signatures then fit nobody else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from secagg.errors import MalformedMessage, Reason
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId, SessionContext
+from secagg.labels import Label, bind
+from secagg.protocols.pairwise_mask.client_set import ClientSet
+from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.graph import Graph
+
+_GAP_BITS: Final = 7
+_MORE: Final = 1 << _GAP_BITS
+_CACHED_ROSTERS: Final = 4
+_CLIENT_LIMIT: Final = 1 << (8 * CLIENT_ID_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The advertisers of an attempt in increasing order, and what follows from their advertisements."""
+
+    configuration: SessionConfiguration = field(repr=False)
+    clients: tuple[ClientId, ...] = field(repr=False)
+    root: bytes
+    opening: bytes
+    context: SessionContext
+    graph: Graph
+
+    @property
+    def population(self) -> int:
+        """How many advertised."""
+        return len(self.clients)
+
+    @property
+    def committee(self) -> tuple[int, ...]:
+        """The positions of those who certify the survivors."""
+        return self.graph.committee(self.configuration.committee_among(self.population))
+
+    def position_of(self, client: ClientId) -> int | None:
+        """Return where a client stands in the list, if it does."""
+        position = bisect_left(self.clients, client)
+        return position if position < len(self.clients) and self.clients[position] == client else None
+
+    def set_of(self, positions: Iterable[int]) -> ClientSet:
+        """Return the set of these positions."""
+        return ClientSet.of(self.population, positions)
+
+
+@lru_cache(maxsize=_CACHED_ROSTERS)
+def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root: bytes, opening: bytes) -> Roster:
+    """Derive what a list of advertisers and their advertisements determine.
+
+    Everything in it is public. It is cached because a simulation holds thousands of clients that are all shown the same
+    list.
+
+    Raises:
+        MalformedMessage: the list is not in its one encoding.
+        InvalidParameters: the list is too short or too long for the session's graph.
+    """
+    clients, attempt = decode_clients(encoded_clients), configuration.context.digest
+    population = len(clients)
+    listed = _hash(Label.CLIENT_LIST, encoded_clients)
+    digest = _hash(Label.ROSTER, population.to_bytes(4, "big"), listed, root)
+    # Deviation: no client nonces go into the seed of the graph; the advertised keys, which rho covers, are fresh and as
+    # unpredictable.
+    seed = _hash(Label.GRAPH_SEED, attempt, digest, opening)
+    context = SessionContext(_hash(Label.SESSION_CONTEXT, attempt, digest, seed))
+    graph = Graph(configuration.topology, population, configuration.degree_among(population), seed)
+    return Roster(configuration, clients, root, opening, context, graph)
+
+
+def entry_digest(client: ClientId, entry: bytes) -> bytes:
+    """Return the leaf of a client's advertisement."""
+    return _hash(Label.ROSTER_ENTRY, client.encode(), entry)
+
+
+def encode_clients(clients: Sequence[ClientId]) -> bytes:
+    """Write a strictly increasing list: each gap, less one, in groups of 7 bits, the lowest first (LEB128)."""
+    written, previous = bytearray(), -1
+    for client in clients:
+        gap, previous = client.value - previous - 1, client.value
+        while gap >= _MORE:
+            written.append(_MORE | gap & (_MORE - 1))
+            gap >>= _GAP_BITS
+        written.append(gap)
+    return bytes(written)
+
+
+def decode_clients(encoded: bytes) -> tuple[ClientId, ...]:
+    """Read the list back; whatever decodes is strictly increasing.
+
+    Raises:
+        MalformedMessage: a gap has a second encoding, does not end, or leaves the range of client ids.
+    """
+    clients, previous, gap, shift = list[ClientId](), -1, 0, 0
+    for byte in encoded:
+        gap |= (byte & (_MORE - 1)) << shift
+        if byte & _MORE:
+            shift += _GAP_BITS
+            if shift > 8 * CLIENT_ID_BYTES:
+                raise MalformedMessage("a client id in the list is too long", reason=Reason.NOT_CANONICAL)
+            continue
+        if shift and not byte:
+            raise MalformedMessage("a gap in the list of clients ends in zeros", reason=Reason.NOT_CANONICAL)
+        previous += gap + 1
+        if previous >= _CLIENT_LIMIT:
+            raise MalformedMessage("a client id in the list is not below 2^64", reason=Reason.NOT_CANONICAL)
+        clients.append(ClientId(previous))
+        gap = shift = 0
+    if shift:
+        raise MalformedMessage("the list of clients ends within a gap", reason=Reason.TRUNCATED)
+    return tuple(clients)
+
+
+def _hash(label: Label, *parts: bytes) -> bytes:
+    return hashlib.sha256(bind(label, *parts)).digest()

@@ -1,0 +1,322 @@
+"""Round 0, advertise keys: every client publishes two public keys; every client learns its neighbours' and the context.
+
+[BIK+17] Fig. 4, Round 0. Client to server: ``KeyAdvertisement``. Server to each client: ``AdvertisedKeys``.
+
+After this round a client knows that the list of advertisers has no duplicates, that it is on it with its own keys, that
+its neighbours are those that the seed gives it and nobody chose for it, and, in active mode, that the authority vouches
+for each of them. The session context binds all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from secagg.errors import (
+    InvalidParameters,
+    MalformedMessage,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
+from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
+from secagg.identity import Authority
+from secagg.key_agreement import KeyRole
+from secagg.parameters import SecurityMode
+from secagg.prime_field import random_root
+from secagg.protocols.pairwise_mask.advertisement import (
+    KeyAdvertisement,
+    VerifiedAdvertiser,
+    entry_bytes,
+    sign_advertisement,
+    verify_advertisement,
+    verify_entry,
+)
+from secagg.protocols.pairwise_mask.commitments import commit_to_self_mask
+from secagg.protocols.pairwise_mask.configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
+from secagg.protocols.pairwise_mask.member import Member
+from secagg.protocols.pairwise_mask.merkle import NODE_BYTES, MerkleTree, recover_root
+from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest, roster_of
+from secagg.protocols.pairwise_mask.suites import MaskKeys, OwnKeys, PublishedKeys, key_suite
+from secagg.secret import Confined, Secret
+from secagg.wire import MessageKind, Reader, Writer
+
+ROUND: Final = "advertise_keys"
+_MAXIMUM_LIST_BYTES = 10 << 20
+_MAXIMUM_NODES = 1 << 21
+_ROOT_BYTES = 32
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvertisedKeys:
+    """What one client gets to see of the roster: everybody's id, its neighbours' entries, and their proof."""
+
+    attempt: bytes
+    clients: bytes = field(repr=False)
+    """The list of advertisers in its one encoding."""
+    root: bytes
+    opening: bytes
+    entries: tuple[bytes, ...] = field(repr=False)
+    proof: tuple[bytes, ...] = field(repr=False)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.ADVERTISED_KEYS).fixed(self.attempt, CONTEXT_BYTES)
+        writer.variable(self.clients, _MAXIMUM_LIST_BYTES)
+        writer.fixed(self.root, NODE_BYTES).fixed(self.opening, OPENING_BYTES)
+        writer.integer(len(self.entries), 4)
+        for entry in self.entries:
+            writer.fixed(entry, len(entry))
+        writer.integer(len(self.proof), 4)
+        for node in self.proof:
+            writer.fixed(node, NODE_BYTES)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, configuration: SessionConfiguration) -> AdvertisedKeys:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.ADVERTISED_KEYS)
+        attempt = reader.fixed(CONTEXT_BYTES)
+        clients = reader.variable(_MAXIMUM_LIST_BYTES)
+        root, opening = reader.fixed(NODE_BYTES), reader.fixed(OPENING_BYTES)
+        entries = tuple(reader.fixed(entry_bytes(configuration)) for _ in range(_count(reader, _MAXIMUM_NODES)))
+        proof = tuple(reader.fixed(NODE_BYTES) for _ in range(_count(reader, _MAXIMUM_NODES)))
+        reader.finish()
+        return cls(attempt=attempt, clients=clients, root=root, opening=opening, entries=entries, proof=proof)
+
+
+# --- Client -----------------------------------------------------------------------------------------------------------
+
+
+class Advertised(Confined):
+    """A client that has advertised its keys: it holds everything secret that the session rests on."""
+
+    __slots__ = ("advertisement", "configuration", "keys", "self_mask_seed")
+
+    def __init__(
+        self,
+        configuration: SessionConfiguration,
+        keys: OwnKeys,
+        self_mask_seed: Secret,
+        advertisement: KeyAdvertisement,
+    ) -> None:
+        self.configuration = configuration
+        self.keys = keys
+        self.self_mask_seed = self_mask_seed
+        self.advertisement = advertisement
+
+    def wipe(self) -> None:
+        """Overwrite the secrets."""
+        self.keys.wipe()
+        self.self_mask_seed.wipe()
+
+    def __repr__(self) -> str:
+        return f"<Advertised {self.keys.client}>"
+
+
+def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple[Advertised, KeyAdvertisement]:
+    """Accept an offer and draw everything secret afresh.
+
+    Implements: [BIK+17] Fig. 4, Round 0, client.
+    Raises:
+        InvalidParameters: the offer goes below this client's floors; nothing was drawn.
+    """
+    configuration.require_floors(member.floors)
+    if configuration.maximum_total_weight > member.capacity:
+        raise InvalidParameters(
+            f"{configuration.maximum_population} clients of weight up to {configuration.maximum_weight} exceed the "
+            f"capacity {member.capacity} of the decoder; offer fewer clients, smaller weights or a wider ring",
+            reason=Reason.BELOW_FLOOR,
+        )
+    if configuration.mode is SecurityMode.ACTIVE:
+        if member.authority is None or member.signing_key is None or member.certificate is None:
+            raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
+        if configuration.authority != member.authority.public_key:
+            raise InvalidParameters("the session names another authority than this client trusts")
+    suite, attempt = key_suite(configuration.suite), configuration.context
+    # Independent draws: recovering one of them says nothing about the others.
+    with Secret.random("channel_root", _ROOT_BYTES, member.coins) as channel_root:
+        channel = suite.key_pair(channel_root, KeyRole.CHANNEL, attempt)
+    mask_root = random_root("mask_root", member.coins)
+    self_mask_seed = random_root("self_mask_seed", member.coins)
+    mask = MaskKeys(member.client, suite.key_pair(mask_root, KeyRole.MASK, attempt), mask_root)
+    keys = OwnKeys(member.client, channel, mask)
+    unsigned = KeyAdvertisement(
+        attempt=attempt.digest,
+        client=member.client,
+        channel_key=keys.channel.public_key.encoded,
+        mask_key=keys.mask.pair.public_key.encoded,
+        self_mask_commitment=commit_to_self_mask(self_mask_seed, member.client, attempt),
+        credential=None,
+    )
+    advertisement = sign_advertisement(unsigned, member) if configuration.mode is SecurityMode.ACTIVE else unsigned
+    return Advertised(configuration, keys, self_mask_seed, advertisement), advertisement
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedKeySet:
+    """The roster as one client has checked it: its position, its neighbours' positions, and their keys."""
+
+    roster: Roster
+    position: int
+    neighbours: tuple[int, ...]
+    advertisers: Mapping[int, VerifiedAdvertiser] = field(repr=False)
+
+
+def accept_advertised_keys(member: Member, state: Advertised, message: AdvertisedKeys) -> VerifiedKeySet:
+    """Check the roster, find one's own neighbours, and derive the session context.
+
+    Implements: [BIK+17] Fig. 4, Round 1, client, steps 1 and 2.
+    Raises:
+        ThresholdNotMet: fewer advertised than the minimum cohort.
+        PeerMisbehaved: the roster is not what it must be, or its parameters do not protect this client.
+        AuthenticationFailed: a neighbour's advertisement is not certified or not signed.
+    """
+    configuration = state.configuration
+    roster = _checked_roster(member, configuration, message)
+    position = roster.position_of(member.client)
+    if position is None:
+        raise _invalid_roster(f"{member.client} is not on the roster")
+    neighbours = roster.graph.neighbours(position)
+    if len(message.entries) != len(neighbours):
+        raise _invalid_roster(f"{len(neighbours)} neighbours have {len(message.entries)} entries")
+    leaves = {position: entry_digest(member.client, state.advertisement.entry)}
+    for neighbour, entry in zip(neighbours, message.entries, strict=True):
+        leaves[neighbour] = entry_digest(roster.clients[neighbour], entry)
+    try:
+        proven = recover_root(roster.population, leaves, message.proof) == message.root
+    except MalformedMessage:
+        proven = False
+    if not proven:
+        raise _invalid_roster("the entries of this client and of its neighbours are not those of the roster's root")
+    advertisers = {
+        neighbour: verify_entry(entry, roster.clients[neighbour], configuration, member.authority)
+        for neighbour, entry in zip(neighbours, message.entries, strict=True)
+    }
+    _require_distinct_keys(state.keys.published, advertisers.values())
+    return VerifiedKeySet(roster, position, neighbours, advertisers)
+
+
+# --- Server -----------------------------------------------------------------------------------------------------------
+
+
+def check_advertisement(
+    configuration: SessionConfiguration, owners: Mapping[bytes, ClientId], message: KeyAdvertisement
+) -> VerifiedAdvertiser:
+    """Refuse an advertisement that no honest client would have sent, so that it never reaches the others.
+
+    Args:
+        owners: who advertised which key before.
+
+    Implements: [BIK+17] Fig. 4, Round 0, server.
+    """
+    if message.attempt != configuration.context.digest:
+        raise PeerMisbehaved(
+            f"{message.client} advertises keys for another attempt",
+            reason=Reason.WRONG_SESSION,
+            culprits={message.client},
+        )
+    authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
+    advertiser = verify_advertisement(message, configuration, authority, relay=())
+    for key in (message.channel_key, message.mask_key):
+        if other := owners.get(key):
+            raise PeerMisbehaved(
+                f"{message.client} and {other} advertise one and the same key",
+                reason=Reason.PUBLIC_KEY_REUSED,
+                culprits={message.client, other},
+            )
+    return advertiser
+
+
+class PublishedRoster:
+    """The roster as the server holds it: with every entry, and the tree over them."""
+
+    def __init__(
+        self, configuration: SessionConfiguration, opening: bytes, advertised: Mapping[ClientId, KeyAdvertisement]
+    ) -> None:
+        """Fix the roster; nobody joins it afterwards."""
+        self.advertisements = tuple(advertised[client] for client in sorted(advertised))
+        self._clients = encode_clients([item.client for item in self.advertisements])
+        self._tree = MerkleTree([entry_digest(item.client, item.entry) for item in self.advertisements])
+        self.roster = roster_of(configuration, self._clients, self._tree.root, opening)
+
+    def message_to(self, position: int) -> AdvertisedKeys:
+        """Return what the client at a position gets to see.
+
+        Implements: [BIK+17] Fig. 4, Round 0, server, the broadcast; for a sparse graph each client's part of it.
+        """
+        roster = self.roster
+        neighbours = roster.graph.neighbours(position)
+        return AdvertisedKeys(
+            attempt=roster.configuration.context.digest,
+            clients=self._clients,
+            root=roster.root,
+            opening=roster.opening,
+            entries=tuple(self.advertisements[neighbour].entry for neighbour in neighbours),
+            proof=tuple(self._tree.prove((position, *neighbours))),
+        )
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _checked_roster(member: Member, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
+    """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
+    if message.attempt != configuration.context.digest:
+        raise PeerMisbehaved(
+            "the roster is of another attempt",
+            reason=Reason.WRONG_SESSION,
+            culprits={ServerId()},
+            round_name=ROUND,
+        )
+    if commit_to_opening(message.opening) != configuration.graph_commitment:
+        raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
+    try:
+        roster = roster_of(configuration, message.clients, message.root, message.opening)
+    except (MalformedMessage, InvalidParameters) as error:
+        raise _invalid_roster(f"the list of advertisers is no roster: {error}") from None
+    needed = configuration.minimum_cohort
+    if roster.population < needed:
+        raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers", round_name=ROUND)
+    try:
+        configuration.require_population(
+            roster.population, corrupted=member.floors.assumed_corrupted, privacy_bits=member.floors.privacy_bits
+        )
+    except InvalidParameters as error:
+        raise PeerMisbehaved(
+            f"the session goes on with parameters that do not protect this client: {error}",
+            reason=Reason.BELOW_FLOOR,
+            culprits={ServerId()},
+            round_name=ROUND,
+        ) from None
+    return roster
+
+
+def _require_distinct_keys(own: PublishedKeys, neighbours: Iterable[VerifiedAdvertiser]) -> None:
+    owner: dict[bytes, ClientId] = {own.channel.encoded: own.client, own.mask.encoded: own.client}
+    for neighbour in neighbours:
+        for key in (neighbour.keys.channel, neighbour.keys.mask):
+            other = owner.setdefault(key.encoded, neighbour.keys.client)
+            if other != neighbour.keys.client:
+                raise PeerMisbehaved(
+                    f"one key stands for {other} and for {neighbour.keys.client}",
+                    reason=Reason.PUBLIC_KEY_REUSED,
+                    culprits=[p for p in (other, neighbour.keys.client, ServerId()) if p != own.client],
+                )
+
+
+def _count(reader: Reader, limit: int) -> int:
+    count = reader.integer(4)
+    if count > limit:
+        raise MalformedMessage(
+            f"a list declares {count} items and {limit} is the limit", reason=Reason.LENGTH_OVER_LIMIT
+        )
+    return count
+
+
+def _invalid_roster(sentence: str) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=Reason.ROSTER_INVALID, culprits={ServerId()}, round_name=ROUND)

@@ -1,0 +1,352 @@
+"""Round 1, share keys: every client shares its two secrets among its neighbours, sealed to each of them.
+
+[BIK+17] Fig. 4, Round 1. Client to server: ``EncryptedShares``. Server to each client that shared: ``DeliveredShares``.
+
+What is shared is the root of the mask key pair, which is recovered if the client drops out, and the seed of its self
+mask, which is recovered if it does not. A neighbour's share stands at its position in the sorted list of neighbours,
+counted from 1, which both ends derive.
+
+In active mode the client commits to every pair of shares and signs the tree of all entries, one leaf for each
+neighbour. Each neighbour gets its leaf with its path; a share that does not fit its commitment then names a liar.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate as running_sum
+from typing import Final
+
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
+from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
+from secagg.identity import SIGNATURE_BYTES, VerifiedIdentity
+from secagg.labels import Label, bind
+from secagg.parameters import SecurityMode
+from secagg.prime_field import ELEMENT_BYTES
+from secagg.protocols.pairwise_mask.client_set import ClientSet
+from secagg.protocols.pairwise_mask.commitments import SharedSecret, SharePlace
+from secagg.protocols.pairwise_mask.member import Member
+from secagg.protocols.pairwise_mask.merkle import NODE_BYTES, MerkleTree, recover_root
+from secagg.protocols.pairwise_mask.roster import Roster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised, VerifiedKeySet
+from secagg.protocols.pairwise_mask.suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
+from secagg.secret import Confined, Secret
+from secagg.shamir import split_many
+from secagg.wire import MessageKind, Reader, Writer
+
+ROUND: Final = "share_keys"
+_MAXIMUM_PATH = 64
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesEntry:
+    """What one client sends to one neighbour: two sealed shares, the seed of the edge if it is the one to send it."""
+
+    sealed: bytes
+    edge: bytes
+    commitment: bytes
+    """To both shares; empty in semi-honest mode."""
+
+    def encode(self) -> bytes:
+        """Return the parts, whose lengths both ends know."""
+        return self.sealed + self.edge + self.commitment
+
+    @classmethod
+    def decode(cls, encoded: bytes, form: EntryForm) -> SharesEntry:
+        """Cut the parts apart."""
+        edge_start, edge_end = form.sealed_bytes, form.sealed_bytes + form.edge_bytes
+        return cls(sealed=encoded[:edge_start], edge=encoded[edge_start:edge_end], commitment=encoded[edge_end:])
+
+
+@dataclass(frozen=True, slots=True)
+class EntryForm:
+    """How long the parts of one entry are."""
+
+    sealed_bytes: int
+    edge_bytes: int
+    commitment_bytes: int
+
+    @classmethod
+    def between(cls, roster: Roster, sender: int, receiver: int) -> EntryForm:
+        """Return the form of the entry from one position to another."""
+        suite = key_suite(roster.configuration.suite)
+        return cls(
+            suite.sealed_bytes,
+            suite.edge_bytes if suite.edge_bytes and roster.graph.sends_edge_seed(sender, receiver) else 0,
+            COMMITMENT_BYTES if roster.configuration.mode is SecurityMode.ACTIVE else 0,
+        )
+
+    @property
+    def size(self) -> int:
+        """The length of the whole entry."""
+        return self.sealed_bytes + self.edge_bytes + self.commitment_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncryptedShares:
+    """A client's entries for all its neighbours, in their order, under one signature."""
+
+    context: bytes
+    signature: bytes
+    """Empty in semi-honest mode."""
+    entries: bytes = field(repr=False)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.ENCRYPTED_SHARES).fixed(self.context, CONTEXT_BYTES)
+        return writer.fixed(self.signature, len(self.signature)).fixed(self.entries, len(self.entries)).finish()
+
+    @classmethod
+    def decode(cls, message: bytes, roster: Roster, sender: int) -> EncryptedShares:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.ENCRYPTED_SHARES)
+        shares = cls(
+            context=reader.fixed(CONTEXT_BYTES),
+            signature=reader.fixed(signature_bytes(roster)),
+            entries=reader.fixed(
+                sum(EntryForm.between(roster, sender, n).size for n in roster.graph.neighbours(sender))
+            ),
+        )
+        reader.finish()
+        return shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredEntry:
+    """One neighbour's entry for this client, with the signature over its tree and the path to it."""
+
+    entry: bytes
+    signature: bytes
+    path: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredShares:
+    """Who shared keys, and what one's neighbours among them sent."""
+
+    context: bytes
+    sharers: ClientSet
+    entries: tuple[DeliveredEntry, ...] = field(repr=False)
+    """One for each neighbour that shared, in their order."""
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.DELIVERED_SHARES).fixed(self.context, CONTEXT_BYTES)
+        sharers = self.sharers.encode()
+        writer.fixed(sharers, len(sharers))
+        for item in self.entries:
+            writer.fixed(item.entry, len(item.entry)).fixed(item.signature, len(item.signature))
+            if item.signature:
+                writer.integer(len(item.path), 1)
+                for node in item.path:
+                    writer.fixed(node, NODE_BYTES)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, roster: Roster, receiver: int) -> DeliveredShares:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.DELIVERED_SHARES)
+        context, sharers = reader.fixed(CONTEXT_BYTES), ClientSet.read(reader, roster.population)
+        entries = tuple(
+            DeliveredEntry(
+                entry=reader.fixed(EntryForm.between(roster, neighbour, receiver).size),
+                signature=reader.fixed(signature_bytes(roster)),
+                path=_read_path(reader) if signature_bytes(roster) else (),
+            )
+            for neighbour in roster.graph.neighbours(receiver)
+            if neighbour in sharers
+        )
+        reader.finish()
+        return cls(context=context, sharers=sharers, entries=entries)
+
+
+# --- Client -----------------------------------------------------------------------------------------------------------
+
+
+class Shared(Confined):
+    """A client that has shared its secrets; from here on its keys serve to open what the others shared."""
+
+    __slots__ = ("edges", "key_set", "keys", "self_mask_seed")
+
+    def __init__(self, key_set: VerifiedKeySet, keys: OwnKeys, self_mask_seed: Secret, edges: dict[int, bytes]) -> None:
+        self.key_set = key_set
+        self.keys = keys
+        self.self_mask_seed = self_mask_seed
+        self.edges = edges
+
+    def wipe(self) -> None:
+        """Overwrite the secrets."""
+        self.keys.wipe()
+        self.self_mask_seed.wipe()
+
+    def __repr__(self) -> str:
+        return f"<Shared {self.keys.client}>"
+
+
+def share_keys(member: Member, state: Advertised, key_set: VerifiedKeySet) -> tuple[Shared, EncryptedShares]:
+    """Share the two secrets among the neighbours, and seal each neighbour's pair of shares.
+
+    Implements: [BIK+17] Fig. 4, Round 1, client, steps 3 to 6; [BBG+20] for the neighbours.
+    Security: the coefficients are drawn once. Send the same bytes again rather than sharing again: two sharings of one
+        secret under one key and nonce would reveal both.
+    """
+    roster, keys, suite = key_set.roster, state.keys, key_suite(state.configuration.suite)
+    dealt = split_many(
+        [keys.mask.root, state.self_mask_seed],
+        threshold=state.configuration.threshold,
+        holders=len(key_set.neighbours),
+        coins=member.coins,
+    )
+    entries, edges = list[bytes](), dict[int, bytes]()
+    for neighbour, root_share, seed_share in zip(key_set.neighbours, *dealt, strict=True):
+        peer = key_set.advertisers[neighbour].keys
+        form = EntryForm.between(roster, key_set.position, neighbour)
+        if form.edge_bytes:
+            edges[neighbour] = suite.offer_edge(keys.mask, peer, roster.context)
+        with root_share.value as mask_share, seed_share.value as self_share:
+            commitment = b""
+            if form.commitment_bytes:
+                place = SharePlace(roster.context, keys.client, peer.client, root_share.point)
+                commitment = place.commit_to(
+                    place.digest_of(mask_share, SharedSecret.MASK_ROOT),
+                    place.digest_of(self_share, SharedSecret.SELF_MASK_SEED),
+                )
+            both = bytearray(SHARES_BYTES)
+            both[:ELEMENT_BYTES], both[ELEMENT_BYTES:] = mask_share.expose(), self_share.expose()
+            with Secret("shares", both) as plaintext:
+                both[:] = bytes(SHARES_BYTES)
+                sealed = suite.seal_shares(keys, peer, roster.context, plaintext)
+        entry = SharesEntry(sealed=sealed, edge=edges.get(neighbour, b""), commitment=commitment)
+        entries.append(entry.encode())
+    signature = b""
+    if state.configuration.mode is SecurityMode.ACTIVE:
+        receivers = [roster.clients[neighbour] for neighbour in key_set.neighbours]
+        root = MerkleTree([_leaf(client, entry) for client, entry in zip(receivers, entries, strict=True)]).root
+        signature = member.sign(Label.SIGNED_SHARES, *_signed_parts(roster.context, keys.client, len(entries), root))
+    message = EncryptedShares(context=roster.context.digest, signature=signature, entries=b"".join(entries))
+    return Shared(key_set, keys, state.self_mask_seed, edges), message
+
+
+def verify_delivered_entry(
+    roster: Roster, sender: int, receiver: int, item: DeliveredEntry, identity: VerifiedIdentity | None
+) -> SharesEntry:
+    """Check that the sender signed this entry for this receiver; in semi-honest mode there is nothing to check.
+
+    Raises:
+        AuthenticationFailed: the leaf, the path and the signature do not belong together.
+    """
+    if identity is not None:
+        senders_neighbours = roster.graph.neighbours(sender)
+        leaf = _leaf(roster.clients[receiver], item.entry)
+        count, place = len(senders_neighbours), senders_neighbours.index(receiver)
+        try:
+            root = recover_root(count, {place: leaf}, item.path)
+        except MalformedMessage:
+            raise AuthenticationFailed(culprits={identity.client, ServerId()}, round_name=ROUND) from None
+        parts = _signed_parts(roster.context, identity.client, count, root)
+        identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits={identity.client, ServerId()})
+    return SharesEntry.decode(item.entry, EntryForm.between(roster, sender, receiver))
+
+
+# --- Server -----------------------------------------------------------------------------------------------------------
+
+
+class RelayedShares:
+    """One client's entries as the server keeps them, to relay and to recover from."""
+
+    __slots__ = ("_neighbours", "_roster", "_sender", "_starts", "_tree", "message")
+
+    def __init__(
+        self, roster: Roster, sender: int, message: EncryptedShares, identity: VerifiedIdentity | None
+    ) -> None:
+        """Check the signature, and cut nothing apart yet.
+
+        Implements: [BIK+17] Fig. 4, Round 1, server.
+        Raises:
+            PeerMisbehaved: made for another session.
+            AuthenticationFailed: not signed by its sender.
+        """
+        if message.context != roster.context.digest:
+            raise PeerMisbehaved(
+                f"{roster.clients[sender]} shared keys for another session",
+                reason=Reason.WRONG_SESSION,
+                culprits={roster.clients[sender]},
+                round_name=ROUND,
+            )
+        self.message = message
+        self._roster, self._sender = roster, sender
+        self._neighbours = array("I", roster.graph.neighbours(sender))
+        sizes = (EntryForm.between(roster, sender, neighbour).size for neighbour in self._neighbours)
+        self._starts = array("I", running_sum(sizes, initial=0))
+        self._tree: MerkleTree | None = None
+        if identity is not None:
+            tree = self._make_tree()
+            parts = _signed_parts(roster.context, identity.client, len(self._neighbours), tree.root)
+            identity.verify(message.signature, Label.SIGNED_SHARES, *parts, culprits={identity.client})
+
+    def entry_to(self, receiver: int) -> SharesEntry:
+        """Return the entry for one neighbour."""
+        return SharesEntry.decode(self._bytes_to(receiver), EntryForm.between(self._roster, self._sender, receiver))
+
+    def deliver_to(self, receiver: int) -> DeliveredEntry:
+        """Return what that neighbour is to get."""
+        entry = self._bytes_to(receiver)
+        if not self.message.signature:
+            return DeliveredEntry(entry=entry, signature=b"", path=())
+        path = tuple(self._make_tree().prove([bisect_left(self._neighbours, receiver)]))
+        return DeliveredEntry(entry=entry, signature=self.message.signature, path=path)
+
+    def _bytes_to(self, receiver: int) -> bytes:
+        place = bisect_left(self._neighbours, receiver)
+        return self.message.entries[self._starts[place] : self._starts[place + 1]]
+
+    def _make_tree(self) -> MerkleTree:
+        if self._tree is None:
+            clients = self._roster.clients
+            self._tree = MerkleTree(
+                [_leaf(clients[receiver], self._bytes_to(receiver)) for receiver in self._neighbours]
+            )
+        return self._tree
+
+
+def deliver_shares(
+    roster: Roster, sharers: ClientSet, relayed: Mapping[int, RelayedShares], receiver: int
+) -> DeliveredShares:
+    """Collect what one client's neighbours sent to it.
+
+    Implements: [BIK+17] Fig. 4, Round 1, server, the last step.
+    """
+    senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
+    entries = tuple(relayed[sender].deliver_to(receiver) for sender in senders)
+    return DeliveredShares(context=roster.context.digest, sharers=sharers, entries=entries)
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def signature_bytes(roster: Roster) -> int:
+    """Return how long the signatures of a session are: nothing in semi-honest mode."""
+    return SIGNATURE_BYTES if roster.configuration.mode is SecurityMode.ACTIVE else 0
+
+
+def _leaf(receiver: ClientId, entry: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.SHARES_ENTRY, receiver.encode(), entry)).digest()
+
+
+def _signed_parts(context: SessionContext, sender: ClientId, count: int, root: bytes) -> tuple[bytes, ...]:
+    return context.digest, sender.encode(), count.to_bytes(4, "big"), root
+
+
+def _read_path(reader: Reader) -> tuple[bytes, ...]:
+    count = reader.integer(1)
+    if count > _MAXIMUM_PATH:
+        raise MalformedMessage(
+            f"a path declares {count} nodes and {_MAXIMUM_PATH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
+        )
+    return tuple(reader.fixed(NODE_BYTES) for _ in range(count))

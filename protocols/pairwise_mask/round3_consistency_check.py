@@ -1,0 +1,178 @@
+"""Round 3, consistency check: a committee certifies that there is one set of survivors.
+
+[BIK+17] Fig. 4, Round 3; active mode only. Server to the committee: ``SurvivorSet``. Member to server:
+``SurvivorSignature``. In a full graph everybody is on the committee.
+
+Each member signs one pair of sets in its life: who shared keys, and who of them contributed. A certificate takes so
+many signatures that any two certificates have an honest signer in common. So all honest clients unmask the same sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
+from secagg.identity import SIGNATURE_BYTES, VerifiedIdentity
+from secagg.labels import Label
+from secagg.protocols.pairwise_mask.client_set import ClientSet
+from secagg.protocols.pairwise_mask.member import Member
+from secagg.protocols.pairwise_mask.roster import Roster
+from secagg.protocols.pairwise_mask.round2_masked_input import Masked
+from secagg.secret import Confined
+from secagg.wire import MessageKind, Reader, Writer
+
+ROUND: Final = "consistency_check"
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorSet:
+    """Who shared keys, and who of them contributed, as the server says."""
+
+    context: bytes
+    sharers: ClientSet
+    contributors: ClientSet
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.SURVIVOR_SET).fixed(self.context, CONTEXT_BYTES)
+        for members in (self.sharers.encode(), self.contributors.encode()):
+            writer.fixed(members, len(members))
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, roster: Roster) -> SurvivorSet:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.SURVIVOR_SET)
+        survivors = cls(
+            context=reader.fixed(CONTEXT_BYTES),
+            sharers=ClientSet.read(reader, roster.population),
+            contributors=ClientSet.read(reader, roster.population),
+        )
+        reader.finish()
+        return survivors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorSignature:
+    """A committee member's signature on the two sets."""
+
+    context: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.SURVIVOR_SIGNATURE).fixed(self.context, CONTEXT_BYTES)
+        return writer.fixed(self.signature, SIGNATURE_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> SurvivorSignature:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.SURVIVOR_SIGNATURE)
+        signature = cls(context=reader.fixed(CONTEXT_BYTES), signature=reader.fixed(SIGNATURE_BYTES))
+        reader.finish()
+        return signature
+
+
+# --- Client -----------------------------------------------------------------------------------------------------------
+
+
+class Confirmed(Confined):
+    """A client that has signed a set of survivors, and will unmask no other."""
+
+    __slots__ = ("contributors", "masked")
+
+    def __init__(self, masked: Masked, contributors: ClientSet) -> None:
+        self.masked = masked
+        self.contributors = contributors
+
+    def wipe(self) -> None:
+        """Overwrite the shares."""
+        self.masked.wipe()
+
+    def __repr__(self) -> str:
+        return f"<Confirmed {len(self.contributors)} contributors>"
+
+
+def confirm_survivors(member: Member, state: Masked, message: SurvivorSet) -> tuple[Confirmed, SurvivorSignature]:
+    """Sign the set of survivors, once, if it fits what this client has seen.
+
+    Implements: [BIK+17] Fig. 4, Round 3, client; with a committee for sparse graphs.
+    Raises:
+        PeerMisbehaved: the sets contradict what this client masked under, or each other, or leave this client out.
+        ThresholdNotMet: fewer contributed than the minimum cohort.
+    """
+    roster = state.key_set.roster
+    check_survivors(state, message.context, message.contributors, ROUND)
+    if message.sharers != state.sharers:
+        raise invalid_survivors("the server shows other sharers than it showed before this client masked", ROUND)
+    parts = signed_survivors(roster.context, member.client, message.sharers, message.contributors)
+    signature = member.sign(Label.SIGNED_SURVIVORS, *parts)
+    confirmed = Confirmed(state, message.contributors)
+    return confirmed, SurvivorSignature(context=roster.context.digest, signature=signature)
+
+
+def check_survivors(state: Masked, context: bytes, contributors: ClientSet, round_name: str) -> None:
+    """Refuse a set of contributors that this client must not help to unmask."""
+    roster, position = state.key_set.roster, state.key_set.position
+    if context != roster.context.digest:
+        raise PeerMisbehaved(
+            "the survivors are of another session",
+            reason=Reason.WRONG_SESSION,
+            culprits={ServerId()},
+            round_name=round_name,
+        )
+    if not contributors.issubset(state.sharers):
+        raise invalid_survivors("somebody contributed without having shared keys", round_name)
+    if position not in contributors:
+        raise invalid_survivors("the server declares this client dropped, and asks it", round_name)
+    needed = roster.configuration.minimum_cohort
+    if len(contributors) < needed:
+        raise ThresholdNotMet(needed=needed, present=len(contributors), what="contributors", round_name=round_name)
+
+
+# --- Server -----------------------------------------------------------------------------------------------------------
+
+
+def check_survivor_signature(  # noqa: PLR0913, PLR0917 -- what the session has agreed on, and the signature
+    roster: Roster,
+    sharers: ClientSet,
+    contributors: ClientSet,
+    sender: int,
+    message: SurvivorSignature,
+    identity: VerifiedIdentity,
+) -> None:
+    """Check a committee member's signature.
+
+    Implements: [BIK+17] Fig. 4, Round 3, server.
+    """
+    client = roster.clients[sender]
+    if message.context != roster.context.digest:
+        raise PeerMisbehaved(
+            f"{client} signed for another session",
+            reason=Reason.WRONG_SESSION,
+            culprits={client},
+            round_name=ROUND,
+        )
+    parts = signed_survivors(roster.context, client, sharers, contributors)
+    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits={client})
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def signed_survivors(
+    context: SessionContext, signer: ClientId, sharers: ClientSet, contributors: ClientSet
+) -> tuple[bytes, ...]:
+    """Return what a member signs."""
+    sizes = (len(sharers).to_bytes(4, "big"), len(contributors).to_bytes(4, "big"))
+    return context.digest, signer.encode(), sharers.digest(context), contributors.digest(context), *sizes
+
+
+def invalid_survivors(sentence: str, round_name: str) -> PeerMisbehaved:
+    """Return the error for a set that the server should not have shown."""
+    return PeerMisbehaved(sentence, reason=Reason.SURVIVORS_INVALID, culprits={ServerId()}, round_name=round_name)

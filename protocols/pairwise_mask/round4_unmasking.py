@@ -1,0 +1,321 @@
+"""Round 4, unmasking: the survivors show one share of each neighbour, and the server removes what masks are left.
+
+[BIK+17] Fig. 4, Round 4. Server to each contributor: ``UnmaskingRequest``. Client to server: ``UnmaskingShares``.
+
+For each neighbour a client shows either its share of the self-mask seed, if the neighbour contributed, or its share of
+the mask root, if it did not. It decides that itself, from the one set of contributors, and it answers once. In active
+mode it answers only for a certified set, and only if every neighbour in it signed that it masked under the same
+sharers as this client.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Final
+
+from secagg.errors import (
+    MalformedMessage,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
+from secagg.identifiers import CONTEXT_BYTES, ServerId
+from secagg.identity import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
+from secagg.key_agreement import KEY_BYTES
+from secagg.labels import Label
+from secagg.parameters import SecurityMode
+from secagg.prime_field import ELEMENT_BYTES
+from secagg.protocols.pairwise_mask.client_set import ClientSet
+from secagg.protocols.pairwise_mask.commitments import SharedSecret
+from secagg.protocols.pairwise_mask.member import Member
+from secagg.protocols.pairwise_mask.roster import Roster
+from secagg.protocols.pairwise_mask.round2_masked_input import Masked, share_of, share_place, signed_view
+from secagg.protocols.pairwise_mask.round3_consistency_check import (
+    Confirmed,
+    check_survivors,
+    invalid_survivors,
+    signed_survivors,
+)
+from secagg.protocols.pairwise_mask.suites import COMMITMENT_BYTES, key_suite
+from secagg.secret import Secret
+from secagg.shamir import Share
+from secagg.wire import MessageKind, Reader, Writer
+
+ROUND: Final = "unmasking"
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endorsement:
+    """One committee member's signature on the survivors, with what is needed to verify it."""
+
+    position: int
+    identity_key: bytes
+    certificate: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmaskingRequest:
+    """Who contributed; in active mode with the committee's certificate and the neighbours' signed views."""
+
+    context: bytes
+    contributors: ClientSet
+    endorsements: tuple[Endorsement, ...] = field(repr=False)
+    views: tuple[bytes, ...] = field(repr=False)
+    """The signature of each contributing neighbour on the sharers under which it masked, in their order."""
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.UNMASKING_REQUEST).fixed(self.context, CONTEXT_BYTES)
+        contributors = self.contributors.encode()
+        writer.fixed(contributors, len(contributors)).integer(len(self.endorsements), 4)
+        for item in self.endorsements:
+            writer.integer(item.position, 4).fixed(item.identity_key, IDENTITY_KEY_BYTES)
+            writer.fixed(item.certificate, SIGNATURE_BYTES).fixed(item.signature, SIGNATURE_BYTES)
+        writer.integer(len(self.views), 4)
+        for signature in self.views:
+            writer.fixed(signature, SIGNATURE_BYTES)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, roster: Roster) -> UnmaskingRequest:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.UNMASKING_REQUEST)
+        context, contributors = reader.fixed(CONTEXT_BYTES), ClientSet.read(reader, roster.population)
+        endorsements = tuple(
+            Endorsement(
+                position=reader.integer(4),
+                identity_key=reader.fixed(IDENTITY_KEY_BYTES),
+                certificate=reader.fixed(SIGNATURE_BYTES),
+                signature=reader.fixed(SIGNATURE_BYTES),
+            )
+            for _ in range(_count(reader, roster.population))
+        )
+        views = tuple(reader.fixed(SIGNATURE_BYTES) for _ in range(_count(reader, roster.population)))
+        reader.finish()
+        return cls(context=context, contributors=contributors, endorsements=endorsements, views=views)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmaskingShares:
+    """For each neighbour that shared keys, one share; in the hybrid suite also the edge seeds of those that dropped."""
+
+    context: bytes
+    held: ClientSet
+    """Which of these neighbours' shares this client holds, by their place among them."""
+    shares: bytes = field(repr=False)
+    """The shares, each followed by the digest of the share that is not shown (active mode)."""
+    edge_seeds: bytes = field(repr=False)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.UNMASKING_SHARES).fixed(self.context, CONTEXT_BYTES)
+        held = self.held.encode()
+        writer.fixed(held, len(held)).fixed(self.shares, len(self.shares))
+        return writer.fixed(self.edge_seeds, len(self.edge_seeds)).finish()
+
+    @classmethod
+    def decode(cls, message: bytes, roster: Roster, answered: AnsweredFor) -> UnmaskingShares:
+        """Read the canonical encoding back."""
+        reader = Reader(message, MessageKind.UNMASKING_SHARES)
+        context, held = reader.fixed(CONTEXT_BYTES), ClientSet.read(reader, len(answered.neighbours))
+        shares = cls(
+            context=context,
+            held=held,
+            shares=reader.fixed(len(held) * shown_bytes(roster)),
+            edge_seeds=reader.fixed(len(answered.edges) * KEY_BYTES),
+        )
+        reader.finish()
+        return shares
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredFor:
+    """About which neighbours one contributor answers, and of which dropped ones it knows the seed of the edge."""
+
+    neighbours: array[int]
+    edges: array[int]
+
+    @classmethod
+    def by(cls, roster: Roster, sharers: ClientSet, contributors: ClientSet, position: int) -> AnsweredFor:
+        """Return what the client at a position answers for."""
+        neighbours = array("I", (n for n in roster.graph.neighbours(position) if n in sharers))
+        if not key_suite(roster.configuration.suite).edge_bytes:
+            return cls(neighbours, array("I"))
+        received = (n for n in neighbours if n not in contributors and roster.graph.sends_edge_seed(n, position))
+        return cls(neighbours, array("I", received))
+
+
+# --- Client -----------------------------------------------------------------------------------------------------------
+
+
+def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingRequest) -> UnmaskingShares:
+    """Show one share of each neighbour; the caller wipes the state before the answer leaves.
+
+    Implements: [BIK+17] Fig. 4, Round 4, client.
+    Raises:
+        PeerMisbehaved: the contributors are not those that this client confirmed, are not certified, or leave it out.
+        AuthenticationFailed: a signature of the committee or of a neighbour does not verify.
+        ThresholdNotMet: fewer contributed than are needed, among all or among the neighbours.
+    """
+    masked = state.masked if isinstance(state, Confirmed) else state
+    roster, contributors = masked.key_set.roster, message.contributors
+    check_survivors(masked, message.context, contributors, ROUND)
+    if isinstance(state, Confirmed) and contributors != state.contributors:
+        raise invalid_survivors("the contributors are not those that this client signed", ROUND)
+    present = [neighbour for neighbour in masked.key_set.neighbours if neighbour in contributors]
+    if len(present) < roster.configuration.threshold:
+        raise ThresholdNotMet(
+            needed=roster.configuration.threshold,
+            present=len(present),
+            what="contributing neighbours",
+            round_name=ROUND,
+        )
+    if roster.configuration.mode is SecurityMode.ACTIVE:
+        _verify_certificate(member, masked, message)
+        _verify_views(masked, message, present)
+    elif message.endorsements or message.views:
+        raise MalformedMessage(
+            "a request in semi_honest mode holds signatures", reason=Reason.TRAILING_BYTES, culprits={ServerId()}
+        )
+    answered = AnsweredFor.by(roster, masked.sharers, contributors, masked.key_set.position)
+    held, shown = list[int](), list[bytes]()
+    for place, neighbour in enumerate(answered.neighbours):
+        both = masked.shares.get(neighbour)
+        if both is not None:
+            held.append(place)
+            shown.append(_show(masked, neighbour, both, revealed_secret(neighbour, contributors)))
+    return UnmaskingShares(
+        context=roster.context.digest,
+        held=ClientSet.of(len(answered.neighbours), held),
+        shares=b"".join(shown),
+        edge_seeds=b"".join(bytes(masked.edge_seeds[neighbour].expose()) for neighbour in answered.edges),
+    )
+
+
+def revealed_secret(position: int, contributors: ClientSet) -> SharedSecret:
+    """Return which of a client's two secrets is recovered; never both, because there is one set of contributors."""
+    return SharedSecret.SELF_MASK_SEED if position in contributors else SharedSecret.MASK_ROOT
+
+
+# --- Server -----------------------------------------------------------------------------------------------------------
+
+
+class RevealedShares:
+    """One contributor's answer, as the server keeps it."""
+
+    __slots__ = ("_answered", "_message", "_roster", "sender")
+
+    def __init__(
+        self, roster: Roster, sharers: ClientSet, contributors: ClientSet, sender: int, message: bytes
+    ) -> None:
+        """Decode an answer and check each share's range.
+
+        Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
+        Raises:
+            PeerMisbehaved: made for another session, or a share that is no field element.
+            MalformedMessage: it does not decode.
+        """
+        self._roster, self.sender = roster, sender
+        self._answered = AnsweredFor.by(roster, sharers, contributors, sender)
+        self._message = UnmaskingShares.decode(message, roster, self._answered)
+        client = roster.clients[sender]
+        if self._message.context != roster.context.digest:
+            raise PeerMisbehaved(
+                f"{client} reveals shares of another session",
+                reason=Reason.WRONG_SESSION,
+                culprits={client},
+                round_name=ROUND,
+            )
+        step = shown_bytes(roster)
+        for start in range(0, len(self._message.shares), step):
+            Share(1, Secret("share", self._message.shares[start : start + ELEMENT_BYTES])).check(culprits={client})
+
+    def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
+        """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""
+        place = bisect_left(self._answered.neighbours, dealer)
+        if place not in self._message.held:
+            return None
+        before = (self._message.held.bits & ((1 << place) - 1)).bit_count()
+        start, step = before * shown_bytes(self._roster), shown_bytes(self._roster)
+        shown = self._message.shares[start : start + step]
+        return Secret("share", shown[:ELEMENT_BYTES]), shown[ELEMENT_BYTES:]
+
+    def edge_seed_from(self, dropped: int) -> Secret | None:
+        """Return the seed that a dropped neighbour had sent to this client, if it had."""
+        place = bisect_left(self._answered.edges, dropped)
+        if place == len(self._answered.edges) or self._answered.edges[place] != dropped:
+            return None
+        return Secret("pairwise_seed", self._message.edge_seeds[place * KEY_BYTES : (place + 1) * KEY_BYTES])
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def shown_bytes(roster: Roster) -> int:
+    """Return how many bytes stand for one share in an answer."""
+    return ELEMENT_BYTES + (COMMITMENT_BYTES if roster.configuration.mode is SecurityMode.ACTIVE else 0)
+
+
+def _show(masked: Masked, dealer: int, both: Secret, secret: SharedSecret) -> bytes:
+    roster = masked.key_set.roster
+    with share_of(both, secret) as share:
+        shown = bytes(share.expose())
+    if roster.configuration.mode is SecurityMode.SEMI_HONEST:
+        return shown
+    other = SharedSecret.MASK_ROOT if secret is SharedSecret.SELF_MASK_SEED else SharedSecret.SELF_MASK_SEED
+    with share_of(both, other) as hidden:
+        return shown + share_place(roster, dealer, masked.key_set.position).digest_of(hidden, other)
+
+
+def _verify_certificate(member: Member, masked: Masked, message: UnmaskingRequest) -> None:
+    roster = masked.key_set.roster
+    positions = [item.position for item in message.endorsements]
+    if positions != sorted(set(positions)) or not set(positions) <= set(roster.committee):
+        raise _uncertified("the certificate holds signatures twice, out of order, or of clients outside the committee")
+    if len(positions) < roster.configuration.quorum:
+        raise _uncertified(f"the certificate holds {len(positions)} of {roster.configuration.quorum} signatures")
+    for item in message.endorsements:
+        client = roster.clients[item.position]
+        culprits = {ServerId()}
+        known = masked.key_set.advertisers.get(item.position)
+        if known is not None and known.identity is not None and known.identity.public_key == item.identity_key:
+            identity = known.identity
+        elif member.authority is not None:
+            certificate = Certificate(client, item.identity_key, item.certificate)
+            identity = member.authority.verify(certificate, culprits=culprits)
+        else:
+            raise _uncertified("there is no authority to verify the committee with")
+        parts = signed_survivors(roster.context, client, masked.sharers, message.contributors)
+        identity.verify(item.signature, Label.SIGNED_SURVIVORS, *parts, culprits=culprits)
+
+
+def _verify_views(masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
+    roster = masked.key_set.roster
+    if len(message.views) != len(present):
+        raise _uncertified(f"{len(present)} contributing neighbours have {len(message.views)} signed views")
+    for neighbour, signature in zip(present, message.views, strict=True):
+        identity = masked.key_set.advertisers[neighbour].identity
+        if identity is None:
+            raise _uncertified("a neighbour has no identity")
+        parts = signed_view(roster.context, identity.client, masked.sharers)
+        identity.verify(signature, Label.SIGNED_VIEW, *parts, culprits={identity.client, ServerId()})
+
+
+def _uncertified(sentence: str) -> PeerError:
+    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()}, round_name=ROUND)
+
+
+def _count(reader: Reader, limit: int) -> int:
+    count = reader.integer(4)
+    if count > limit:
+        raise MalformedMessage(
+            f"a list declares {count} items and {limit} is the limit", reason=Reason.LENGTH_OVER_LIMIT
+        )
+    return count

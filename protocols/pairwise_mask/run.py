@@ -1,0 +1,75 @@
+"""The whole protocol on one page: an executable specification, with no network, and dropouts where you want them.
+
+Read it top to bottom beside [BIK+17] Fig. 4. Every message is bytes that a transport could carry; ``sent`` is told of
+each, so that a caller can count, record or drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from secagg.contract import Aggregate
+from secagg.errors import PeerError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.plan import SessionPlan
+from secagg.protocols.pairwise_mask.server import Outgoing, Server
+from secagg.protocols.pairwise_mask.transitions import ServerState
+
+Dropouts = Mapping[ServerState, frozenset[ClientId]]
+"""Who is gone before sending what the server awaits in a state, and for good."""
+Observer = Callable[[ServerState, ClientId, bytes, bytes], None]
+"""Told of each delivery: the round, the client, what it was sent, and what it answered (empty if it dropped out)."""
+
+
+def run(  # noqa: PLR0913 -- all but two have defaults
+    plan: SessionPlan,
+    clients: Iterable[Client],
+    *,
+    dropouts: Dropouts | None = None,
+    sent: Observer | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    threads: int = 1,
+) -> tuple[Aggregate, Server]:
+    """Run one session in memory.
+
+    Returns:
+        The sum, and the server, which knows what went wrong on the way and which sums were revealed.
+    Raises:
+        ThresholdNotMet: too many dropped out; nothing is released.
+    """
+    server = Server(plan, threads=threads)
+    present = {client.client: client for client in clients}
+
+    def deliver(messages: Iterable[Outgoing]) -> None:
+        """Hand each message to its client, and its answer back to the server."""
+        for outgoing in messages:
+            client = present.get(outgoing.receiver)
+            if client is None:
+                continue
+            if client.client in (dropouts or {}).get(server.state, frozenset()):
+                del present[client.client]
+                continue
+            try:
+                answers = client.receive(outgoing.message)
+            except (PeerError, ThresholdNotMet):
+                # It has overwritten its secrets and left; to the server it has dropped out.
+                del present[client.client]
+                continue
+            for answer in answers:
+                if sent is not None:
+                    sent(server.state, client.client, outgoing.message, answer)
+                server.receive(client.client, answer)
+
+    # Round 0, advertise keys: everybody gets the offer and publishes two public keys.
+    deliver([Outgoing(client, server.offer) for client in present])
+    # Round 1, share keys: everybody learns its neighbours and shares its two secrets among them.
+    deliver(server.close_round())
+    # Round 2, masked input: everybody gets its neighbours' shares and uploads its input under all masks.
+    deliver(server.close_round())
+    # Round 3, consistency check (active mode): a committee signs who is left.
+    if server.configuration.quorum:
+        deliver(server.close_round())
+    # Round 4, unmasking: everybody who is left shows one share of each neighbour, and the server removes the masks.
+    deliver(server.close_round())
+    return server.unmask(progress), server

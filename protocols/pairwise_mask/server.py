@@ -1,0 +1,481 @@
+"""The server of one attempt: it relays, it adds, and it removes what masks are left; it never holds an input.
+
+The platform delivers messages with ``receive`` and decides with ``close_round`` when to wait no longer; there is no
+clock here. A message that is wrong excludes its sender and not the session. Uploads are added as they arrive, so memory
+is a few vectors however many clients there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hmac import compare_digest
+from itertools import islice
+from typing import TypeVar
+
+from secagg.contract import Aggregate
+from secagg.errors import (
+    InternalError,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId
+from secagg.identity import VerifiedIdentity
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, VerifiedAdvertiser
+from secagg.protocols.pairwise_mask.client_set import ClientSet
+from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.masking import MaskedVector
+from secagg.protocols.pairwise_mask.plan import SessionPlan
+from secagg.protocols.pairwise_mask.recovery import Recovery, remove_masks, transcript_of
+from secagg.protocols.pairwise_mask.revealed_sets import revealed_sets
+from secagg.protocols.pairwise_mask.roster import Roster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import (
+    PublishedRoster,
+    check_advertisement,
+)
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, accept_masked_input
+from secagg.protocols.pairwise_mask.round3_consistency_check import (
+    SurvivorSet,
+    SurvivorSignature,
+    check_survivor_signature,
+)
+from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, RevealedShares, UnmaskingRequest
+from secagg.protocols.pairwise_mask.server_record import ServerRecord
+from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS, ServerState
+from secagg.wire import MessageKind, message_kind
+
+Known = TypeVar("Known")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message for one client."""
+
+    receiver: ClientId
+    message: bytes = field(repr=False)
+
+
+class Server:
+    """The server of a session, without input or output of its own."""
+
+    def __init__(self, plan: SessionPlan, *, threads: int = 1) -> None:
+        """Start a session; send ``offer`` to every client that is invited."""
+        self._record = ServerRecord(plan)
+        self._threads = threads
+        self._owners = dict[bytes, ClientId]()
+        self._verified = dict[ClientId, VerifiedAdvertiser]()
+        self._committee = frozenset[int]()
+        self._published: PublishedRoster | None = None
+        self._advertisers = list[VerifiedAdvertiser]()
+        self._relayed = dict[int, RelayedShares]()
+        self._sharers: ClientSet | None = None
+        self._contributors: ClientSet | None = None
+        self._answers = dict[int, RevealedShares]()
+        self.faults = list[PeerError]()
+        """What clients did wrong without ending the session, each with its culprits."""
+        self.revealed: frozenset[frozenset[ClientId]] = frozenset()
+        """The sets of clients whose sums the finished session reveals; one set, if all went well."""
+
+    # --- The session --------------------------------------------------------------------------------------------------
+
+    @property
+    def configuration(self) -> SessionConfiguration:
+        """What the session agrees on."""
+        return self._record.plan.configuration
+
+    @property
+    def offer(self) -> bytes:
+        """The first message, the same for every client."""
+        return self.configuration.encode()
+
+    @property
+    def state(self) -> ServerState:
+        """What is awaited."""
+        return self._record.state
+
+    @property
+    def roster(self) -> Roster:
+        """Who advertised, once that round is closed."""
+        if self._published is None:
+            raise Misuse("there is no roster before the first round is closed")
+        return self._published.roster
+
+    @property
+    def awaited(self) -> frozenset[ClientId]:
+        """Who may still send the message that is due; before the roster is fixed nobody knows."""
+        if self._published is None:
+            return frozenset()
+        heard = self._record.heard
+        return frozenset(
+            client
+            for position, client in enumerate(self.roster.clients)
+            if self._takes_part(position) and client not in heard and client not in self._record.excluded
+        )
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        """Take a message from a client that the transport has authenticated.
+
+        Raises:
+            UnexpectedMessage: it is not due now; nothing has changed.
+            PeerError: it is wrong. Its sender is excluded from what follows, and nothing else has changed.
+        """
+        kind = message_kind(message)
+        digest = hashlib.sha256(message).digest()
+        before = self._record.seen.get(sender, {}).get(kind)
+        if before is not None:
+            if compare_digest(before, digest):
+                return
+            raise PeerMisbehaved(
+                f"{sender} sent a second {kind.name} that differs from the first; the first one counts",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits={sender},
+            )
+        due = SERVER_TRANSITIONS.get(self.state)
+        if due is None or kind is not due[0]:
+            raise UnexpectedMessage(
+                expected=due[0].name if due else f"nothing, because the session is {self.state}",
+                received=kind.name,
+                culprits={sender},
+            )
+        if sender in self._record.excluded or not self._may_send(sender):
+            raise PeerMisbehaved(
+                f"{sender} is not, or no longer, part of this round", reason=Reason.NOT_ELIGIBLE, culprits={sender}
+            )
+        try:
+            self._accept(kind, sender, message)
+        except PeerError as error:
+            error.culprits = error.culprits or frozenset({sender})
+            self._record.excluded.add(sender)
+            self.faults.append(error)
+            raise
+        self._record.seen.setdefault(sender, {})[kind] = digest
+
+    def close_round(self) -> Iterator[Outgoing]:
+        """Wait for nobody else, and return the messages of the next round, made one at a time.
+
+        Raises:
+            ThresholdNotMet: too few clients are left; the session is over and nothing is released.
+            Misuse: there is no round to close; the last one is closed by ``unmask``.
+        """
+        match self.state:
+            case ServerState.AWAITING_KEY_ADVERTISEMENTS:
+                return self._publish_roster()
+            case ServerState.AWAITING_ENCRYPTED_SHARES:
+                return self._deliver_shares()
+            case ServerState.AWAITING_MASKED_INPUTS:
+                return self._announce_survivors()
+            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
+                return self._request_unmasking()
+            case ServerState.AWAITING_UNMASKING_SHARES:
+                raise Misuse("this is the last round; call unmask()")
+            case _:
+                raise Misuse(f"the session is {self.state}")
+
+    def unmask(self, progress: Callable[[int, int], None] | None = None) -> Aggregate:
+        """Recover the masks that are left, remove them, and return the sum.
+
+        Implements: [BIK+17] Fig. 4, Round 4, server.
+        Args:
+            progress: called with how many masks are removed and how many there are.
+        Raises:
+            ThresholdNotMet: too few answered; nothing is released.
+            PeerMisbehaved: wrong shares, or a sum that does not agree with its check words; nothing is released.
+        Security: once for each session, whose one set of survivors the clients agreed on.
+        """
+        if self.state is not ServerState.AWAITING_UNMASKING_SHARES:
+            raise Misuse(f"there is nothing to unmask yet; the session is {self.state}")
+        try:
+            aggregate = self._unmask(progress or _ignore)
+        except BaseException:
+            self._abort()
+            raise
+        self._record.state = ServerState.COMPLETED
+        self._forget()
+        return aggregate
+
+    def abort(self) -> None:
+        """End the session without a result."""
+        self._abort()
+
+    # --- Serialisation ------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Return everything from which ``restore`` makes a server that goes on where this one stands.
+
+        Security: see ``server_record``. The sum of the uploads in it is masked; the answers of the last round are not.
+        """
+        return self._record.encode()
+
+    @classmethod
+    def restore(cls, snapshot: bytes, *, threads: int = 1) -> Server:
+        """Go on from a snapshot, in whichever process."""
+        record = ServerRecord.decode(snapshot)
+        server = cls(record.plan, threads=threads)
+        server._record = record
+        server._rebuild()
+        return server
+
+    def _rebuild(self) -> None:
+        record, order = self._record, list(ServerState)
+        reached = order.index(record.state)
+        for client, sent in record.advertisements.items():
+            self._accept_advertisement(client, sent)
+        if reached < order.index(ServerState.AWAITING_ENCRYPTED_SHARES):
+            return
+        self._fix_roster()
+        for client, sent in record.shares.items():
+            position = self._position_of(client)
+            message = EncryptedShares.decode(sent, self.roster, position)
+            self._relayed[position] = RelayedShares(self.roster, position, message, None)
+        if reached >= order.index(ServerState.AWAITING_MASKED_INPUTS):
+            self._sharers = self.roster.set_of(self._relayed)
+        if reached >= order.index(ServerState.AWAITING_SURVIVOR_SIGNATURES):
+            self._contributors = self._set_of_clients(record.views)
+        for client, sent in record.answers.items():
+            position = self._position_of(client)
+            self._answers[position] = RevealedShares(
+                self.roster, self._agreed(self._sharers), self._agreed(self._contributors), position, sent
+            )
+
+    # --- Receiving ----------------------------------------------------------------------------------------------------
+
+    def _may_send(self, client: ClientId) -> bool:
+        if self._published is None:
+            return True
+        position = self.roster.position_of(client)
+        return position is not None and self._takes_part(position)
+
+    def _takes_part(self, position: int) -> bool:
+        """Whether the client at a position belongs to the round that is open."""
+        match self.state:
+            case ServerState.AWAITING_ENCRYPTED_SHARES:
+                return True
+            case ServerState.AWAITING_MASKED_INPUTS:
+                return position in self._agreed(self._sharers)
+            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
+                return position in self._committee and position in self._agreed(self._contributors)
+            case ServerState.AWAITING_UNMASKING_SHARES:
+                return position in self._agreed(self._contributors)
+            case _:
+                return False
+
+    def _accept(self, kind: MessageKind, sender: ClientId, message: bytes) -> None:
+        match kind:
+            case MessageKind.KEY_ADVERTISEMENT:
+                self._accept_advertisement(sender, message)
+            case MessageKind.ENCRYPTED_SHARES:
+                position = self._position_of(sender)
+                shares = EncryptedShares.decode(message, self.roster, position)
+                self._relayed[position] = RelayedShares(self.roster, position, shares, self._identity_of(position))
+                self._record.shares[sender] = message
+            case MessageKind.MASKED_INPUT:
+                self._accept_upload(sender, message)
+            case MessageKind.SURVIVOR_SIGNATURE:
+                position = self._position_of(sender)
+                identity = self._identity_of(position)
+                if identity is None:
+                    raise Misuse("there are no signatures in semi_honest mode")
+                signed = SurvivorSignature.decode(message)
+                sharers, contributors = self._agreed(self._sharers), self._agreed(self._contributors)
+                check_survivor_signature(self.roster, sharers, contributors, position, signed, identity)
+                self._record.signatures[sender] = signed.signature
+            case MessageKind.UNMASKING_SHARES:
+                position = self._position_of(sender)
+                sharers, contributors = self._agreed(self._sharers), self._agreed(self._contributors)
+                self._answers[position] = RevealedShares(self.roster, sharers, contributors, position, message)
+                self._record.answers[sender] = message
+            case _:
+                raise Misuse(f"a server takes no {kind.name}")
+
+    def _accept_advertisement(self, sender: ClientId, message: bytes) -> None:
+        advertisement = KeyAdvertisement.decode(message, self.configuration)
+        if advertisement.client != sender:
+            raise PeerMisbehaved(
+                f"{sender} advertises keys for {advertisement.client}",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits={sender},
+            )
+        if len(self._record.advertisements) >= self.configuration.maximum_population:
+            raise PeerMisbehaved(
+                f"{sender} advertises keys and {self.configuration.maximum_population} clients have done so",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits={sender},
+            )
+        self._verified[sender] = check_advertisement(self.configuration, self._owners, advertisement)
+        self._owners |= {advertisement.channel_key: sender, advertisement.mask_key: sender}
+        self._record.advertisements[sender] = message
+
+    def _accept_upload(self, sender: ClientId, message: bytes) -> None:
+        position = self._position_of(sender)
+        upload = MaskedInput.decode(message, self.roster)
+        if self._record.total is None:
+            self._record.total = MaskedVector(self.configuration)
+        sharers, identity = self._agreed(self._sharers), self._identity_of(position)
+        accept_masked_input(self.roster, sharers, position, upload, identity, self._record.total)
+        self._record.views[sender] = upload.signature
+
+    # --- Closing rounds -----------------------------------------------------------------------------------------------
+
+    def _publish_roster(self) -> Iterator[Outgoing]:
+        advertised = len(self._record.advertisements)
+        self._require(advertised, "advertisers")
+        plan = self._record.plan
+        try:
+            self.configuration.require_population(
+                advertised, corrupted=plan.corrupted, privacy_bits=plan.privacy_bits, dropped=plan.dropped
+            )
+        except BaseException:
+            self._abort()
+            raise
+        self._fix_roster()
+        self._record.state = ServerState.AWAITING_ENCRYPTED_SHARES
+        published = self._agreed(self._published)
+        return self._to_each(range(self.roster.population), lambda position: published.message_to(position).encode())
+
+    def _fix_roster(self) -> None:
+        advertised = {
+            client: KeyAdvertisement.decode(sent, self.configuration)
+            for client, sent in self._record.advertisements.items()
+        }
+        self._published = PublishedRoster(self.configuration, self._record.plan.opening, advertised)
+        self._advertisers = [self._verified[client] for client in self.roster.clients]
+        if self.configuration.mode is SecurityMode.ACTIVE:
+            self._committee = frozenset(self.roster.committee)
+
+    def _deliver_shares(self) -> Iterator[Outgoing]:
+        self._require(len(self._relayed), "clients that shared keys")
+        sharers = self.roster.set_of(self._relayed)
+        self._sharers = sharers
+        self._record.state = ServerState.AWAITING_MASKED_INPUTS
+        relayed = dict(self._relayed)
+        return self._to_each(sharers, lambda position: deliver_shares(self.roster, sharers, relayed, position).encode())
+
+    def _announce_survivors(self) -> Iterator[Outgoing]:
+        self._require(len(self._record.views), "contributors")
+        self._contributors = self._set_of_clients(self._record.views)
+        if self.configuration.mode is SecurityMode.SEMI_HONEST:
+            return self._ask_for_shares()
+        self._record.state = ServerState.AWAITING_SURVIVOR_SIGNATURES
+        survivors = SurvivorSet(
+            context=self.roster.context.digest,
+            sharers=self._agreed(self._sharers),
+            contributors=self._contributors,
+        ).encode()
+        members = [position for position in self.roster.committee if position in self._contributors]
+        return self._to_each(members, lambda _: survivors)
+
+    def _request_unmasking(self) -> Iterator[Outgoing]:
+        self._require(len(self._record.signatures), "signatures of the committee", self.configuration.quorum)
+        return self._ask_for_shares()
+
+    def _ask_for_shares(self) -> Iterator[Outgoing]:
+        contributors = self._agreed(self._contributors)
+        self._record.state = ServerState.AWAITING_UNMASKING_SHARES
+        endorsements = tuple(
+            self._endorsement(self._position_of(client), signature)
+            for client, signature in islice(sorted(self._record.signatures.items()), self.configuration.quorum)
+        )
+        return self._to_each(
+            contributors, lambda position: self._unmasking_request(position, contributors, endorsements).encode()
+        )
+
+    def _unmasking_request(
+        self, position: int, contributors: ClientSet, endorsements: tuple[Endorsement, ...]
+    ) -> UnmaskingRequest:
+        views = tuple[bytes, ...]()
+        if self.configuration.mode is SecurityMode.ACTIVE:
+            present = (other for other in self.roster.graph.neighbours(position) if other in contributors)
+            views = tuple(self._record.views[self.roster.clients[other]] for other in present)
+        return UnmaskingRequest(
+            context=self.roster.context.digest, contributors=contributors, endorsements=endorsements, views=views
+        )
+
+    def _endorsement(self, position: int, signature: bytes) -> Endorsement:
+        credential = self._agreed(self._published).advertisements[position].credential
+        if credential is None:
+            raise Misuse("an endorsement needs a certified identity")
+        return Endorsement(
+            position=position,
+            identity_key=credential.identity_key,
+            certificate=credential.certificate,
+            signature=signature,
+        )
+
+    # --- Unmasking ----------------------------------------------------------------------------------------------------
+
+    def _unmask(self, progress: Callable[[int, int], None]) -> Aggregate:
+        sharers, contributors = self._agreed(self._sharers), self._agreed(self._contributors)
+        total = self._agreed(self._record.total)
+        self._require(len(contributors), "contributors")
+        self.revealed = revealed_sets(transcript_of(self.roster, sharers, contributors))
+        smallest = min(map(len, self.revealed), default=0)
+        self._require(smallest, "contributors in the smallest set whose sum would be revealed")
+        recovery = Recovery(self.roster, self._advertisers, self._relayed, sharers, contributors, self._answers)
+        try:
+            remove_masks(total, recovery, progress, threads=self._threads)
+        finally:
+            self.faults += recovery.faults
+        total.check(self.roster.context)
+        if not len(contributors) <= total.weight <= len(contributors) * self.configuration.maximum_weight:
+            raise PeerMisbehaved(
+                f"{len(contributors)} contributors have a total weight of {total.weight}, which weights of 1 to "
+                f"{self.configuration.maximum_weight} do not give",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+            )
+        return Aggregate(self.configuration.layout, total.inputs(), len(contributors), total.weight)
+
+    # --- Small things -------------------------------------------------------------------------------------------------
+
+    def _to_each(self, positions: Iterable[int], message: Callable[[int], bytes]) -> Iterator[Outgoing]:
+        clients = self.roster.clients
+        return (Outgoing(clients[position], message(position)) for position in positions)
+
+    def _set_of_clients(self, clients: Iterable[ClientId]) -> ClientSet:
+        return self.roster.set_of(self._position_of(client) for client in clients)
+
+    @staticmethod
+    def _agreed(value: Known | None) -> Known:
+        """Return what a closed round has fixed."""
+        if value is None:
+            raise InternalError("a round reads what no round before it has fixed")
+        return value
+
+    def _require(self, present: int, what: str, needed: int | None = None) -> None:
+        needed = self.configuration.minimum_cohort if needed is None else needed
+        if present < needed:
+            round_name = str(self.state)
+            self._abort()
+            raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=round_name)
+
+    def _identity_of(self, position: int) -> VerifiedIdentity | None:
+        return self._advertisers[position].identity
+
+    def _position_of(self, client: ClientId) -> int:
+        position = self.roster.position_of(client)
+        if position is None:
+            raise PeerMisbehaved(f"{client} is not on the roster", reason=Reason.NOT_ELIGIBLE, culprits={client})
+        return position
+
+    def _abort(self) -> None:
+        self._record.state = ServerState.ABORTED
+        self._forget()
+
+    def _forget(self) -> None:
+        self._answers.clear()
+        self._record.answers.clear()
+        self._relayed.clear()
+        self._record.shares.clear()
+        if self.state is ServerState.ABORTED and self._record.total is not None:
+            self._record.total.wipe()
+        self._record.total = None
+
+
+def _ignore(done: int, count: int) -> None:
+    """Show no progress."""

@@ -1,0 +1,280 @@
+"""The two suites of key agreement behind one interface, so that the rounds do not ask which one is used.
+
+In the classic suite both ends of an edge derive its seed from their mask keys. In the hybrid suite one end chooses it,
+as a function of its root, and seals it to the other in round 1, together with a commitment, so that an end that seals
+one seed and masks with another is found out. In both, the root of either end recovers the seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from secagg.aead import TAG_BYTES, AeadHeader, SealingKey, open_sealed
+from secagg.errors import PeerMisbehaved, Reason
+from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+from secagg.key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.labels import Label, bind
+from secagg.parameters import Suite
+from secagg.prime_field import ELEMENT_BYTES
+from secagg.protocols.pairwise_mask.commitments import commit_to_edge_seed
+from secagg.secret import Confined, Secret
+from secagg.wire import MessageKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from secagg.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
+
+SHARES_BYTES: Final = 2 * ELEMENT_BYTES
+COMMITMENT_BYTES: Final = 32
+
+PublicKey = Any
+KeyPair = Any
+"""Of whichever suite; a session has one suite, which makes and takes both."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedKeys:
+    """The two public keys that a client advertised."""
+
+    client: ClientId
+    channel: PublicKey
+    mask: PublicKey
+
+
+class MaskKeys(Confined):
+    """The key pair that a client masks with, and the root that it follows from: its own, or a recovered one."""
+
+    __slots__ = ("client", "pair", "root")
+
+    def __init__(self, client: ClientId, pair: KeyPair, root: Secret) -> None:
+        self.client = client
+        self.pair = pair
+        self.root = root
+
+    def wipe(self) -> None:
+        """Give up the pair and overwrite the root."""
+        self.pair.wipe()
+        self.root.wipe()
+
+    def __repr__(self) -> str:
+        return f"<MaskKeys of {self.client}>"
+
+
+class OwnKeys(Confined):
+    """The two key pairs of one client in one attempt."""
+
+    __slots__ = ("channel", "client", "mask")
+
+    def __init__(self, client: ClientId, channel: KeyPair, mask: MaskKeys) -> None:
+        self.client = client
+        self.channel = channel
+        self.mask = mask
+
+    @property
+    def published(self) -> PublishedKeys:
+        """What everybody may know of them."""
+        return PublishedKeys(self.client, self.channel.public_key, self.mask.pair.public_key)
+
+    def wipe(self) -> None:
+        """Give up both."""
+        self.channel.wipe()
+        self.mask.wipe()
+
+    def __repr__(self) -> str:
+        return f"<OwnKeys of {self.client}>"
+
+
+class KeySuite(Protocol):
+    """What the rounds need of a suite."""
+
+    public_key_bytes: int
+    sealed_bytes: int
+    """The length of the two sealed shares of one neighbour."""
+    edge_bytes: int
+    """The length of what the sending end of an edge adds in round 1; 0 where both ends derive the seed."""
+
+    def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> KeyPair:
+        """Derive a key pair from a root."""
+        ...
+
+    def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> PublicKey:
+        """Check an encoded public key."""
+        ...
+
+    def seal_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, shares: Secret) -> bytes:
+        """Encrypt two shares to a neighbour; once for each neighbour."""
+        ...
+
+    def open_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes) -> Secret:
+        """Decrypt the two shares that a neighbour sealed."""
+        ...
+
+    def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
+        """Return what the sending end of an edge sends along, for the other end to know the seed."""
+        ...
+
+    def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
+        """Return the pairwise seed at the sending end; ``edge`` is what it sent."""
+        ...
+
+    def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
+        """Return the pairwise seed at the receiving end; ``edge`` is what came."""
+        ...
+
+    def check_revealed_seed(
+        self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
+    ) -> bool:
+        """Whether a seed is the one that the sending end committed to; never where nothing is committed to."""
+        ...
+
+
+class ClassicSuite:
+    """X25519: a pairwise seed follows from two public keys, and nothing more is sent."""
+
+    public_key_bytes: int = X25519_BYTES
+    sealed_bytes: int = SHARES_BYTES + TAG_BYTES
+    edge_bytes: int = 0
+
+    def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> X25519KeyPair:
+        """Derive a key pair from a root."""
+        return X25519KeyPair(root, role, attempt)
+
+    def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> X25519PublicKey:
+        """Check an encoded public key."""
+        return X25519PublicKey(encoded, culprits)
+
+    def seal_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, shares: Secret) -> bytes:
+        """Encrypt two shares to a neighbour; once for each neighbour."""
+        key = SealingKey(own.channel.channel_key_to(own.client, (peer.client, peer.channel), context))
+        return key.seal(_header(context, own.client, peer.client), shares)
+
+    def open_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes) -> Secret:
+        """Decrypt the two shares that a neighbour sealed."""
+        with own.channel.channel_key_from(own.client, (peer.client, peer.channel), context) as key:
+            header = _header(context, peer.client, own.client)
+            return open_sealed(key, header, sealed, kind="shares", length=SHARES_BYTES)
+
+    def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:  # noqa: ARG002
+        """Return nothing: both ends derive the seed."""
+        return b""
+
+    def seed_of_sent_edge(
+        self,
+        own: MaskKeys,
+        peer: PublishedKeys,
+        context: SessionContext,
+        edge: bytes,  # noqa: ARG002
+    ) -> Secret:
+        """Return the pairwise seed, the same at both ends."""
+        seed: Secret = own.pair.pairwise_seed(own.client, (peer.client, peer.mask), context)
+        return seed
+
+    seed_of_received_edge = seed_of_sent_edge
+
+    def check_revealed_seed(
+        self,
+        seed: Secret,  # noqa: ARG002
+        sender: ClientId,  # noqa: ARG002
+        receiver: ClientId,  # noqa: ARG002
+        context: SessionContext,  # noqa: ARG002
+        edge: bytes,  # noqa: ARG002
+    ) -> bool:
+        """Nothing is committed to, so nothing that is revealed can be checked."""
+        return False
+
+
+class HybridSuite:
+    """ML-KEM-768 with X25519: the sending end of an edge chooses its seed, seals it and commits to it."""
+
+    def __init__(self) -> None:
+        """Import the hybrid key agreement, which fails where the backend has no ML-KEM."""
+        from secagg import hybrid_key_agreement as backend  # noqa: PLC0415 -- its import fails closed
+
+        self._backend = backend
+        self.public_key_bytes: int = backend.HYBRID_PUBLIC_KEY_BYTES
+        self.sealed_bytes: int = SHARES_BYTES + backend.SEALING_OVERHEAD_BYTES
+        self.edge_bytes: int = COMMITMENT_BYTES + KEY_BYTES + backend.SEALING_OVERHEAD_BYTES
+
+    def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> HybridKeyPair:
+        """Derive a key pair from a root."""
+        return self._backend.HybridKeyPair(root, role, attempt)
+
+    def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> HybridPublicKey:
+        """Check an encoded public key."""
+        return self._backend.HybridPublicKey(encoded, culprits)
+
+    def seal_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, shares: Secret) -> bytes:
+        """Encrypt two shares to a neighbour."""
+        return cast("HybridPublicKey", peer.channel).seal(shares, _sealing_info(context, own.client, peer.client))
+
+    def open_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes) -> Secret:
+        """Decrypt the two shares that a neighbour sealed."""
+        info = _sealing_info(context, peer.client, own.client)
+        pair = cast("HybridKeyPair", own.channel)
+        return pair.open("shares", sealed, SHARES_BYTES, info, culprits={peer.client, ServerId()})
+
+    def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
+        """Seal the seed of an edge, after a commitment to it."""
+        with self._backend.edge_seed(own.root, own.client, peer.client, context) as seed:
+            sealed = self._backend.seal_edge_seed(seed, peer.mask, own.client, peer.client, context)
+            return commit_to_edge_seed(seed, own.client, peer.client, context) + sealed
+
+    def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
+        """Derive the seed from the root and compare it with the commitment.
+
+        Raises:
+            PeerMisbehaved: this client committed to another seed than its root gives. The server meets this when it
+                has reconstructed the root.
+        """
+        seed = self._backend.edge_seed(own.root, own.client, peer.client, context)
+        return self._require_committed(seed, own.client, peer.client, context, edge)
+
+    def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
+        """Open the sealed seed and compare it with the commitment.
+
+        Raises:
+            AuthenticationFailed: it does not open.
+            PeerMisbehaved: the neighbour sealed another seed than it committed to.
+        """
+        sealed = edge[COMMITMENT_BYTES:]
+        seed = self._backend.open_edge_seed(own.pair, sealed, peer.client, own.client, context)
+        return self._require_committed(seed, peer.client, own.client, context, edge)
+
+    def check_revealed_seed(
+        self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
+    ) -> bool:
+        """Whether a seed is the one that the sending end committed to."""
+        return commit_to_edge_seed(seed, sender, receiver, context) == edge[:COMMITMENT_BYTES]
+
+    def _require_committed(
+        self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
+    ) -> Secret:
+        if not self.check_revealed_seed(seed, sender, receiver, context, edge):
+            seed.wipe()
+            raise PeerMisbehaved(
+                f"the seed of the edge from {sender} to {receiver} is not the one that {sender} committed to",
+                reason=Reason.COMMITMENT_MISMATCH,
+                culprits={sender, ServerId()},
+            )
+        return seed
+
+
+@cache
+def key_suite(suite: Suite) -> KeySuite:
+    """Return the implementation of a suite.
+
+    Raises:
+        InvalidParameters: the backend lacks an algorithm of it.
+    """
+    return ClassicSuite() if suite is Suite.CLASSIC else HybridSuite()
+
+
+def _header(context: SessionContext, sender: ClientId, receiver: ClientId) -> AeadHeader:
+    return AeadHeader(message_kind=int(MessageKind.ENCRYPTED_SHARES), context=context, sender=sender, receiver=receiver)
+
+
+def _sealing_info(context: SessionContext, sender: ClientId, receiver: ClientId) -> bytes:
+    return bind(Label.SHARES_SEALING, context.digest, sender.encode(), receiver.encode())

@@ -1,0 +1,84 @@
+"""Which message is due in which state, for both roles, as data: the sessions and the tests read the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from secagg.wire import MessageKind
+
+
+class ClientState(StrEnum):
+    """What a client awaits."""
+
+    AWAITING_OFFER = "awaiting_offer"
+    AWAITING_ADVERTISED_KEYS = "awaiting_advertised_keys"
+    AWAITING_DELIVERED_SHARES = "awaiting_delivered_shares"
+    AWAITING_SURVIVOR_SET = "awaiting_survivor_set"
+    """Only on the committee of an active session."""
+    AWAITING_UNMASKING_REQUEST = "awaiting_unmasking_request"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+
+
+class ServerState(StrEnum):
+    """What a server awaits, from as many clients as will send it before the round is closed."""
+
+    AWAITING_KEY_ADVERTISEMENTS = "awaiting_key_advertisements"
+    AWAITING_ENCRYPTED_SHARES = "awaiting_encrypted_shares"
+    AWAITING_MASKED_INPUTS = "awaiting_masked_inputs"
+    AWAITING_SURVIVOR_SIGNATURES = "awaiting_survivor_signatures"
+    """Only in an active session."""
+    AWAITING_UNMASKING_SHARES = "awaiting_unmasking_shares"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+
+
+CLIENT_TRANSITIONS: Final[Mapping[ClientState, tuple[MessageKind, frozenset[ClientState]]]] = {
+    ClientState.AWAITING_OFFER: (
+        MessageKind.SESSION_OFFER,
+        frozenset({ClientState.AWAITING_ADVERTISED_KEYS}),
+    ),
+    ClientState.AWAITING_ADVERTISED_KEYS: (
+        MessageKind.ADVERTISED_KEYS,
+        frozenset({ClientState.AWAITING_DELIVERED_SHARES}),
+    ),
+    ClientState.AWAITING_DELIVERED_SHARES: (
+        MessageKind.DELIVERED_SHARES,
+        frozenset({ClientState.AWAITING_SURVIVOR_SET, ClientState.AWAITING_UNMASKING_REQUEST}),
+    ),
+    ClientState.AWAITING_SURVIVOR_SET: (
+        MessageKind.SURVIVOR_SET,
+        frozenset({ClientState.AWAITING_UNMASKING_REQUEST}),
+    ),
+    ClientState.AWAITING_UNMASKING_REQUEST: (
+        MessageKind.UNMASKING_REQUEST,
+        frozenset({ClientState.COMPLETED}),
+    ),
+}
+"""The one message that each state accepts, and the states that it can lead to. Any failure leads to ``ABORTED``."""
+
+SERVER_TRANSITIONS: Final[Mapping[ServerState, tuple[MessageKind, frozenset[ServerState]]]] = {
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: (
+        MessageKind.KEY_ADVERTISEMENT,
+        frozenset({ServerState.AWAITING_ENCRYPTED_SHARES}),
+    ),
+    ServerState.AWAITING_ENCRYPTED_SHARES: (
+        MessageKind.ENCRYPTED_SHARES,
+        frozenset({ServerState.AWAITING_MASKED_INPUTS}),
+    ),
+    ServerState.AWAITING_MASKED_INPUTS: (
+        MessageKind.MASKED_INPUT,
+        frozenset({ServerState.AWAITING_SURVIVOR_SIGNATURES, ServerState.AWAITING_UNMASKING_SHARES}),
+    ),
+    ServerState.AWAITING_SURVIVOR_SIGNATURES: (
+        MessageKind.SURVIVOR_SIGNATURE,
+        frozenset({ServerState.AWAITING_UNMASKING_SHARES}),
+    ),
+    ServerState.AWAITING_UNMASKING_SHARES: (
+        MessageKind.UNMASKING_SHARES,
+        frozenset({ServerState.COMPLETED}),
+    ),
+}
+"""The one message that each state accepts from each client, and where closing the round leads."""

@@ -1,0 +1,261 @@
+"""The graph against its definition written a second time, the uniformity of what is drawn, and everything refused."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from itertools import permutations
+from math import comb, factorial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.errors import InvalidParameters, Misuse
+from secagg.labels import Label
+from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph, Topology
+
+SEED = bytes(range(32))
+
+
+def full(population: int, seed: bytes = SEED) -> Graph:
+    return Graph(Topology.FULL, population, population - 1, seed)
+
+
+def sparse(population: int, degree: int, seed: bytes = SEED) -> Graph:
+    return Graph(Topology.SPARSE, population, degree, seed)
+
+
+def numbered_seed(number: int) -> bytes:
+    return hashlib.sha256(number.to_bytes(4, "big")).digest()
+
+
+seeds = st.binary(min_size=32, max_size=32)
+sparse_graphs = st.integers(3, 60).flatmap(
+    lambda population: st.builds(
+        sparse, st.just(population), st.integers(1, (population - 1) // 2).map(lambda half: 2 * half), seeds
+    )
+)
+graphs = sparse_graphs | st.builds(full, st.integers(2, 40), seeds)
+
+
+# --- The definition, a second time ------------------------------------------------------------------------------------
+
+
+def documented_words(label: Label, seed: bytes) -> Iterator[int]:
+    stream = hashlib.shake_256(label.value + len(seed).to_bytes(4, "big") + seed).digest(1 << 20)
+    return (int.from_bytes(stream[at : at + 4], "big") for at in range(0, len(stream), 4))
+
+
+def documented_draw(words: Iterator[int], greatest: int) -> int:
+    candidates = (word % (1 << len(f"{greatest:b}")) for word in words)
+    return next(candidate for candidate in candidates if candidate <= greatest)
+
+
+def documented_ring(population: int, seed: bytes) -> list[int]:
+    words = documented_words(Label.GRAPH_PERMUTATION, seed)
+    entries = list(range(population))
+    for i in reversed(range(1, population)):
+        j = documented_draw(words, i)
+        entries[i], entries[j] = entries[j], entries[i]
+    return entries
+
+
+@given(sparse_graphs)
+def test_a_sparse_graph_is_the_documented_ring_lattice(graph: Graph) -> None:
+    ring = documented_ring(graph.population, graph.seed)
+    for place, position in enumerate(ring):
+        after = [ring[(place + step) % graph.population] for step in range(1, graph.degree // 2 + 1)]
+        before = [ring[place - step] for step in range(1, graph.degree // 2 + 1)]
+        assert graph.neighbours(position) == tuple(sorted(after + before))
+        assert all(graph.sends_edge_seed(position, neighbour) for neighbour in after)
+        assert not any(graph.sends_edge_seed(position, neighbour) for neighbour in before)
+
+
+def test_a_stream_longer_than_its_first_piece_is_the_documented_one() -> None:
+    graph = sparse(5000, 2)
+    ring = documented_ring(5000, SEED)
+    for place, position in enumerate(ring):
+        assert graph.neighbours(position) == tuple(sorted((ring[place - 1], ring[(place + 1) % 5000])))
+
+
+@given(st.integers(2, 200), seeds, st.data())
+def test_a_committee_is_the_documented_draw(population: int, seed: bytes, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, population - 1))
+    words = documented_words(Label.COMMITTEE, seed)
+    members: list[int] = []
+    while len(members) < size:
+        drawn = documented_draw(words, population - 1)
+        members += [drawn] if drawn not in members else []
+    assert full(population, seed).committee(size) == tuple(sorted(members))
+
+
+def test_ring_and_committee_are_pinned() -> None:
+    graph = sparse(10, 2)
+    neighbours = [(2, 4), (5, 6), (0, 8), (4, 5), (0, 3), (1, 3), (1, 9), (8, 9), (2, 7), (6, 7)]
+    assert [graph.neighbours(position) for position in range(10)] == neighbours
+    assert graph.committee(4) == (0, 3, 4, 5)
+
+
+# --- Neighbours and orientation ---------------------------------------------------------------------------------------
+
+
+@given(graphs)
+def test_neighbourhood_is_mutual_without_loops_and_has_the_degree(graph: Graph) -> None:
+    lists = [graph.neighbours(position) for position in range(graph.population)]
+    for position, neighbours in enumerate(lists):
+        assert len(neighbours) == graph.degree
+        assert list(neighbours) == sorted(set(neighbours) - {position})
+        assert all(position in lists[neighbour] for neighbour in neighbours)
+
+
+@given(graphs)
+def test_of_two_neighbours_exactly_one_sends_and_everybody_sends_half(graph: Graph) -> None:
+    for position in range(graph.population):
+        neighbours = graph.neighbours(position)
+        sent = [neighbour for neighbour in neighbours if graph.sends_edge_seed(position, neighbour)]
+        received = [neighbour for neighbour in neighbours if graph.sends_edge_seed(neighbour, position)]
+        assert sorted(sent + received) == list(neighbours)
+        assert abs(len(sent) - len(received)) <= graph.degree % 2
+
+
+@pytest.mark.parametrize("population", [2, 3, 4, 5, 8, 9])
+def test_in_a_full_graph_the_positions_are_the_ring_and_the_lower_one_sends_across_it(population: int) -> None:
+    graph = full(population)
+    for position in range(population):
+        for step in range(1, population):
+            neighbour = (position + step) % population
+            expected = position < neighbour if 2 * step == population else 2 * step < population
+            assert graph.sends_edge_seed(position, neighbour) is expected
+
+
+def test_a_full_graph_does_not_depend_on_the_seed() -> None:
+    one, other = full(6, bytes(32)), full(6, SEED)
+    assert [one.neighbours(position) for position in range(6)] == [other.neighbours(position) for position in range(6)]
+
+
+def test_strangers_and_oneself_have_no_edge_to_send_on() -> None:
+    graph = sparse(9, 4)
+    for stranger in set(range(9)) - set(graph.neighbours(2)):
+        with pytest.raises(Misuse, match="not neighbours"):
+            graph.sends_edge_seed(2, stranger)
+    with pytest.raises(Misuse, match="not neighbours"):
+        full(4).sends_edge_seed(3, 3)
+
+
+# --- Uniformity -------------------------------------------------------------------------------------------------------
+
+
+def chi_square(observed: Counter[Any], cells: int, draws: int) -> float:
+    expected = draws / cells
+    return sum(count * count for count in observed.values()) / expected - draws
+
+
+def test_every_pair_is_joined_equally_often() -> None:
+    # On 5 clients with degree 2 there are (5-1)!/2 = 12 rings without direction; the 0.9999 quantile for 11 degrees of
+    # freedom is 37.4. The seeds are fixed, so this passes always or never.
+    draws = 12_000
+    rings = Counter(
+        frozenset(frozenset((position, neighbour)) for position in range(5) for neighbour in graph.neighbours(position))
+        for graph in (sparse(5, 2, numbered_seed(number)) for number in range(draws))
+    )
+    assert len(rings) == factorial(4) // 2 == len({frozenset(edges_of(ring)) for ring in permutations(range(5))})
+    assert chi_square(rings, len(rings), draws) < 37.4
+
+
+def edges_of(ring: tuple[int, ...]) -> Iterator[frozenset[int]]:
+    return (frozenset((ring[place], ring[place - 1])) for place in range(len(ring)))
+
+
+def test_every_committee_is_drawn_equally_often() -> None:
+    # 20 committees; the 0.9999 quantile for 19 degrees of freedom is 50.8.
+    draws = 20_000
+    committees = Counter(sparse(6, 2, numbered_seed(number)).committee(3) for number in range(draws))
+    assert len(committees) == comb(6, 3)
+    assert chi_square(committees, comb(6, 3), draws) < 50.8
+
+
+def test_the_committee_does_not_tell_who_sits_together_on_the_ring() -> None:
+    # Two members of three are neighbours on a ring of six with probability 2/5, whoever is on the committee: of the
+    # 15 pairs 6 are edges. Over 3 pairs in 4,000 draws the mean is 4,800; the bound is more than five deviations.
+    draws = 4_000
+    joined = 0
+    for number in range(draws):
+        graph = sparse(6, 2, numbered_seed(number))
+        committee = graph.committee(3)
+        joined += sum(other in graph.neighbours(one) for one in committee for other in committee if one < other)
+    assert abs(joined - 4_800) < 300
+
+
+# --- The committee ----------------------------------------------------------------------------------------------------
+
+
+@given(graphs, st.data())
+def test_a_committee_has_distinct_members_in_order(graph: Graph, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, graph.population))
+    committee = graph.committee(size)
+    assert len(committee) == size
+    assert list(committee) == sorted(set(committee))
+    assert 0 <= committee[0] <= committee[-1] < graph.population
+
+
+def test_a_committee_of_the_population_is_everyone() -> None:
+    assert full(7).committee(7) == sparse(7, 4).committee(7) == tuple(range(7))
+
+
+def test_another_seed_gives_another_ring_and_another_committee() -> None:
+    one, other = sparse(1000, 10, SEED), sparse(1000, 10, bytes(32))
+    assert one.neighbours(0) != other.neighbours(0)
+    assert one.committee(50) != other.committee(50)
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topology", "population", "degree", "seed", "sentence"),
+    [
+        ("sparse", 10, 4, SEED, "topology"),
+        (Topology.FULL, 1, 0, SEED, "population"),
+        (Topology.FULL, True, 0, SEED, "population"),
+        (Topology.FULL, 2.0, 1, SEED, "population"),
+        (Topology.SPARSE, MAXIMUM_POPULATION + 1, 4, SEED, "population"),
+        (Topology.FULL, 10, 8, SEED, "degree 9"),
+        (Topology.FULL, 10, 10, SEED, "degree 9"),
+        (Topology.SPARSE, 10, 5, SEED, "even degree"),
+        (Topology.SPARSE, 10, 0, SEED, "even degree"),
+        (Topology.SPARSE, 10, -2, SEED, "even degree"),
+        (Topology.SPARSE, 10, 10, SEED, "even degree"),
+        (Topology.SPARSE, 2, 2, SEED, "even degree"),
+        (Topology.SPARSE, 10, 4.0, SEED, "degree is an integer"),
+        (Topology.FULL, 2, True, SEED, "degree is an integer"),
+        (Topology.SPARSE, 10, 4, SEED[:31], "32 bytes"),
+        (Topology.SPARSE, 10, 4, SEED + b"\0", "32 bytes"),
+        (Topology.SPARSE, 10, 4, bytearray(SEED), "32 bytes"),
+        (Topology.FULL, 2, 1, b"", "32 bytes"),
+    ],
+)
+def test_a_graph_that_is_none_is_refused(topology: Any, population: Any, degree: Any, seed: Any, sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=sentence):
+        Graph(topology, population, degree, seed)
+
+
+@pytest.mark.parametrize("position", [-1, 10, True, 1.0, None])
+def test_a_position_outside_the_population_is_refused(position: Any) -> None:
+    for graph in (sparse(10, 4), full(10)):
+        with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+            graph.neighbours(position)
+        with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+            graph.sends_edge_seed(position, 1)
+        with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+            graph.sends_edge_seed(1, position)
+
+
+@pytest.mark.parametrize("size", [0, -1, 11, True, 3.0])
+def test_a_committee_of_nobody_or_of_more_than_everyone_is_refused(size: Any) -> None:
+    with pytest.raises(InvalidParameters, match=r"1\.\.10"):
+        sparse(10, 4).committee(size)
+
+
+def test_the_largest_population_is_accepted() -> None:
+    assert len(full(MAXIMUM_POPULATION).committee(5)) == 5

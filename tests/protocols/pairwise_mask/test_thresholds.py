@@ -1,0 +1,539 @@
+"""Thresholds against exact fractions, the table of the design, an exhaustive search on small rings, and refusals."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from math import comb, isqrt, log
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.errors import InvalidParameters
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask import thresholds
+from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph, Topology
+from secagg.protocols.pairwise_mask.thresholds import (
+    LARGEST_SEARCHED,
+    LARGEST_WHOLE_COMMITTEE,
+    MAXIMUM_BITS,
+    Assumptions,
+    Committee,
+    Neighbourhood,
+    ThresholdRule,
+    corrupted_neighbours,
+    find_committee,
+    find_neighbourhood,
+    least_threshold,
+    require_committee,
+)
+
+FULL, SPARSE = Topology.FULL, Topology.SPARSE
+SEMI_HONEST, ACTIVE = SecurityMode.SEMI_HONEST, SecurityMode.ACTIVE
+SPLIT_PROOF = ThresholdRule.SPLIT_PROOF
+
+
+# --- Exact probabilities ----------------------------------------------------------------------------------------------
+
+
+def exact_tail(least: int, total: int, marked: int, drawn: int) -> Fraction:
+    ways = sum(comb(marked, x) * comb(total - marked, drawn - x) for x in range(max(least, 0), min(marked, drawn) + 1))
+    return Fraction(ways, comb(total, drawn))
+
+
+def exact_cut(population: int, absent: int, degree: int) -> Fraction:
+    """Bound the probability that two runs of half a degree are absent, as B!/(B-k)! (n-k)!/n! over pairs of gaps."""
+    bound = Fraction(population * (population - degree - 1), 2)
+    for step in range(degree):
+        bound *= Fraction(absent - step, population - step)
+    return bound
+
+
+def exact_corrupted(population: int, corrupted: int, degree: int, bits: int) -> int:
+    allowed = Fraction(1, 2 ** (bits + 1) * population)
+    return next(c for c in range(degree + 1) if exact_tail(c + 1, population - 1, corrupted, degree) <= allowed)
+
+
+def exact_neighbourhood(assumed: Assumptions, rule: ThresholdRule) -> tuple[int, int, int] | None:
+    n, privacy = assumed.population, assumed.privacy_bits
+    for k in range(2, n, 2):
+        c = exact_corrupted(n, assumed.corrupted, k, privacy)
+        t = {
+            ThresholdRule.SEMI_HONEST: c + 1,
+            ThresholdRule.NO_DOUBLE_REVEAL: (k + c) // 2 + 1,
+            ThresholdRule.SPLIT_PROOF: k // 2 + c + 1,
+        }[rule]
+        t = max(2, t)
+        connected = exact_cut(n, assumed.corrupted + assumed.dropped, k) <= Fraction(1, 2 ** (privacy + 1))
+        lost = 1 - exact_tail(t, n - 1, n - 1 - assumed.dropped, k)
+        if connected and t <= k and n * lost <= Fraction(1, 2**assumed.correctness_bits):
+            return k, t, c
+    return None
+
+
+def exact_committee(assumed: Assumptions) -> tuple[int, int, int] | None:
+    n, allowed = assumed.population, Fraction(1, 2 ** (assumed.privacy_bits + 1))
+    for q in range(n if n <= LARGEST_WHOLE_COMMITTEE else 3, n + 1):
+        c = next(c for c in range(q + 1) if exact_tail(c + 1, n, assumed.corrupted, q) <= allowed)
+        quorum = next(t for t in range(q + 2) if 2 * t > q + c)
+        lost = 1 - exact_tail(quorum, n, n - assumed.dropped, q)
+        if quorum <= q and lost <= Fraction(1, 2**assumed.correctness_bits):
+            return q, quorum, c
+    return None
+
+
+@st.composite
+def assumptions(draw: st.DrawFn, most: int = 300, fraction: float = 0.4) -> Assumptions:
+    population = draw(st.integers(2, most))
+    counts = st.integers(0, int((population - 1) * fraction))
+    bits = st.integers(1, 60)
+    return Assumptions(
+        population=population,
+        corrupted=draw(counts),
+        dropped=draw(counts),
+        privacy_bits=draw(bits),
+        correctness_bits=draw(bits),
+    )
+
+
+# --- The finders ------------------------------------------------------------------------------------------------------
+
+TABLE = [
+    (100, "0.05", "0.05", (12, 6, 5), (16, 11, 5), (22, 17, 5)),
+    (300, "0.05", "0.05", (26, 14, 13), (42, 29, 15), (62, 47, 15)),
+    (1000, "0.05", "0.05", (34, 18, 17), (62, 43, 22), (104, 80, 27)),
+    (10**4, "0.05", "0.05", (38, 21, 20), (74, 51, 27), (134, 103, 35)),
+    (10**4, "0.1", "0.1", (60, 32, 31), (144, 98, 51), (320, 244, 83)),
+    (10**4, "0.2", "0.1", (90, 55, 54), (216, 157, 97), (808, 662, 257)),
+    (10**4, "0.1", "0.3", (126, 48, 47), (936, 555, 173), (2644, 1701, 378)),
+    (10**5, "0.05", "0.05", (40, 22, 21), (80, 55, 29), (146, 112, 38)),
+    (10**6, "0.05", "0.05", (44, 24, 23), (86, 59, 31), (158, 121, 41)),
+]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: "-".join(map(str, row[:3])))
+def test_the_table_of_the_design_is_reproduced(row: tuple[int, str, str, *tuple[tuple[int, int, int], ...]]) -> None:
+    population, corrupted, dropped, *expected = row
+    assumed = Assumptions.from_fractions(population, corrupted, dropped)
+    found = [find_neighbourhood(assumed, rule) for rule in ThresholdRule]
+    assert found == [Neighbourhood(*triple) for triple in expected]
+
+
+@pytest.mark.parametrize(
+    ("population", "corrupted", "dropped", "bits", "expected"),
+    [
+        (100, "0.05", "0.05", 40, (100, 53, 5)),
+        (300, "0.05", "0.05", 40, (36, 25, 13)),
+        (1000, "0.05", "0.05", 40, (46, 32, 17)),
+        (10**4, "0.05", "0.05", 40, (52, 36, 19)),
+        (10**4, "0.1", "0.1", 40, (99, 68, 36)),
+        (10**4, "0.2", "0.1", 40, (152, 111, 69)),
+        (10**4, "0.1", "0.3", 40, (661, 393, 124)),
+        (10**4, "0.05", "0.05", 100, (78, 59, 39)),
+        (10**6, "0.05", "0.05", 40, (52, 36, 19)),
+    ],
+)
+def test_committees_are_pinned(
+    population: int, corrupted: str, dropped: str, bits: int, expected: tuple[int, int, int]
+) -> None:
+    assumed = Assumptions.from_fractions(population, corrupted, dropped, privacy_bits=bits)
+    assert find_committee(assumed) == Committee(*expected)
+
+
+def test_a_seed_that_can_be_ground_takes_a_larger_neighbourhood() -> None:
+    assumed = Assumptions.from_fractions(10**4, 0.05, 0.05, privacy_bits=100)
+    assert find_neighbourhood(assumed, SPLIT_PROOF) == Neighbourhood(212, 172, 65)
+
+
+@given(assumptions(most=60), st.sampled_from(ThresholdRule))
+def test_the_found_neighbourhood_is_the_first_that_exact_fractions_admit(
+    assumed: Assumptions, rule: ThresholdRule
+) -> None:
+    expected = exact_neighbourhood(assumed, rule)
+    if expected is None:
+        with pytest.raises(InvalidParameters, match="no sparse graph"):
+            find_neighbourhood(assumed, rule)
+    else:
+        assert find_neighbourhood(assumed, rule) == Neighbourhood(*expected)
+
+
+@given(assumptions(most=200))
+def test_the_found_committee_is_the_first_that_exact_fractions_admit(assumed: Assumptions) -> None:
+    expected = exact_committee(assumed)
+    if expected is None:
+        with pytest.raises(InvalidParameters, match="have to certify"):
+            find_committee(assumed)
+    else:
+        assert find_committee(assumed) == Committee(*expected)
+
+
+@pytest.mark.parametrize("row", TABLE[:4] + TABLE[-1:], ids=lambda row: str(row[0]))
+def test_what_the_table_holds_is_exactly_safe_and_two_neighbours_fewer_are_not(row: Any) -> None:
+    assumed = Assumptions.from_fractions(*row[:3])
+    n, (k, t, c) = assumed.population, row[-1]
+    assert exact_corrupted(n, assumed.corrupted, k, 40) == c
+    assert n * (1 - exact_tail(t, n - 1, n - 1 - assumed.dropped, k)) <= Fraction(1, 2**30)
+    fewer = k - 2
+    t = fewer // 2 + exact_corrupted(n, assumed.corrupted, fewer, 40) + 1
+    assert n * (1 - exact_tail(t, n - 1, n - 1 - assumed.dropped, fewer)) > Fraction(1, 2**30)
+
+
+def test_everyone_certifies_where_no_part_of_them_would_do() -> None:
+    assumed = Assumptions(population=140, corrupted=61, dropped=39)
+    assert find_committee(assumed) == Committee(140, 101, 61)
+
+
+def test_everyone_certifies_in_a_small_population() -> None:
+    for population, everyone in ((LARGEST_WHOLE_COMMITTEE, True), (LARGEST_WHOLE_COMMITTEE + 1, False)):
+        found = find_committee(Assumptions.from_fractions(population, 0.05, 0.05))
+        assert (found.size == population) is everyone
+
+
+def test_a_committee_that_everyone_cannot_fill_is_refused() -> None:
+    assert find_committee(Assumptions(population=100, corrupted=20, dropped=39)).quorum == 61
+    with pytest.raises(InvalidParameters, match="61 have to certify"):
+        find_committee(Assumptions(population=100, corrupted=20, dropped=40))
+
+
+def test_finders_end_where_no_graph_exists_in_a_large_population() -> None:
+    hopeless = Assumptions(population=MAXIMUM_POPULATION, corrupted=300_000, dropped=500_000)
+    with pytest.raises(InvalidParameters, match=f"degree up to {LARGEST_SEARCHED}"):
+        find_neighbourhood(hopeless, SPLIT_PROOF)
+    with pytest.raises(InvalidParameters, match="have to certify"):
+        find_committee(hopeless)
+
+
+@pytest.mark.parametrize(
+    ("assumed", "rule", "advice"),
+    [
+        (Assumptions(population=2, corrupted=0, dropped=0), SPLIT_PROOF, "use a full graph"),
+        (Assumptions(population=20, corrupted=0, dropped=19), SPLIT_PROOF, "fewer corrupted or fewer dropped"),
+        (Assumptions(population=40, corrupted=20, dropped=0), SPLIT_PROOF, "fewer corrupted clients, or fewer privacy"),
+        (Assumptions(population=40, corrupted=8, dropped=15), SPLIT_PROOF, "fewer dropped or fewer corrupted"),
+    ],
+)
+def test_a_refusal_says_what_to_relax(assumed: Assumptions, rule: ThresholdRule, advice: str) -> None:
+    with pytest.raises(InvalidParameters, match=advice):
+        find_neighbourhood(assumed, rule)
+
+
+# --- The rules --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def splits(population: int, degree: int) -> tuple[int, ...]:
+    """Return, for each bound on corrupted neighbours, the greatest threshold at which a server can split the survivors.
+
+    The server chooses who is alive (0), dropped (1) or corrupted (2). It opens a part of the honest survivors if no
+    mask joins the part to the others, and each member has as many holders, alive or corrupted, as the threshold.
+    """
+    graph = Graph(SPARSE, population, degree, bytes(32))
+    neighbours = [graph.neighbours(position) for position in range(population)]
+    worst = [0] * (degree + 1)
+    for labels in product((0, 1, 2), repeat=population - 1):
+        label = (0, *labels)
+        alive = {position for position in range(population) if label[position] == 0}
+        parts = list(parts_of(alive, neighbours))
+        if len(parts) > 1:
+            honest = [position for position in range(population) if label[position] != 2]
+            corrupted = max(sum(label[other] == 2 for other in neighbours[position]) for position in honest)
+            opened = max(min(sum(label[other] != 1 for other in neighbours[one]) for one in part) for part in parts)
+            worst[corrupted] = max(worst[corrupted], opened)
+    return tuple(max(worst[: bound + 1]) for bound in range(degree + 1))
+
+
+def parts_of(alive: set[int], neighbours: list[tuple[int, ...]]) -> Iterator[set[int]]:
+    left = set(alive)
+    while left:
+        part, reached = set[int](), {left.pop()}
+        while reached:
+            part |= reached
+            reached = {other for one in reached for other in neighbours[one] if other in alive} - part
+        left -= part
+        yield part
+
+
+@pytest.mark.parametrize(("population", "degree"), [(8, 4), (9, 4), (10, 4), (10, 6)])
+def test_the_split_proof_threshold_never_splits_the_survivors(population: int, degree: int) -> None:
+    for corrupted, greatest in enumerate(splits(population, degree)[: degree // 2 + 1]):
+        assert SPLIT_PROOF.threshold(degree, corrupted) > greatest
+
+
+def test_the_split_proof_threshold_is_the_least_that_never_splits() -> None:
+    assert SPLIT_PROOF.threshold(4, 0) - 1 == splits(8, 4)[0]
+    assert SPLIT_PROOF.threshold(4, 1) - 1 == splits(10, 4)[1]
+
+
+def test_a_threshold_against_double_reveals_does_not_keep_the_survivors_together() -> None:
+    # Nobody's two secrets are reconstructed, and still two parts of the honest survivors are opened one by one.
+    assert ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 1) == 3 <= splits(10, 4)[1]
+    assert ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 2) == 4 <= splits(10, 4)[2]
+
+
+def test_rules_are_ordered_and_never_below_two() -> None:
+    for degree in range(2, 40, 2):
+        for corrupted in range(degree // 2):
+            weak, middle, strong = (rule.threshold(degree, corrupted) for rule in ThresholdRule)
+            assert 2 <= weak <= middle <= strong
+
+
+# --- What a client insists on -----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_drops_honest_advertisers_is_refused() -> None:
+    # 500 corrupted are five in a hundred of 10,000. Of 2,000 that a server kept they are a quarter: any one client has
+    # more corrupted neighbours than the table's 35 with probability 0.34, and no threshold within the degree is safe.
+    assert least_threshold(SPARSE, ACTIVE, population=10**4, degree=134, corrupted=500) == 103
+    assert corrupted_neighbours(10**4, 500, 134) == 35
+    assert round(float(exact_tail(36, 1999, 500, 134)), 2) == 0.34
+    kept = [corrupted_neighbours(population, 500, 134) for population in range(10_000, 1_000, -1000)]
+    assert kept == sorted(set(kept))
+    assert corrupted_neighbours(2000, 500, 134) == 76 == exact_corrupted(2000, 500, 134, 40)
+    with pytest.raises(InvalidParameters, match="500 corrupted of 2000"):
+        least_threshold(SPARSE, ACTIVE, population=2000, degree=134, corrupted=500)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: "-".join(map(str, row[:3])))
+def test_a_client_insists_on_what_the_finder_found(row: Any) -> None:
+    assumed = Assumptions.from_fractions(*row[:3])
+    for mode, (degree, threshold, _) in ((SEMI_HONEST, row[3]), (ACTIVE, row[5])):
+        insisted = least_threshold(
+            SPARSE,
+            mode,
+            population=assumed.population,
+            degree=degree,
+            corrupted=assumed.corrupted,
+            dropped=assumed.dropped,
+        )
+        assert insisted == threshold
+
+
+@given(st.integers(3, 200), st.integers(0, 250))
+def test_in_a_full_graph_the_thresholds_are_those_of_the_paper(population: int, corrupted: int) -> None:
+    bound = min(population, corrupted)
+    for mode, expected in (
+        (SEMI_HONEST, next(t for t in range(2, 500) if t > bound)),
+        (ACTIVE, next(t for t in range(2, 500) if 2 * t > population + bound)),
+    ):
+        if expected > population - 1:
+            with pytest.raises(InvalidParameters, match="the threshold would be"):
+                least_threshold(FULL, mode, population=population, degree=population - 1, corrupted=corrupted)
+        else:
+            least = least_threshold(FULL, mode, population=population, degree=population - 1, corrupted=corrupted)
+            assert least == expected
+
+
+def test_a_bound_beyond_the_population_counts_everybody_else() -> None:
+    assert corrupted_neighbours(50, 10**9, 6) == corrupted_neighbours(50, 49, 6) == 6
+    for topology, degree in ((FULL, 49), (SPARSE, 6)):
+        for mode in SecurityMode:
+            with pytest.raises(InvalidParameters, match="50 corrupted"):
+                least_threshold(topology, mode, population=50, degree=degree, corrupted=10**9)
+
+
+def test_dropouts_that_may_cut_a_sparse_graph_apart_are_refused_where_the_server_is_relied_upon() -> None:
+    offer: dict[str, int] = {"population": 1000, "degree": 34, "corrupted": 50}
+    assert least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=50) == 18
+    with pytest.raises(InvalidParameters, match="300 dropped"):
+        least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=300)
+    with pytest.raises(InvalidParameters, match="1000 dropped"):
+        least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=10**5000)
+    assert least_threshold(SPARSE, ACTIVE, population=1000, degree=104, corrupted=50, dropped=900) == 80
+
+
+@given(st.integers(4, 80), st.data())
+def test_connectivity_is_refused_exactly_where_the_bound_fails(population: int, data: st.DataObject) -> None:
+    degree = 2 * data.draw(st.integers(1, (population - 1) // 2))
+    dropped = data.draw(st.integers(0, population))
+    cut = exact_cut(population, dropped, degree)
+    admitted = [bits for bits in range(1, MAXIMUM_BITS + 1) if cut <= Fraction(1, 2 ** (bits + 1))]
+    offer: dict[str, int] = {"population": population, "degree": degree, "corrupted": 0, "dropped": dropped}
+    if admitted:
+        assert least_threshold(SPARSE, SEMI_HONEST, **offer, privacy_bits=admitted[-1]) == 2
+    if len(admitted) < MAXIMUM_BITS:
+        with pytest.raises(InvalidParameters, match="could leave honest clients alone"):
+            least_threshold(SPARSE, SEMI_HONEST, **offer, privacy_bits=len(admitted) + 1)
+
+
+def test_where_everybody_is_a_neighbour_nobody_can_be_cut_off() -> None:
+    assert least_threshold(SPARSE, SEMI_HONEST, population=9, degree=8, corrupted=2, dropped=9) == 3
+    with pytest.raises(InvalidParameters, match="could leave honest clients alone"):
+        least_threshold(SPARSE, SEMI_HONEST, population=9, degree=6, corrupted=2, dropped=9)
+
+
+# --- Committees that are offered --------------------------------------------------------------------------------------
+
+
+@given(assumptions(most=200))
+def test_a_found_committee_is_admitted_and_one_signature_fewer_is_not(assumed: Assumptions) -> None:
+    try:
+        found = find_committee(assumed)
+    except InvalidParameters:
+        return
+    rest = (assumed.population, assumed.corrupted, found.size)
+    require_committee(*rest, found.quorum, assumed.privacy_bits)
+    if found.quorum > 1:
+        with pytest.raises(InvalidParameters, match=f"it takes {found.quorum}"):
+            require_committee(*rest, found.quorum - 1, assumed.privacy_bits)
+
+
+def test_a_committee_that_the_corrupted_may_fill_is_refused() -> None:
+    require_committee(10**4, 500, 52, 36)
+    with pytest.raises(InvalidParameters, match="insist on a larger committee"):
+        require_committee(10**4, 500, 9, 9)
+    with pytest.raises(InvalidParameters, match="it takes 36"):
+        require_committee(10**4, 500, 52, 35)
+    with pytest.raises(InvalidParameters, match="500 corrupted of 600"):
+        require_committee(600, 500, 52, 36)
+    with pytest.raises(InvalidParameters, match="50 corrupted of 50"):
+        require_committee(50, 10**9, 50, 50)
+
+
+# --- Tails ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 400), st.data())
+def test_a_tail_is_never_below_the_exact_one_and_hardly_above(total: int, data: st.DataObject) -> None:
+    marked, drawn = data.draw(st.integers(0, total)), data.draw(st.integers(0, total))
+    least = data.draw(st.integers(0, drawn + 1))
+    check_tail(least, total, marked, drawn)
+
+
+@pytest.mark.parametrize(
+    ("total", "marked", "drawn"), [(10**4, 500, 134), (10**4, 1000, 2644), (10**6, 50_000, 158), (10**6, 999_000, 600)]
+)
+def test_a_tail_is_as_good_in_large_populations(total: int, marked: int, drawn: int) -> None:
+    mean = drawn * marked // total
+    for least in (1, mean // 2, mean, mean + isqrt(mean), mean + isqrt(mean) * 5, min(marked, drawn)):
+        check_tail(least, total, marked, drawn)
+
+
+def check_tail(least: int, total: int, marked: int, drawn: int) -> None:
+    computed = thresholds._log_tail(least, total, marked, drawn)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    exact = exact_tail(least, total, marked, drawn)
+    if exact == 0:
+        assert computed == float("-inf")
+    else:
+        logarithm = log(exact.numerator) - log(exact.denominator)
+        assert min(logarithm, 0.0) - 1e-12 <= computed <= logarithm + 2e-6 + 1e-12 * abs(logarithm)
+
+
+@given(st.integers(3, 300), st.data())
+def test_the_bound_on_corrupted_neighbours_is_exact(population: int, data: st.DataObject) -> None:
+    degree = 2 * data.draw(st.integers(1, (population - 1) // 2))
+    corrupted, bits = data.draw(st.integers(0, population - 1)), data.draw(st.integers(1, 200))
+    assert corrupted_neighbours(population, corrupted, degree, bits) == exact_corrupted(
+        population, corrupted, degree, bits
+    )
+
+
+@given(st.integers(3, 3000), st.data())
+def test_more_corrupted_clients_neighbours_or_bits_never_lower_the_bound(population: int, data: st.DataObject) -> None:
+    degree = 2 * data.draw(st.integers(1, (population - 1) // 2))
+    corrupted, bits = data.draw(st.integers(0, population)), data.draw(st.integers(1, 255))
+    bound = corrupted_neighbours(population, corrupted, degree, bits)
+    assert bound <= degree
+    assert bound <= corrupted_neighbours(population, corrupted + 1, degree, bits)
+    assert bound <= corrupted_neighbours(population, corrupted, degree, bits + 1)
+    if degree + 2 < population:
+        assert bound <= corrupted_neighbours(population, corrupted, degree + 2, bits)
+
+
+# --- Fractions, and what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction", ["0.05", 0.05, Fraction(1, 20), "1/20", "5e-2"])
+def test_a_fraction_is_what_was_written(fraction: Any) -> None:
+    for population, expected in ((20, 1), (100, 5), (10**6, 50_000), (99, 4)):
+        assumed = Assumptions.from_fractions(population, fraction, 0)
+        assert (assumed.corrupted, assumed.dropped) == (expected, 0)
+
+
+def test_fractions_whose_binary_value_lies_below_are_not_rounded_down() -> None:
+    assert int(0.29 * 100) == 28
+    assumed = Assumptions.from_fractions(100, 0.29, 0.57)
+    assert (assumed.corrupted, assumed.dropped) == (29, 57)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1, 1.0, "1", "five", float("nan"), float("inf"), "1/0", None, b"0.05"])
+def test_what_is_no_fraction_is_refused(fraction: Any) -> None:
+    with pytest.raises(InvalidParameters, match="corrupted is a fraction"):
+        Assumptions.from_fractions(100, fraction, 0)
+    with pytest.raises(InvalidParameters, match="dropped is a fraction"):
+        Assumptions.from_fractions(100, 0, fraction)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"population": 1}, "population"),
+        ({"population": MAXIMUM_POPULATION + 1}, "population"),
+        ({"population": 100.0}, "population"),
+        ({"population": "100"}, "population"),
+        ({"corrupted": -1}, "corrupted"),
+        ({"corrupted": 100}, "corrupted"),
+        ({"corrupted": True}, "corrupted"),
+        ({"dropped": -1}, "dropped"),
+        ({"dropped": 100}, "dropped"),
+        ({"privacy_bits": 0}, "privacy_bits"),
+        ({"privacy_bits": 257}, "privacy_bits"),
+        ({"correctness_bits": 0}, "correctness_bits"),
+        ({"correctness_bits": 257}, "correctness_bits"),
+    ],
+)
+def test_assumptions_that_are_none_are_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=f"^{sentence} is in"):
+        Assumptions(**{"population": 100, "corrupted": 5, "dropped": 5} | change)
+    if "population" in change:
+        with pytest.raises(InvalidParameters, match=r"^population is in"):
+            Assumptions.from_fractions(change["population"], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"population": 1}, "population"),
+        ({"population": "100"}, "population"),
+        ({"corrupted": -1}, "corrupted"),
+        ({"corrupted": 0.05}, "corrupted"),
+        ({"dropped": -1}, "dropped"),
+        ({"degree": 21}, "degree of a sparse graph is even"),
+        ({"degree": 0}, "degree"),
+        ({"degree": 100}, "degree"),
+        ({"degree": 22.0}, "degree"),
+        ({"privacy_bits": 0}, "privacy_bits"),
+        ({"privacy_bits": None}, "privacy_bits"),
+    ],
+)
+def test_an_offer_out_of_range_is_refused(change: dict[str, Any], sentence: str) -> None:
+    offer: dict[str, Any] = {"population": 100, "degree": 22, "corrupted": 5} | change
+    for mode in SecurityMode:
+        with pytest.raises(InvalidParameters, match=sentence):
+            least_threshold(SPARSE, mode, **offer)
+
+
+@pytest.mark.parametrize("degree", [98, 100, 99.0])
+def test_a_full_graph_of_another_degree_is_refused(degree: Any) -> None:
+    for mode in SecurityMode:
+        with pytest.raises(InvalidParameters, match="degree of a full graph"):
+            least_threshold(FULL, mode, population=100, degree=degree, corrupted=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((1, 0, 1, 1, 40), "population"),
+        ((100, -1, 50, 40, 40), "corrupted"),
+        ((100, 5, 0, 0, 40), "size"),
+        ((100, 5, 101, 80, 40), "size"),
+        ((100, 5, 50, 51, 40), "quorum"),
+        ((100, 5, 50, 0, 40), "quorum"),
+        ((100, 5, 50, True, 40), "quorum"),
+        ((100, 5, 50, 40, 0), "bits"),
+    ],
+)
+def test_a_committee_out_of_range_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=f"^{sentence}"):
+        require_committee(*arguments)
