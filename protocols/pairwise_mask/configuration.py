@@ -19,6 +19,7 @@ from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, ClientFloors, Secur
 from secagg.protocols.pairwise_mask.graph import LEAST_DEGREE, MAXIMUM_POPULATION, Topology
 from secagg.protocols.pairwise_mask.thresholds import least_threshold, require_committee
 from secagg.ring import Ring, require_capacity
+from secagg.shamir import MAX_HOLDERS
 from secagg.wire import MessageKind, Reader, Writer
 
 DIGEST_BYTES: Final = 32
@@ -83,8 +84,9 @@ class SessionConfiguration:
         match self.topology:
             case Topology.FULL:
                 require_range("degree of a full graph", self.degree, 0, 0)
+                require_range("maximum_population of a full graph", self.maximum_population, LEAST_COHORT, MAX_HOLDERS)
             case Topology.SPARSE:
-                require_range("degree", self.degree, LEAST_DEGREE, most)
+                require_range("degree", self.degree, LEAST_DEGREE, min(most, MAX_HOLDERS))
                 most = self.degree
         require_range("threshold", self.threshold, LEAST_THRESHOLD, most)
         self._check_certification()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,7 @@ MAXIMUM_POPULATION: Final = 1 << 20
 _WORD: Final = struct.Struct(">I")
 _FIRST_STREAM_BYTES: Final = 1 << 12
 _CACHED_RINGS: Final = 4
+_CACHED_NEIGHBOURHOODS: Final = 1 << 14
 
 
 class Topology(StrEnum):
@@ -87,14 +89,24 @@ class Graph:
         self._require_positions(position)
         if self.topology is Topology.FULL:
             return (*range(position), *range(position + 1, self.population))
-        order, places = _ring(self.seed, self.population)
-        reach = self.degree // 2
-        first = (places[position] - reach) % self.population
-        around = order[first : first + self.degree + 1]
-        # Where the list ends the ring goes on at its beginning.
-        around += order[: self.degree + 1 - len(around)]
-        del around[reach]
-        return tuple(sorted(around))
+        return _on_ring(self.seed, self.population, self.degree, position)
+
+    def point_of(self, holder: int, dealer: int) -> int:
+        """Return the point at which ``holder`` keeps the shares of its neighbour ``dealer``.
+
+        It is the place of the holder among the dealer's neighbours, counted from 1.
+
+        Raises:
+            Misuse: the two are not neighbours.
+        """
+        self._require_positions(holder, dealer)
+        if self.topology is Topology.FULL and holder != dealer:
+            return holder + (holder < dealer)
+        neighbours = self.neighbours(dealer)
+        place = bisect_left(neighbours, holder)
+        if place == len(neighbours) or neighbours[place] != holder:
+            raise Misuse(f"positions {holder} and {dealer} are not neighbours")
+        return place + 1
 
     def sends_edge_seed(self, position: int, neighbour: int) -> bool:
         """Say whether ``position``, and not ``neighbour``, sends the seed of the edge between the two.
@@ -138,6 +150,19 @@ class Graph:
         for position in positions:
             if type(position) is not int or not 0 <= position < self.population:
                 raise Misuse(f"a position is in 0..{self.population - 1}; got {position!r}")
+
+
+@lru_cache(maxsize=_CACHED_NEIGHBOURHOODS)
+def _on_ring(seed: bytes, population: int, degree: int, position: int) -> tuple[int, ...]:
+    """Return the neighbours on the ring, ascending; both ends of every edge look them up again and again."""
+    order, places = _ring(seed, population)
+    reach = degree // 2
+    first = (places[position] - reach) % population
+    around = order[first : first + degree + 1]
+    # Where the list ends the ring goes on at its beginning.
+    around += order[: degree + 1 - len(around)]
+    del around[reach]
+    return tuple(sorted(around))
 
 
 @lru_cache(maxsize=_CACHED_RINGS)

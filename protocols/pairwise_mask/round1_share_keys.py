@@ -242,9 +242,8 @@ def verify_delivered_entry(
         AuthenticationFailed: the leaf, the path and the signature do not belong together.
     """
     if identity is not None:
-        senders_neighbours = roster.graph.neighbours(sender)
         leaf = _leaf(roster.clients[receiver], item.entry)
-        count, place = len(senders_neighbours), senders_neighbours.index(receiver)
+        count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
         try:
             root = recover_root(count, {place: leaf}, item.path)
         except MalformedMessage:

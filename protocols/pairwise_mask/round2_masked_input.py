@@ -17,14 +17,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from secagg.errors import (
-    AuthenticationFailed,
-    MalformedMessage,
     PeerError,
     PeerMisbehaved,
     Reason,
     ThresholdNotMet,
 )
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.identity import VerifiedIdentity
 from secagg.labels import Label
 from secagg.parameters import SecurityMode
@@ -49,6 +47,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
 )
 from secagg.protocols.pairwise_mask.suites import key_suite
 from secagg.secret import Confined, Secret
+from secagg.shamir import Share
 from secagg.wire import MessageKind, Reader, Writer
 
 ROUND: Final = "masked_input"
@@ -263,42 +262,39 @@ def _open_shares(state: Shared, entries: Mapping[int, SharesEntry]) -> tuple[dic
     shares, complaints = dict[int, Secret](), list[PeerError]()
     for neighbour, entry in entries.items():
         peer = state.key_set.advertisers[neighbour].keys
+        # A signature covers the entry, so it is its sender's doing; without one the server may have sealed it.
+        culprits: set[Party] = {peer.client} if entry.commitment else {peer.client, ServerId()}
         try:
             both = suite.open_shares(keys, peer, roster.context, entry.sealed)
-        except (AuthenticationFailed, MalformedMessage) as error:
-            if entry.commitment:
-                error.culprits = frozenset({peer.client})
-            error.round_name = ROUND
+            place = share_place(roster, neighbour, state.key_set.position)
+            _check_shares(both, place, entry.commitment)
+        except PeerError as error:
+            error.culprits, error.round_name = frozenset(culprits), ROUND
             complaints.append(error)
             continue
-        if entry.commitment:
-            place = share_place(roster, neighbour, state.key_set.position)
-            with (
-                share_of(both, SharedSecret.MASK_ROOT) as mask_share,
-                share_of(both, SharedSecret.SELF_MASK_SEED) as seed_share,
-            ):
-                digests = (
-                    place.digest_of(mask_share, SharedSecret.MASK_ROOT),
-                    place.digest_of(seed_share, SharedSecret.SELF_MASK_SEED),
-                )
-            if place.commit_to(*digests) != entry.commitment:
-                both.wipe()
-                complaints.append(
-                    PeerMisbehaved(
-                        f"{peer.client} sealed other shares than it committed to",
-                        reason=Reason.COMMITMENT_MISMATCH,
-                        culprits={peer.client},
-                        round_name=ROUND,
-                    )
-                )
-                continue
         shares[neighbour] = both
     return shares, complaints
 
 
+def _check_shares(both: Secret, place: SharePlace, commitment: bytes) -> None:
+    """Refuse shares that this client could not show later without being taken for a liar."""
+    root_share, seed_share = share_of(both, SharedSecret.MASK_ROOT), share_of(both, SharedSecret.SELF_MASK_SEED)
+    with root_share, seed_share:
+        for share in (root_share, seed_share):
+            Share(place.point, share).check()
+        digests = (
+            place.digest_of(root_share, SharedSecret.MASK_ROOT),
+            place.digest_of(seed_share, SharedSecret.SELF_MASK_SEED),
+        )
+    if commitment and place.commit_to(*digests) != commitment:
+        raise PeerMisbehaved(
+            f"{place.dealer} sealed other shares than it committed to", reason=Reason.COMMITMENT_MISMATCH
+        )
+
+
 def share_place(roster: Roster, dealer: int, holder: int) -> SharePlace:
     """Return where the shares of one client at one of its neighbours belong."""
-    point = roster.graph.neighbours(dealer).index(holder) + 1
+    point = roster.graph.point_of(holder, dealer)
     return SharePlace(roster.context, roster.clients[dealer], roster.clients[holder], point)
 
 

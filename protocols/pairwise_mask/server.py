@@ -8,6 +8,7 @@ is a few vectors however many clients there are.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hmac import compare_digest
@@ -51,7 +52,9 @@ from secagg.protocols.pairwise_mask.server_record import ServerRecord
 from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS, ServerState
 from secagg.wire import MessageKind, message_kind
 
+_LOG = logging.getLogger(__name__)
 Known = TypeVar("Known")
+"""Whatever a closed round has fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ class Server:
             error.culprits = error.culprits or frozenset({sender})
             self._record.excluded.add(sender)
             self.faults.append(error)
+            _LOG.warning("%s is excluded: %s", sender, error)
             raise
         self._record.seen.setdefault(sender, {})[kind] = digest
 
@@ -415,7 +419,9 @@ class Server:
         total = self._agreed(self._record.total)
         self._require(len(contributors), "contributors")
         self.revealed = revealed_sets(transcript_of(self.roster, sharers, contributors))
-        smallest = min(map(len, self.revealed), default=0)
+        sizes = sorted(map(len, self.revealed))
+        _LOG.info("the session reveals the sums of %d sets of clients, of sizes %s", len(sizes), sizes)
+        smallest = sizes[0] if sizes else 0
         self._require(smallest, "contributors in the smallest set whose sum would be revealed")
         recovery = Recovery(self.roster, self._advertisers, self._relayed, sharers, contributors, self._answers)
         try:

@@ -134,6 +134,21 @@ def test_a_full_graph_does_not_depend_on_the_seed() -> None:
     assert [one.neighbours(position) for position in range(6)] == [other.neighbours(position) for position in range(6)]
 
 
+@given(graphs)
+def test_a_holder_stands_at_its_place_among_the_dealers_neighbours(graph: Graph) -> None:
+    for dealer in range(graph.population):
+        points = [graph.point_of(holder, dealer) for holder in graph.neighbours(dealer)]
+        assert points == list(range(1, graph.degree + 1))
+
+
+@pytest.mark.parametrize("graph", [full(8), sparse(8, 2)], ids=["full", "sparse"])
+def test_who_is_no_neighbour_holds_no_share(graph: Graph) -> None:
+    strangers = set(range(8)) - set(graph.neighbours(0))
+    for stranger in strangers:
+        with pytest.raises(Misuse, match="are not neighbours"):
+            graph.point_of(stranger, 0)
+
+
 def test_strangers_and_oneself_have_no_edge_to_send_on() -> None:
     graph = sparse(9, 4)
     for stranger in set(range(9)) - set(graph.neighbours(2)):
