@@ -39,8 +39,9 @@ class SharePlace:
     def commit_to(self, mask_root_digest: bytes, self_mask_seed_digest: bytes) -> bytes:
         """Return the commitment to both shares.
 
-        Deviation: review rule 20 hashes both shares at once. Only one is ever shown to the server, so here each has a
-        digest of its own and the commitment is to the two digests; the holder shows one share and the other digest.
+        Deviation: [BIK+17] commits to nothing, so it cannot say whether a dealer or a holder lied. Only one of the two
+        shares is ever shown to the server, so each has a digest of its own and the commitment is to both digests; the
+        holder shows one share and the digest of the other.
         """
         statement = bind(Label.SHARES_COMMITMENT, *self._parts(), mask_root_digest, self_mask_seed_digest)
         return hashlib.sha256(statement).digest()
