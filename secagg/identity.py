@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -23,6 +24,7 @@ from secagg.secret import Confined, Secret, require_secret
 
 IDENTITY_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
+_CACHED_CERTIFICATES: Final = 1 << 14
 
 
 class SigningKey(Confined):
@@ -107,9 +109,10 @@ class Authority:
         Raises:
             AuthenticationFailed: it did not.
         """
-        statement = bind(Label.CERTIFICATE, self.public_key, certificate.client.encode(), certificate.public_key)
-        _verify(self.public_key, certificate.signature, statement, culprits)
-        return VerifiedIdentity(certificate.client, certificate.public_key)
+        try:
+            return _certified(self.public_key, certificate)
+        except AuthenticationFailed:
+            raise AuthenticationFailed(culprits=culprits) from None
 
 
 def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes) -> Certificate:
@@ -120,6 +123,14 @@ def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes
     """
     signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key)
     return Certificate(client, public_key, signature)
+
+
+@lru_cache(maxsize=_CACHED_CERTIFICATES)
+def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
+    """Verify a certificate; it is remembered, because a client meets the same peers round after round."""
+    statement = bind(Label.CERTIFICATE, authority, certificate.client.encode(), certificate.public_key)
+    _verify(authority, certificate.signature, statement, ())
+    return VerifiedIdentity(certificate.client, certificate.public_key)
 
 
 def _verify(public_key: bytes, signature: bytes, statement: bytes, culprits: Iterable[Party]) -> None:

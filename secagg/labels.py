@@ -71,7 +71,8 @@ def bind(label: Label, *parts: bytes) -> bytes:
     for part in parts:
         if type(part) is not bytes:
             raise Misuse(f"a bound part is bytes; got {type(part).__name__}, whose length may count something else")
-        if len(part) >= 1 << (8 * _LENGTH_BYTES):
-            raise InvalidParameters(f"a bound part has {len(part)} bytes; the limit is 2^32 - 1")
-        framed += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)
+        try:
+            framed += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)
+        except OverflowError:
+            raise InvalidParameters(f"a bound part has {len(part)} bytes; the limit is 2^32 - 1") from None
     return b"".join(framed)

@@ -7,7 +7,7 @@ offered different sessions cannot agree on anything. A retry is another attempt,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
@@ -70,6 +70,8 @@ class SessionConfiguration:
     graph_commitment: bytes
     """A commitment to the server's share in the seed of the graph."""
     server_nonce: bytes
+    context: AttemptContext = field(init=False, repr=False, compare=False)
+    """The digest of this configuration (T0), which everything in the attempt is bound to."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -90,6 +92,8 @@ class SessionConfiguration:
                 most = self.degree
         require_range("threshold", self.threshold, LEAST_THRESHOLD, most)
         self._check_certification()
+        digest = hashlib.sha256(bind(Label.CONFIGURATION, self.encode())).digest()
+        object.__setattr__(self, "context", AttemptContext(digest))
 
     def _check_types(self) -> None:
         for name, size in (
@@ -150,11 +154,6 @@ class SessionConfiguration:
         return sum(
             segment.ring.packed_bytes(segment.length + self.check_words_of(segment)) for segment in self.segments
         )
-
-    @property
-    def context(self) -> AttemptContext:
-        """The digest of this configuration (T0), which everything in the attempt is bound to."""
-        return AttemptContext(hashlib.sha256(bind(Label.CONFIGURATION, self.encode())).digest())
 
     def degree_among(self, population: int) -> int:
         """Return how many neighbours a client has when this many advertised."""

@@ -14,6 +14,8 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.labels import Label, bind
 
 NODE_BYTES: Final = 32
+_BEFORE_RIGHT: Final = NODE_BYTES.to_bytes(4, "big")
+_BEFORE_LEFT: Final = bind(Label.MERKLE_NODE) + _BEFORE_RIGHT
 
 
 class MerkleTree:
@@ -73,4 +75,5 @@ def recover_root(count: int, leaves: Mapping[int, bytes], proof: Sequence[bytes]
 
 
 def _node(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(bind(Label.MERKLE_NODE, left, right)).digest()
+    # This is bind(Label.MERKLE_NODE, left, right) for two hashes, put together faster: clients hash thousands of nodes.
+    return hashlib.sha256(b"".join((_BEFORE_LEFT, left, _BEFORE_RIGHT, right))).digest()
