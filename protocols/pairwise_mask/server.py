@@ -230,7 +230,7 @@ class Server:
         record, order = self._record, list(ServerState)
         reached = order.index(record.state)
         for client, sent in record.advertisements.items():
-            self._accept_advertisement(client, sent)
+            self._admit(client, KeyAdvertisement.decode(sent, self.configuration))
         if reached < order.index(ServerState.AWAITING_ENCRYPTED_SHARES):
             return
         self._fix_roster()
@@ -312,9 +312,12 @@ class Server:
                 reason=Reason.NOT_ELIGIBLE,
                 culprits={sender},
             )
+        self._admit(sender, advertisement)
+        self._record.advertisements[sender] = message
+
+    def _admit(self, sender: ClientId, advertisement: KeyAdvertisement) -> None:
         self._verified[sender] = check_advertisement(self.configuration, self._owners, advertisement)
         self._owners |= {advertisement.channel_key: sender, advertisement.mask_key: sender}
-        self._record.advertisements[sender] = message
 
     def _accept_upload(self, sender: ClientId, message: bytes) -> None:
         position = self._position_of(sender)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from secagg.errors import SecAggError
 
+_TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
+"""The names in ``secagg.compression.paper_tables``, which is imported when it is needed."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
@@ -38,6 +41,10 @@ def _parser() -> argparse.ArgumentParser:
         help="where the report and the picture go (default: %(default)s)",
     )
     demo.set_defaults(run=_demo)
+    sizes = commands.add_parser("sizes", help="the size cells of the paper's tables, computed, beside the printed ones")
+    sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
+    sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
+    sizes.set_defaults(run=_sizes)
     return parser
 
 
@@ -45,3 +52,9 @@ def _demo(options: argparse.Namespace) -> int:
     from secagg.cli.demo import run_demo
 
     return run_demo(clients=options.clients, drop=options.drop, out=options.out)
+
+
+def _sizes(options: argparse.Namespace) -> int:
+    from secagg.cli.sizes import run_sizes
+
+    return run_sizes(table=options.table, as_json=options.json)
