@@ -36,6 +36,7 @@ class MessageKind(IntEnum):
     LAYOUT = 1
     PAYLOAD = 2
     AGGREGATE = 3
+    PUBLIC_PARAMETERS = 4
     SESSION_OFFER = 16
     KEY_ADVERTISEMENT = 17
     ADVERTISED_KEYS = 18

@@ -1,0 +1,93 @@
+"""What an update costs on the wire, by two accountings, and the layouts that the paper's size tables count.
+
+Every method is a ``Layout`` of the tensors it sends, so that one sum gives its size. The accounting "paper" counts bits
+of values and nothing else; "wire" is what is really sent, where each segment fills whole bytes and a header with the
+layout's digest precedes them. Sizes are exact rationals; only what is printed is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from fractions import Fraction
+from math import prod
+from typing import Final
+
+from secagg.compression.paper_models import Shape, Shapes, is_bias, parameter_count
+from secagg.compression.product_quantization.geometry import block_geometry, is_quantizable
+from secagg.compression.random_pruning import kept_count
+from secagg.contract import DIGEST_BYTES, IndexSegment, Layout, RingSegment, Segment
+from secagg.wire import MessageKind, Writer
+
+PLAIN_BITS: Final = 32
+"""What an uncompressed number costs: a float32, or the ring that its fixed-point form is summed in."""
+
+
+class Accounting(StrEnum):
+    """Two ways to count the bytes of one client's upload."""
+
+    PAPER = "paper"
+    """The bits of the values [PGC+22]: no padding, no header, no mask, seed, scale or codebook."""
+    WIRE = "wire"
+    """The length of the payload's canonical encoding."""
+
+
+def upload_bytes(layout: Layout, accounting: Accounting) -> Fraction:
+    """Return what one client's payload of a layout costs."""
+    match accounting:
+        case Accounting.PAPER:
+            return Fraction(sum(s.ring.modulus_bits * s.length for s in layout.segments), 8)
+        case Accounting.WIRE:
+            header = Writer(MessageKind.PAYLOAD).fixed(layout.digest, DIGEST_BYTES).finish()
+            return Fraction(len(header) + layout.payload_bytes)
+
+
+def plain_bytes(shapes: Shapes) -> int:
+    """Return the size of an uncompressed model."""
+    return parameter_count(shapes) * PLAIN_BITS // 8
+
+
+def codebook_bytes(shapes: Shapes, codewords: int, block: int) -> int:
+    """Return the size of all codebooks of a model, which the server broadcasts at each refresh."""
+    geometries = (block_geometry(shape, block, codewords) for shape in shapes.values() if is_quantizable(shape, block))
+    return sum(geometry.codewords * geometry.block_size for geometry in geometries) * PLAIN_BITS // 8
+
+
+# --- What each method of the paper sends ------------------------------------------------------------------------------
+
+
+def scalar_quantization_layout(shapes: Shapes, modulus_bits: int) -> Layout:
+    """Return the layout with tensors of two or more dimensions in a ring of this width, and the others plain."""
+    return _layout(
+        RingSegment(modulus_bits if len(shape) > 1 else PLAIN_BITS, prod(shape)) for shape in shapes.values()
+    )
+
+
+def pruning_layout(shapes: Shapes, sparsity: Fraction) -> Layout:
+    """Return the layout with what pruning keeps of every tensor but the biases, which are whole.
+
+    The paper's sentence leaves norms alone; its sizes do not: the weights of norms are pruned as well.
+    """
+    return _layout(
+        _plain(prod(shape) if is_bias(name) else kept_count(prod(shape), sparsity)) for name, shape in shapes.items()
+    )
+
+
+def product_quantization_layout(shapes: Shapes, codewords: int, block: int) -> Layout:
+    """Return the layout with an index for each block of the tensors that have codebooks, and the others plain."""
+    return _layout(_indexed_or_plain(shape, codewords, block) for shape in shapes.values())
+
+
+def _indexed_or_plain(shape: Shape, codewords: int, block: int) -> Segment:
+    if not is_quantizable(shape, block):
+        return _plain(prod(shape))
+    geometry = block_geometry(shape, block, codewords)
+    return IndexSegment(geometry.codewords, geometry.blocks)
+
+
+def _plain(length: int) -> Segment:
+    return RingSegment(PLAIN_BITS, length)
+
+
+def _layout(segments: Iterator[Segment]) -> Layout:
+    return Layout(tuple(segments))

@@ -1,0 +1,249 @@
+"""The count sketch: a table of signed sums, far smaller than the update, that adds up like the update itself.
+
+Every coordinate is added, with a sign, to one cell of each row of a table; a common inner scheme carries the table.
+The cells and signs come from a public seed of 32 bytes, the same for every client. Let
+
+    key = SHA-256(bind(COUNT_SKETCH_HASHES, seed)),
+
+and let W(r, i) be the i-th little-endian word of 32 bits of the stream of that key (``secagg.mask_expansion``), from
+the segment r * ceil(4 length / 2^20) on. In row r, coordinate i belongs to the cell W(r, i) mod columns and has the
+sign (-1)^floor(W(r, i) / columns). The number of columns is a power of two, so cells and signs are uniform.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.public_stream import SEED_BYTES
+from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
+from secagg.entropy import Coins
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.labels import Label, bind
+from secagg.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, expand, segment_count
+from secagg.ring import Ring
+from secagg.secret import Secret
+
+Floats = npt.NDArray[np.float64]
+MAXIMUM_ROWS: Final = 32
+MAXIMUM_COLUMNS: Final = 1 << 30
+_HASHES: Final = Ring(32)
+_BLOCK: Final = SEGMENT_BYTES // _HASHES.word_bytes
+"""Coordinates that are worked on at a time: a segment of each row's words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountSketch:
+    """A vector of floats as a table of ``rows`` times ``columns`` cells, which an inner scheme encodes.
+
+    Implements: [CCF02] §3; [RPU+20] for updates.
+
+    ``decode`` estimates each coordinate by the mean over the rows, which is linear. Over the choice of the seed, and
+    apart from what the inner scheme rounds and clips, it is unbiased with a variance of at most the squared norm of the
+    sum, divided by rows times columns. Estimates by the median, which resist large coordinates elsewhere, are not
+    linear: ``HeavyHitters`` makes them from the summed table.
+    """
+
+    length: int
+    rows: int
+    columns: int
+    seed: bytes
+    inner: LinearDecoder[Any]
+    """Carries the table, row after row, with one ring element for each cell: fixed point, or a quantizer."""
+
+    def __post_init__(self) -> None:
+        if type(self.rows) is not int or not 1 <= self.rows <= MAXIMUM_ROWS:
+            raise InvalidParameters(f"rows is an integer in 1..{MAXIMUM_ROWS}; got {self.rows!r}")
+        if type(self.columns) is not int or self.columns.bit_count() != 1 or not 1 <= self.columns <= MAXIMUM_COLUMNS:
+            raise InvalidParameters(f"columns is a power of two in 1..2^30; got {self.columns!r}")
+        if type(self.length) is not int or self.length < 1:
+            raise InvalidParameters(f"length is an integer of at least 1; got {self.length!r}")
+        if self.rows * segment_count(_HASHES, self.length) * SEGMENT_BYTES > KEY_LIMIT_BYTES:
+            raise InvalidParameters(
+                f"{self.rows} rows of hashes for {self.length} coordinates exceed one key's stream; use fewer rows, or "
+                "sketch the update in parts"
+            )
+        if type(self.seed) is not bytes or len(self.seed) != SEED_BYTES:
+            raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes")
+        carried = sum(segment.length for segment in self.inner.layout.require_rings())
+        if carried != self.cells:
+            raise InvalidParameters(
+                f"the inner scheme carries {carried} values and the table has {self.cells} cells; make it for a vector "
+                "of rows times columns"
+            )
+
+    @property
+    def cells(self) -> int:
+        """How long the inner scheme's vector is."""
+        return self.rows * self.columns
+
+    @property
+    def layout(self) -> Layout:
+        """The inner scheme's segments, under a version that covers the hashes as well."""
+        inner = self.inner.layout
+        parameters = struct.pack(">QBI", self.length, self.rows, self.columns) + self.seed + inner.version
+        return Layout(inner.segments, public_parameters_digest("count_sketch", parameters))
+
+    @property
+    def capacity(self) -> int:
+        """The inner scheme's: every cell of the sum is a sum of the clients' cells."""
+        return self.inner.capacity
+
+    def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:
+        """Sketch the update and let the inner scheme encode the table.
+
+        Raises:
+            Misuse: the update is not a vector of floats of this length.
+            CapacityExceeded: a value is NaN or infinite, or so large that a cell overflows a float64.
+        """
+        payload = encode_update(self.inner, self.sketch(update).reshape(-1), coins)
+        return Payload(self.layout, payload.values)
+
+    def decode(self, aggregate: Aggregate) -> Floats:
+        """Return the linear estimate of the sum: for each coordinate, the mean of its cells under its signs.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
+        """
+        estimate = np.zeros(self.length)
+        for block, rows in self._estimates(self.table_of(aggregate)):
+            np.mean(rows, axis=0, out=estimate[block])
+        return estimate
+
+    def table_of(self, aggregate: Aggregate) -> Floats:
+        """Return the summed table, of shape (rows, columns), as the inner scheme decodes it.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
+        """
+        if aggregate.layout != self.layout:
+            raise Misuse("the aggregate belongs to another layout or version; decode with the object that encoded")
+        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors, aggregate.total_weight)
+        table: Floats = np.asarray(self.inner.decode(inner), dtype=np.float64).reshape(self.rows, self.columns)
+        return table
+
+    def sketch(self, update: npt.NDArray[np.floating[Any]]) -> Floats:
+        """Return the table of one vector, before the inner scheme rounds it.
+
+        Raises:
+            Misuse: the update is not a vector of floats of this length.
+            CapacityExceeded: a value is NaN or infinite, or so large that a cell overflows a float64.
+        """
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.length,):
+            raise Misuse(f"an update is an array of {self.length} floats in one dimension; flatten it first")
+        signed = np.zeros((self.rows, 2 * self.columns))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block, hashes in self._hashes():
+                values = update[block].astype(np.float64)
+                for row, places in enumerate(hashes):
+                    signed[row] += np.bincount(places, weights=values, minlength=2 * self.columns)
+            table: Floats = signed[:, : self.columns] - signed[:, self.columns :]
+        # Every coordinate is in some cell, and what is not finite stays so when something is added to it.
+        if not np.isfinite(table).all():
+            raise CapacityExceeded(
+                "an update holds NaN, infinity or values too large to add; skip this client or repair its training",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+            )
+        return table
+
+    def medians(self, table: Floats) -> Floats:
+        """Return the median over the rows for each coordinate: robust against heavy cells, and not linear.
+
+        Raises:
+            Misuse: the table has another shape.
+        """
+        if type(table) is not np.ndarray or table.shape != (self.rows, self.columns):
+            raise Misuse(f"a table has the shape {(self.rows, self.columns)}")
+        middle = ((self.rows - 1) // 2, self.rows // 2)
+        estimate = np.empty(self.length)
+        for block, rows in self._estimates(table):
+            rows.sort(axis=0)
+            np.mean(rows[middle, :], axis=0, out=estimate[block])
+        return estimate
+
+    def _estimates(self, table: Floats) -> Iterator[tuple[slice, Floats]]:
+        """Go through blocks of coordinates, with each row's estimates of them; the caller may overwrite these."""
+        signed = np.concatenate([table, -table], axis=1)
+        for block, hashes in self._hashes():
+            yield block, np.stack([row.take(places) for row, places in zip(signed, hashes, strict=True)])
+
+    def _hashes(self) -> Iterator[tuple[slice, list[npt.NDArray[np.intp]]]]:
+        """Go through blocks of coordinates, with their cells in each row, a negated coordinate ``columns`` further."""
+        key = Secret("count_sketch_key", hashlib.sha256(bind(Label.COUNT_SKETCH_HASHES, self.seed)).digest())
+        segments = segment_count(_HASHES, self.length)
+        cell_and_sign = _HASHES.word.type(2 * self.columns - 1)
+        for segment in range(segments):
+            block = slice(segment * _BLOCK, min((segment + 1) * _BLOCK, self.length))
+            words = (
+                expand(key, _HASHES, block.stop - block.start, first_segment=row * segments + segment)
+                for row in range(self.rows)
+            )
+            yield block, [(word & cell_and_sign).astype(np.intp) for word in words]
+
+
+class HeavyHitters:
+    """The server's memory between rounds: a few large coordinates leave the sketch in each, the rest stays in it.
+
+    Implements: [RPU+20] Algorithm 1, with the learning rate of each round given to ``step``.
+
+    What is not extracted is kept as an error and competes again in later rounds. Both tables live in the space of one
+    sketch: a sketch with other hashes needs an object of its own, which starts without a memory.
+    """
+
+    __slots__ = ("_error", "_extracted", "_momentum", "_sketch", "_velocity")
+
+    def __init__(self, sketch: CountSketch, *, extracted: int, momentum: float = 0.9) -> None:
+        """Start with empty tables.
+
+        Args:
+            extracted: how many coordinates each round's step has at most.
+            momentum: how much of the last round's velocity remains, in [0, 1).
+        """
+        if type(extracted) is not int or not 1 <= extracted <= sketch.length:
+            raise InvalidParameters(f"extracted is an integer in 1..{sketch.length}, the length; got {extracted!r}")
+        if not 0 <= momentum < 1:
+            raise InvalidParameters(f"momentum is at least 0 and below 1; got {momentum}")
+        self._sketch = sketch
+        self._extracted = extracted
+        self._momentum = momentum
+        self._velocity = np.zeros((sketch.rows, sketch.columns))
+        self._error = np.zeros_like(self._velocity)
+
+    def step(self, aggregate: Aggregate, learning_rate: float = 1.0) -> Floats:
+        """Add a round's mean to the memory and take the largest coordinates out of it.
+
+        Returns:
+            The step of the model, in the direction of the updates; all but ``extracted`` coordinates are zero.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout; the memory is unchanged.
+            CapacityExceeded: the contributors' weight exceeds the capacity; the memory is unchanged.
+        """
+        if not 0 < learning_rate < math.inf:
+            raise InvalidParameters(f"a learning rate is a positive number; got {learning_rate}")
+        mean = self._sketch.table_of(aggregate) / aggregate.total_weight
+        velocity = self._momentum * self._velocity + mean
+        error = self._error + learning_rate * velocity
+        estimate = self._sketch.medians(error)
+        taken = _largest(estimate, self._extracted)
+        step = np.zeros_like(estimate)
+        step[taken] = estimate[taken]
+        self._velocity, self._error = velocity, error - self._sketch.sketch(step)
+        return step
+
+
+def _largest(values: Floats, count: int) -> npt.NDArray[np.intp]:
+    """Return where the largest magnitudes are; of equal ones the first, so that every platform takes the same."""
+    magnitudes = np.abs(values)
+    least = np.partition(magnitudes, values.size - count)[values.size - count]
+    above = np.flatnonzero(magnitudes > least)
+    return np.concatenate([above, np.flatnonzero(magnitudes == least)[: count - above.size]])

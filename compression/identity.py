@@ -1,0 +1,76 @@
+"""Integers that fit the ring as they are: counts, votes, or codes that a trainer has quantised by itself.
+
+Nothing is lost and nothing is saved. There is no such scheme for floats: a sum of floats depends on the order of its
+summands, and no ring holds it exactly; ``fixed_point`` says what is rounded, and how much.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.entropy import Coins
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.ring import Ring, capacity_between, require_capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A vector of integers in [-bound, bound], whose sum is exact."""
+
+    length: int
+    bound: int
+    modulus_bits: int
+
+    def __post_init__(self) -> None:
+        RingSegment(self.modulus_bits, self.length)
+        if type(self.bound) is not int or not 1 <= self.bound <= Ring(self.modulus_bits).greatest:
+            raise InvalidParameters(
+                f"bound is an integer in 1..{Ring(self.modulus_bits).greatest}, for {self.modulus_bits} bits; "
+                f"got {self.bound!r}"
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """One ring segment."""
+        encoded = struct.pack(">QQI", self.length, self.bound, self.modulus_bits)
+        version = public_parameters_digest("identity", encoded)
+        return Layout((RingSegment(self.modulus_bits, self.length),), version)
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight whose sum fits the ring with every contributor at the bound."""
+        return capacity_between(-self.bound, self.bound, self.modulus_bits)
+
+    def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
+        """Map the integers to the ring; what is out of bounds is refused and not clipped.
+
+        Raises:
+            Misuse: the update is not a vector of integers of this length.
+            CapacityExceeded: a value lies outside [-bound, bound].
+        """
+        if getattr(update, "dtype", np.dtype(bool)).kind not in "iu" or update.shape != (self.length,):
+            raise Misuse(f"an update is an array of {self.length} integers in one dimension; FixedPoint takes floats")
+        if int(update.min()) < -self.bound or int(update.max()) > self.bound:
+            raise CapacityExceeded(
+                f"an update leaves [-{self.bound}, {self.bound}]; clip it, or agree on a larger bound",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+            )
+        return Payload(self.layout, (Ring(self.modulus_bits).from_integers(update),))
+
+    def decode(self, aggregate: Aggregate) -> npt.NDArray[np.int64]:
+        """Return the sum of the contributors' updates.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
+        """
+        if aggregate.layout != self.layout:
+            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+        require_capacity(aggregate.total_weight, self.capacity)
+        return Ring(self.modulus_bits).lift(aggregate.values[0]).astype(np.int64)

@@ -1,0 +1,40 @@
+"""A whole model as one encoded update: which scheme for which tensor, under one layout and one version.
+
+``codec`` is the update itself, a linear decoder over the tensors of a model; ``recipes`` say how a tensor's scheme is
+made; ``plan`` gives each tensor a recipe, calibrates all of them and refreshes them from epoch to epoch;
+``public_parameters`` is what the server broadcasts, in bytes, and what a round costs.
+"""
+
+from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
+from secagg.compression.model_update.plan import Calibration, RefreshSchedule, UpdatePlan
+from secagg.compression.model_update.public_parameters import (
+    RoundBytes,
+    decode_parameters,
+    downlink_bytes,
+    encode_parameters,
+    round_bytes,
+)
+from secagg.compression.model_update.recipes import Codebooks, Plain, Pruned, Quantized, Recipe, Rotated, Sketched
+from secagg.compression.model_update.tensors import Tensors, TensorScheme
+
+__all__ = [
+    "Calibration",
+    "CalibrationSource",
+    "Codebooks",
+    "ModelUpdate",
+    "Plain",
+    "Pruned",
+    "Quantized",
+    "Recipe",
+    "RefreshSchedule",
+    "Rotated",
+    "RoundBytes",
+    "Sketched",
+    "TensorScheme",
+    "Tensors",
+    "UpdatePlan",
+    "decode_parameters",
+    "downlink_bytes",
+    "encode_parameters",
+    "round_bytes",
+]

@@ -1,0 +1,232 @@
+"""A model's tensors as one payload: each by its own scheme, and segments of one kind put together.
+
+Rings of one width become one segment, and so do indices into codebooks of one size; segments stand in the order in
+which their kinds first occur, and within each the tensors keep their order. A protocol's work has a part that grows
+with the number of segments, and a model of sixty small tensors would pay for little else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from secagg.compression.model_update.tensors import (
+    Tensor,
+    Tensors,
+    TensorScheme,
+    listed,
+    named,
+    plain_tensor,
+    require_fit,
+    require_names,
+)
+from secagg.compression.public_stream import PublicStream
+from secagg.contract import Aggregate, Layout, Payload, encode_update, public_parameters_digest
+from secagg.entropy import Coins
+from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason
+from secagg.layout import IndexSegment, RingSegment, Segment
+from secagg.ring import require_capacity
+
+MAXIMUM_EPOCH: Final = (1 << 64) - 1
+
+
+class CalibrationSource(IntEnum):
+    """What scales and codebooks were taken from; part of the version, so that nobody can be told another one later."""
+
+    NONE = 0
+    """They were chosen, or there are none."""
+    PUBLIC_BATCH = 1
+    """The update of a model that was trained on public data."""
+    PREVIOUS_AGGREGATE = 2
+    """The mean of an earlier round, which the server knows anyway."""
+    LEAKY_MOCK_CLIENT = 3
+    """One client's own update, unprotected: for simulations, and for repeating what the paper did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelUpdate:
+    """A model's tensors as one update, encoded under the public parameters of one epoch.
+
+    An error that concerns a tensor begins with its name. The layout's version covers the epoch, where the parameters
+    come from, and every tensor's name, shape, place in the order and scheme.
+    """
+
+    tensors: tuple[TensorScheme, ...]
+    epoch: int = 0
+    """How often the parameters were refreshed, or any other count that grows when they are."""
+    source: CalibrationSource = CalibrationSource.NONE
+    layout: Layout = field(init=False)
+    _parts: tuple[tuple[tuple[int, slice], ...], ...] = field(init=False, repr=False)
+    """For each tensor, where the segments of its scheme lie: in which segment of the layout, and where there."""
+
+    def __post_init__(self) -> None:
+        if (
+            type(self.tensors) is not tuple
+            or not self.tensors
+            or any(type(t) is not TensorScheme for t in self.tensors)
+        ):
+            raise Misuse("a model update is made from a tuple of at least one TensorScheme")
+        if type(self.source) is not CalibrationSource:
+            raise Misuse(f"source is a CalibrationSource; got {self.source!r}")
+        if type(self.epoch) is not int or not 0 <= self.epoch <= MAXIMUM_EPOCH:
+            raise InvalidParameters(f"epoch is an integer in 0..2^64 - 1; got {self.epoch!r}")
+        if len(set(self.names)) < len(self.tensors):
+            twice = sorted({name for name in self.names if self.names.count(name) > 1})
+            raise InvalidParameters(f"{listed(twice)} stand twice in one model; rename them")
+        for tensor in self.tensors:
+            with named(tensor.name):
+                stream = PublicStream(
+                    seed=bytes(32), round_number=self.epoch, tensor_name=tensor.name, shape=tensor.place
+                )
+                require_fit(tensor.scheme, stream)
+        segments, parts = _merged([tensor.scheme.layout.segments for tensor in self.tensors])
+        object.__setattr__(self, "layout", Layout(segments, public_parameters_digest("model_update", self._encoded())))
+        object.__setattr__(self, "_parts", parts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors, in their order."""
+        return tuple(tensor.name for tensor in self.tensors)
+
+    @property
+    def capacity(self) -> int:
+        """The least capacity of any tensor's scheme."""
+        return min(tensor.scheme.capacity for tensor in self.tensors)
+
+    def encode(self, update: Tensors, coins: Coins) -> Payload:
+        """Encode every tensor by its scheme; coins are drawn in the order of the tensors.
+
+        Raises:
+            Misuse: a tensor is missing, is none of the model's, or is not of the type and shape that are due.
+            CapacityExceeded: a tensor holds NaN, infinity or what its scheme refuses.
+        """
+        require_names(update, self.names, "an update")
+        vectors = [segment.ring.zeros(segment.length) for segment in self.layout.segments]
+        for tensor, parts in zip(self.tensors, self._parts, strict=True):
+            with named(tensor.name):
+                values = plain_tensor(update[tensor.name], tensor.shape)
+                payload = encode_update(tensor.scheme, values.reshape(tensor.place), coins)
+            for (segment, part), encoded in zip(parts, payload.values, strict=True):
+                vectors[segment][part] = encoded
+        return Payload(self.layout, tuple(vectors))
+
+    def decode(self, aggregate: Aggregate) -> dict[str, Tensor]:
+        """Return the sum of the contributors' updates, tensor by tensor, each as often as its weight says.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout: to other tensors, or to the parameters of another epoch.
+            CapacityExceeded: the contributors' weight exceeds the capacity of a scheme.
+        """
+        self.require_layout(aggregate.layout)
+        require_capacity(aggregate.total_weight, self.capacity)
+        total = dict[str, Tensor]()
+        for tensor in self.tensors:
+            with named(tensor.name):
+                decoded: Tensor = tensor.scheme.decode(self.part(aggregate, tensor.name))
+                if decoded.shape != tensor.place:
+                    raise ContractViolation(
+                        f"its scheme was given shape {tensor.place} and decodes to {decoded.shape}; repair its decode()"
+                    )
+            total[tensor.name] = decoded.reshape(tensor.shape)
+        return total
+
+    def mean(self, aggregate: Aggregate) -> dict[str, Tensor]:
+        """Return the decoded sum divided by the total weight.
+
+        Raises:
+            Misuse, CapacityExceeded: as for ``decode``.
+        """
+        return {name: np.asarray(total / aggregate.total_weight) for name, total in self.decode(aggregate).items()}
+
+    def part(self, aggregate: Aggregate, name: str) -> Aggregate:
+        """Return what the aggregate holds of one tensor, for its scheme alone.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout, or the model has no such tensor.
+        """
+        self.require_layout(aggregate.layout)
+        if name not in self.names:
+            raise Misuse(f"{listed([name])} is none of the model's tensors")
+        position = self.names.index(name)
+        values = tuple(aggregate.values[segment][part] for segment, part in self._parts[position])
+        layout = self.tensors[position].scheme.layout
+        return Aggregate(layout, values, aggregate.contributors, aggregate.total_weight)
+
+    def require_layout(self, layout: Layout, former: Iterable[ModelUpdate] = ()) -> None:
+        """Refuse a layout that is not this one: that of a session, a payload or an aggregate.
+
+        Args:
+            former: parameters of other epochs; if the layout is of one of them, the error says of which, and names the
+                tensors that are encoded otherwise.
+        Raises:
+            Misuse: it is another layout.
+        """
+        if layout == self.layout:
+            return
+        advice = f"fetch the parameters of epoch {self.epoch} and encode again"
+        for other in former:
+            if layout == other.layout:
+                found = "; ".join(self.differences(other))
+                raise Misuse(f"the layout is out of date: {found}; {advice}", reason=Reason.LAYOUT_MISMATCH)
+        what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
+        raise Misuse(
+            f"the layout belongs to other {what} than those of epoch {self.epoch}; {advice}",
+            reason=Reason.LAYOUT_MISMATCH,
+        )
+
+    def differences(self, other: ModelUpdate) -> tuple[str, ...]:
+        """Say in what another update differs from this one, tensor by tensor; nothing if their layouts are equal."""
+        mine, theirs = ({tensor.name: tensor for tensor in update.tensors} for update in (self, other))
+        both = [name for name in mine if name in theirs]
+        shapes = [name for name in both if mine[name].shape != theirs[name].shape]
+        schemes = [
+            name for name in both if name not in shapes and mine[name].scheme.layout != theirs[name].scheme.layout
+        ]
+        is_reordered = not mine.keys() ^ theirs.keys() and self.names != other.names
+        found = {
+            f"it is of epoch {other.epoch} instead of {self.epoch}": other.epoch != self.epoch,
+            f"its parameters come from {other.source.name} instead of {self.source.name}": other.source != self.source,
+            f"it lacks {listed([name for name in mine if name not in theirs])}": mine.keys() - theirs.keys(),
+            f"it has {listed([name for name in theirs if name not in mine])} besides": theirs.keys() - mine.keys(),
+            f"{listed(shapes)} have other shapes": shapes,
+            f"{listed(schemes)} have other schemes, scales, codebooks or masks": schemes,
+            "the tensors stand in another order": is_reordered,
+        }
+        return tuple(sentence for sentence, is_so in found.items() if is_so)
+
+    def _encoded(self) -> bytes:
+        encoded = [struct.pack(">QBI", self.epoch, self.source, len(self.tensors))]
+        for tensor in self.tensors:
+            name, dimensions = tensor.name.encode(), len(tensor.shape)
+            encoded.append(struct.pack(f">II{dimensions}Q", len(name), dimensions, *tensor.shape))
+            encoded += (name, tensor.scheme.layout.version)
+        return b"".join(encoded)
+
+
+# --- Segments put together --------------------------------------------------------------------------------------------
+
+
+def _merged(
+    schemes: list[tuple[Segment, ...]],
+) -> tuple[tuple[Segment, ...], tuple[tuple[tuple[int, slice], ...], ...]]:
+    """Return the segments of the whole, and where those of each scheme lie."""
+    lengths = dict[tuple[type[Segment], int], int]()
+    parts = list[list[tuple[tuple[type[Segment], int], slice]]]()
+    for segments in schemes:
+        parts.append([])
+        for segment in segments:
+            kind = (type(segment), segment.modulus_bits if isinstance(segment, RingSegment) else segment.codewords)
+            start = lengths.setdefault(kind, 0)
+            lengths[kind] += segment.length
+            parts[-1].append((kind, slice(start, lengths[kind])))
+    kinds = list(lengths)
+    merged = tuple(
+        RingSegment(size, length) if kind is RingSegment else IndexSegment(size, length)
+        for (kind, size), length in lengths.items()
+    )
+    return merged, tuple(tuple((kinds.index(kind), part) for kind, part in own) for own in parts)

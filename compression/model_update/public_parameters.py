@@ -1,0 +1,279 @@
+"""What the server broadcasts when parameters are refreshed: canonical bytes, and how many a round costs.
+
+After the header of every message stand the epoch (8 bytes), the source (1), the number of tensors (4), and the tensors:
+name (2-byte length within 4, then UTF-8), number of dimensions (1), dimensions (8 each), scheme.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from fractions import Fraction
+from typing import Any, Final
+
+from secagg.compression.byte_accounting import Accounting, upload_bytes
+from secagg.compression.count_sketch import CountSketch
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.identity import Identity
+from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
+from secagg.compression.model_update.tensors import MAXIMUM_NAME_BYTES, TensorScheme, named
+from secagg.compression.product_quantization import Codebook, ProductQuantization
+from secagg.compression.public_stream import SEED_BYTES, PublicStream
+from secagg.compression.random_pruning import RandomPruning
+from secagg.compression.rotation import RandomRotation, padded_size
+from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.contract import LinearDecoder
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.wire import MessageKind, Reader, Writer
+
+MAXIMUM_ELEMENTS: Final = 1 << 30
+MAXIMUM_DEPTH: Final = 8
+"""How many schemes may stand one inside the other."""
+MAXIMUM_CODEBOOK_BYTES: Final = (1 << 32) - 1
+SCALE_BYTES: Final = 4
+ZERO_POINT_BYTES: Final = 2
+
+_Scheme = LinearDecoder[Any]
+
+
+class _Tag(IntEnum):
+    FIXED_POINT = 1
+    IDENTITY = 2
+    SCALAR_QUANTIZATION = 3
+    PRODUCT_QUANTIZATION = 4
+    RANDOM_PRUNING = 5
+    ROTATION = 6
+    COUNT_SKETCH = 7
+
+
+# --- What a round costs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBytes:
+    """What one client sends and receives for its update in one round, apart from the model and the protocol."""
+
+    uplink: Fraction
+    downlink: Fraction
+
+    @property
+    def total(self) -> Fraction:
+        """Both together."""
+        return self.uplink + self.downlink
+
+
+def round_bytes(update: ModelUpdate, accounting: Accounting, *, is_refreshed: bool = True) -> RoundBytes:
+    """Return what a round costs one client; between refreshes the server broadcasts no parameters."""
+    downlink = Fraction(downlink_bytes(update, accounting)) if is_refreshed else Fraction(0)
+    return RoundBytes(uplink=upload_bytes(update.layout, accounting), downlink=downlink)
+
+
+def downlink_bytes(update: ModelUpdate, accounting: Accounting) -> int:
+    """Return what a broadcast of the public parameters costs.
+
+    By the accounting "paper" that is the values of codebooks and scales, 4 bytes each, and zero points where there are
+    any; masks, signs and hashes, which seeds give, are free. By "wire" it is the length of ``encode_parameters``.
+
+    Raises:
+        InvalidParameters: by "wire", a scheme that is not of this library.
+    """
+    match accounting:
+        case Accounting.PAPER:
+            return sum(_paper_bytes(tensor.scheme) for tensor in update.tensors)
+        case Accounting.WIRE:
+            return len(encode_parameters(update))
+
+
+def _paper_bytes(scheme: _Scheme) -> int:
+    match scheme:
+        case ScalarQuantization():
+            return len(scheme.scales) * (SCALE_BYTES if scheme.is_symmetric else 2 * SCALE_BYTES)
+        case ProductQuantization():
+            return scheme.downlink_bytes
+        case RandomPruning() | RandomRotation() | CountSketch():
+            return _paper_bytes(scheme.inner)
+        case _:
+            return 0
+
+
+# --- Encoding ---------------------------------------------------------------------------------------------------------
+
+
+def encode_parameters(update: ModelUpdate) -> bytes:
+    """Return the canonical encoding of everything that a client must know to encode, and a server to decode.
+
+    Raises:
+        InvalidParameters: a scheme that is not of this library; carry its parameters in a message of your own.
+    """
+    writer = Writer(MessageKind.PUBLIC_PARAMETERS)
+    writer.integer(update.epoch, 8).integer(update.source, 1).integer(len(update.tensors), 4)
+    for tensor in update.tensors:
+        writer.variable(tensor.name.encode(), MAXIMUM_NAME_BYTES).integer(len(tensor.shape), 1)
+        for dimension in tensor.shape:
+            writer.integer(dimension, 8)
+        with named(tensor.name):
+            _write(writer, tensor.scheme)
+    return writer.finish()
+
+
+def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
+    """Write a scheme without its shape, name and epoch, which its place gives."""
+    _require_depth(depth)
+    match scheme:
+        case FixedPoint():
+            writer.integer(_Tag.FIXED_POINT, 1).fixed(struct.pack(">d", scheme.clip), 8)
+            writer.integer(scheme.fraction_bits, 1).integer(scheme.modulus_bits, 1)
+        case Identity():
+            writer.integer(_Tag.IDENTITY, 1).integer(scheme.bound, 8).integer(scheme.modulus_bits, 1)
+        case ScalarQuantization():
+            _write_scalar_quantization(writer.integer(_Tag.SCALAR_QUANTIZATION, 1), scheme)
+        case ProductQuantization():
+            writer.integer(_Tag.PRODUCT_QUANTIZATION, 1).integer(len(scheme.codebooks), 1)
+            for codebook in scheme.codebooks:
+                writer.variable(codebook.encode(), MAXIMUM_CODEBOOK_BYTES)
+        case RandomPruning():
+            writer.integer(_Tag.RANDOM_PRUNING, 1).fixed(scheme.stream.seed, SEED_BYTES).integer(scheme.kept, 8)
+            _write(writer, scheme.inner, depth + 1)
+        case RandomRotation():
+            writer.integer(_Tag.ROTATION, 1).fixed(scheme.stream.seed, SEED_BYTES).integer(scheme.block_size, 4)
+            _write(writer, scheme.inner, depth + 1)
+        case CountSketch():
+            writer.integer(_Tag.COUNT_SKETCH, 1).fixed(scheme.seed, SEED_BYTES)
+            writer.integer(scheme.rows, 1).integer(scheme.columns, 4)
+            _write(writer, scheme.inner, depth + 1)
+        case _:
+            raise InvalidParameters(
+                f"the parameters of {type(scheme).__name__} have no encoding here; use a scheme of this library, or "
+                "send them in a message of your own"
+            )
+
+
+def _write_scalar_quantization(writer: Writer, scheme: ScalarQuantization) -> None:
+    count = len(scheme.scales)
+    writer.integer(scheme.bits, 1).integer(scheme.modulus_bits, 1).integer(scheme.rounding.value, 1)
+    writer.integer(scheme.wrapping_weight or 0, 8).integer(not scheme.is_symmetric, 1).integer(count, 4)
+    writer.fixed(struct.pack(f">{count}f", *scheme.scales), SCALE_BYTES * count)
+    if not scheme.is_symmetric:
+        writer.fixed(struct.pack(f">{count}h", *scheme.zero_points), ZERO_POINT_BYTES * count)
+
+
+# --- Decoding ---------------------------------------------------------------------------------------------------------
+
+
+def decode_parameters(message: bytes, *, maximum_elements: int = MAXIMUM_ELEMENTS) -> ModelUpdate:
+    """Read a broadcast back; its layout, and so its version, is that of the update that was encoded.
+
+    Args:
+        maximum_elements: how many the tensors may have in all, with what they are filled or sketched to.
+
+    Raises:
+        MalformedMessage: anything that ``encode_parameters`` would not have written, or too many elements.
+    """
+    reader = Reader(message, MessageKind.PUBLIC_PARAMETERS)
+    try:
+        update = _Parameters(reader, maximum_elements).read()
+        reader.finish()
+        is_canonical = encode_parameters(update) == bytes(message)
+    except (InvalidParameters, CapacityExceeded, Misuse) as error:
+        raise MalformedMessage(f"the parameters are invalid: {error}", reason=Reason.NOT_CANONICAL) from None
+    if not is_canonical:
+        raise MalformedMessage("the parameters have another encoding", reason=Reason.NOT_CANONICAL)
+    return update
+
+
+class _Parameters:
+    """Reads schemes into their places, and counts elements before anything is made for them."""
+
+    __slots__ = ("_left", "_reader")
+
+    def __init__(self, reader: Reader, maximum_elements: int) -> None:
+        self._reader = reader
+        self._left = maximum_elements
+
+    def read(self) -> ModelUpdate:
+        epoch, number, count = (self._reader.integer(size) for size in (8, 1, 4))
+        try:
+            source = CalibrationSource(number)
+        except ValueError:
+            raise InvalidParameters(f"{number} is no source of a calibration") from None
+        return ModelUpdate(tensors=tuple(self._tensor(epoch) for _ in range(count)), epoch=epoch, source=source)
+
+    def _tensor(self, epoch: int) -> TensorScheme:
+        try:
+            name = self._reader.variable(MAXIMUM_NAME_BYTES).decode()
+        except UnicodeDecodeError:
+            raise InvalidParameters("a tensor's name is not UTF-8") from None
+        shape = tuple(self._reader.integer(8) for _ in range(self._reader.integer(1)))
+        # The seed is that of no scheme; each brings its own.
+        place = PublicStream(seed=bytes(SEED_BYTES), round_number=epoch, tensor_name=name, shape=shape)
+        with named(name):
+            return TensorScheme(name=name, shape=shape, scheme=self._scheme(place))
+
+    def _scheme(self, place: PublicStream, depth: int = 1) -> _Scheme:
+        _require_depth(depth)
+        self._left -= place.size
+        if self._left < 0:
+            raise InvalidParameters("the model has more elements than the limit; raise maximum_elements if it should")
+        tag = self._reader.integer(1)
+        match tag:
+            case _Tag.FIXED_POINT:
+                clip: float = struct.unpack(">d", self._reader.fixed(8))[0]
+                fraction_bits, modulus_bits = self._reader.integer(1), self._reader.integer(1)
+                return FixedPoint(length=place.size, clip=clip, fraction_bits=fraction_bits, modulus_bits=modulus_bits)
+            case _Tag.IDENTITY:
+                bound, modulus_bits = self._reader.integer(8), self._reader.integer(1)
+                return Identity(length=place.size, bound=bound, modulus_bits=modulus_bits)
+            case _Tag.SCALAR_QUANTIZATION:
+                return self._scalar_quantization(place)
+            case _Tag.PRODUCT_QUANTIZATION:
+                stages = self._reader.integer(1)
+                encoded = [self._reader.variable(MAXIMUM_CODEBOOK_BYTES) for _ in range(stages)]
+                return ProductQuantization(shape=place.shape, codebooks=tuple(map(Codebook.decode, encoded)))
+            case _Tag.RANDOM_PRUNING | _Tag.ROTATION | _Tag.COUNT_SKETCH:
+                return self._nesting(tag, place, depth + 1)
+            case _:
+                raise InvalidParameters(f"{tag} is the tag of no scheme")
+
+    def _scalar_quantization(self, place: PublicStream) -> ScalarQuantization:
+        bits, modulus_bits, rounding = (self._reader.integer(1) for _ in range(3))
+        wrapping_weight, is_affine, count = (self._reader.integer(size) for size in (8, 1, 4))
+        scales = struct.unpack(f">{count}f", self._reader.fixed(SCALE_BYTES * count))
+        zero_points: tuple[int, ...] = ()
+        if is_affine:
+            zero_points = struct.unpack(f">{count}h", self._reader.fixed(ZERO_POINT_BYTES * count))
+        try:
+            known = Rounding(rounding)
+        except ValueError:
+            raise InvalidParameters(f"{rounding} is no way of rounding") from None
+        return ScalarQuantization(
+            shape=place.shape,
+            bits=bits,
+            modulus_bits=modulus_bits,
+            scales=scales,
+            zero_points=zero_points,
+            rounding=known,
+            wrapping_weight=wrapping_weight or None,
+        )
+
+    def _nesting(self, tag: int, place: PublicStream, depth: int) -> _Scheme:
+        seed = self._reader.fixed(SEED_BYTES)
+        stream = replace(place, seed=seed)
+        match tag:
+            case _Tag.RANDOM_PRUNING:
+                kept = self._reader.integer(8)
+                inner = self._scheme(replace(place, shape=(kept,)), depth)
+                return RandomPruning(stream=stream, sparsity=Fraction(place.size - kept, place.size), inner=inner)
+            case _Tag.ROTATION:
+                size = self._reader.integer(4)
+                inner = self._scheme(replace(place, shape=(padded_size(place.size, size),)), depth)
+                return RandomRotation(stream=stream, block_size=size, inner=inner)
+            case _:
+                rows, columns = self._reader.integer(1), self._reader.integer(4)
+                inner = self._scheme(replace(place, shape=(rows * columns,)), depth)
+                return CountSketch(length=place.size, rows=rows, columns=columns, seed=seed, inner=inner)
+
+
+def _require_depth(depth: int) -> None:
+    if depth > MAXIMUM_DEPTH:
+        raise InvalidParameters(f"more than {MAXIMUM_DEPTH} schemes stand one inside the other; nest fewer")

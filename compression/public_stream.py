@@ -1,0 +1,79 @@
+"""Randomness that every client and the server have in common: bytes from a public seed, a round and a tensor.
+
+The stream of a tensor is SHAKE256 [FIPS 202] of
+
+    label || attempt || seed || round || name || dimensions,
+
+where ``secagg.labels.bind`` puts the length of each part, as 4 bytes, before it. The attempt has 4 bytes, the seed 32,
+the round 8, the name is in UTF-8 and each dimension has 8 bytes; all integers are big-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from secagg.errors import InvalidParameters, Misuse
+from secagg.labels import Label, bind
+from secagg.layout import MAXIMUM_LENGTH
+
+SEED_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicStream:
+    """What one round's randomness for one tensor is derived from; another round, name or shape gives another stream.
+
+    Security: the seed is public. It must not be, or be derived from, a key of the aggregation protocol.
+    """
+
+    seed: bytes
+    round_number: int
+    tensor_name: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not bytes or len(self.seed) != SEED_BYTES:
+            raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session")
+        if type(self.round_number) is not int or not 0 <= self.round_number < 1 << 64:
+            raise InvalidParameters(f"round_number is an integer in 0..2^64 - 1; got {self.round_number!r}")
+        if type(self.tensor_name) is not str:
+            raise Misuse(f"a tensor's name is a str; got {type(self.tensor_name).__name__}")
+        try:
+            self.tensor_name.encode()
+        except UnicodeEncodeError:
+            raise InvalidParameters("a tensor's name is text that UTF-8 can hold; rename the tensor") from None
+        require_shape(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements the tensor has."""
+        return prod(self.shape)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding, which schemes put into their versions; it tells its own length."""
+        seed, round_number, name, dimensions = self._parts()
+        return seed + round_number + struct.pack(">II", len(name), len(self.shape)) + name + dimensions
+
+    def read(self, label: Label, count: int, attempt: int = 0) -> bytes:
+        """Return the first ``count`` bytes of the stream for one use; each attempt of a use has a stream of its own."""
+        return hashlib.shake_256(bind(label, attempt.to_bytes(4, "big"), *self._parts())).digest(count)
+
+    def _parts(self) -> tuple[bytes, ...]:
+        dimensions = b"".join(dimension.to_bytes(8, "big") for dimension in self.shape)
+        return self.seed, self.round_number.to_bytes(8, "big"), self.tensor_name.encode(), dimensions
+
+
+def require_shape(shape: tuple[int, ...]) -> None:
+    """Refuse what is not the shape of a tensor with at least one element.
+
+    Raises:
+        InvalidParameters: it is not a tuple of positive integers, or has more elements than a segment may have.
+    """
+    if type(shape) is not tuple or any(type(dimension) is not int or dimension < 1 for dimension in shape):
+        raise InvalidParameters(f"a shape is a tuple of integers of at least 1; got {shape!r}")
+    if prod(shape) > MAXIMUM_LENGTH:
+        raise InvalidParameters(f"a tensor has at most 2^40 elements; a shape of {shape} has {prod(shape)}")

@@ -1,0 +1,146 @@
+"""A random rotation before an inner scheme: it spreads large coordinates, so that one scale fits every client.
+
+The rotation is R = H D / sqrt(B), block by block: D flips signs that a public seed says, and H is the Walsh-Hadamard
+matrix of B rows, a power of two. R is orthonormal and the same for all clients, so the sum of rotated updates is the
+rotated sum, and the server turns it back once.
+
+The update, in row-major order, is filled with zeros to a multiple of B and read as a matrix of B rows; each column is
+a block. The sign of element i of that matrix, in row-major order, is negative where bit i of the stream of the tensor
+(``secagg.compression.public_stream``, label ROTATION_SIGNS) is set, the lowest bit of each byte first.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.public_stream import PublicStream
+from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
+from secagg.entropy import Coins
+from secagg.errors import ContractViolation, InvalidParameters, Misuse
+from secagg.labels import Label
+
+Tensor = npt.NDArray[np.floating[Any]]
+MAXIMUM_BLOCK_SIZE: Final = 1 << 16
+_BLOCK: Final = 1 << 16
+"""Elements that are transformed together: they stay in the second-level cache through all the butterflies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomRotation:
+    """A tensor, turned by a common randomised Hadamard transform, as a vector that an inner scheme encodes.
+
+    Implements: [SYK+17] §3, in blocks.
+
+    A coordinate's value is spread over the ``block_size`` coordinates of its block, so a single large one becomes
+    smaller by sqrt(block_size). The error of a decoded sum has the norm of the inner scheme's error.
+    """
+
+    stream: PublicStream
+    """Gives the signs: the public seed, the round, the tensor's name and its shape."""
+    block_size: int
+    """A power of two; the tensor is filled with zeros to a multiple of it."""
+    inner: LinearDecoder[Any]
+    """Encodes a vector of ``padded_size(stream.size, block_size)`` floats."""
+    negative: npt.NDArray[np.bool_] = field(init=False, repr=False, compare=False)
+    """Whose signs are flipped, as the matrix of the blocks."""
+
+    def __post_init__(self) -> None:
+        padded = padded_size(self.stream.size, self.block_size)
+        drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-padded // 8)), dtype=np.uint8)
+        bits = np.unpackbits(drawn, count=padded, bitorder="little")
+        object.__setattr__(self, "negative", bits.view(np.bool_).reshape(self.block_size, -1))
+
+    @property
+    def layout(self) -> Layout:
+        """The inner segments; the version covers the stream, the size of the blocks and the inner version."""
+        encoded = self.stream.encode() + struct.pack(">I", self.block_size) + self.inner.layout.version
+        return Layout(self.inner.layout.segments, public_parameters_digest("rotation", encoded))
+
+    @property
+    def capacity(self) -> int:
+        """The inner scheme's."""
+        return self.inner.capacity
+
+    def encode(self, update: Tensor, coins: Coins) -> Payload:
+        """Rotate the update, in float64 if it has more than 32 bits and in float32 otherwise, and encode the result.
+
+        Raises:
+            Misuse: the update is not an array of floats of the tensor's shape.
+            CapacityExceeded: a value is NaN or infinite.
+        """
+        return Payload(self.layout, encode_update(self.inner, self.rotate(update), coins).values)
+
+    def decode(self, aggregate: Aggregate) -> Tensor:
+        """Return the sum of the contributors' updates.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
+        """
+        if aggregate.layout != self.layout:
+            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors, aggregate.total_weight)
+        rotated: Tensor = self.inner.decode(inner)
+        if rotated.shape != (self.negative.size,):
+            raise ContractViolation(
+                f"the inner scheme is due a vector of {self.negative.size}; it gave {rotated.shape}"
+            )
+        return self.rotate_back(rotated)
+
+    def rotate(self, update: Tensor) -> Tensor:
+        """Return the rotated update as a vector; scales are calibrated on a sample that went through here.
+
+        Raises:
+            Misuse: the update is not an array of floats of the tensor's shape.
+        """
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != self.stream.shape:
+            raise Misuse(f"an update is an array of floats of shape {self.stream.shape}; convert it")
+        blocks = np.zeros(self.negative.shape, np.promote_types(update.dtype, np.float32))
+        blocks.reshape(-1)[: update.size] = update.reshape(-1)
+        self._flip(blocks)
+        _transform(blocks)
+        return blocks.reshape(-1)
+
+    def rotate_back(self, rotated: Tensor) -> Tensor:
+        """Return the tensor whose rotation is this vector; zeros that filled it are dropped."""
+        blocks = rotated.reshape(self.negative.shape).copy()
+        _transform(blocks)
+        self._flip(blocks)
+        return blocks.reshape(-1)[: self.stream.size].reshape(self.stream.shape)
+
+    def _flip(self, blocks: Tensor) -> None:
+        np.negative(blocks, out=blocks, where=self.negative)
+
+
+def padded_size(size: int, block_size: int) -> int:
+    """Return how many coordinates the rotation of a tensor has: its size, rounded up to whole blocks."""
+    if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
+        raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
+    return -(-size // block_size) * block_size
+
+
+def _transform(blocks: Tensor) -> None:
+    """Multiply each column by H / sqrt(B) in place; H is symmetric, so doing it twice changes nothing."""
+    size, width = blocks.shape
+    step = max(1, _BLOCK // size)
+    # What is not finite, or overflows because it is near the end of the floats' range, makes its whole block NaN or
+    # infinite, which every inner scheme refuses.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, width, step):
+            columns = np.ascontiguousarray(blocks[:, first : first + step])
+            columns *= 1 / math.sqrt(size)
+            distance = 1
+            while distance < size:
+                pairs = columns.reshape(-1, 2, distance, columns.shape[1])
+                upper, lower = pairs[:, 0], pairs[:, 1]
+                differences = upper - lower
+                upper += lower
+                lower[...] = differences
+                distance *= 2
+            blocks[:, first : first + step] = columns

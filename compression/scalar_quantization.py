@@ -1,0 +1,358 @@
+"""Scalar quantization: a tensor as codes of few bits, under scales and zero points that all clients share.
+
+A code of b bits is an integer q in [-2^(b-1), 2^(b-1) - 1] and stands for s (q - z): s is a float32, z is a code, and
+both are public and common to all clients. The ring holds the codes themselves, so what is summed is S = sum w q over
+clients of weight w, and with W = sum w the decoded sum is
+
+    s (S - z W) = sum w s (q - z),
+
+exact in the integers before the one multiplication.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.public_stream import require_shape
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.entropy import Coins
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.mask_expansion import expand
+from secagg.ring import Ring, capacity, reduce_into, require_capacity
+from secagg.secret import Secret
+
+Tensor = npt.NDArray[np.floating[Any]]
+LEAST_BITS: Final = 2
+"""With one bit the codes are -1 and 0, and no value of a symmetric tensor keeps its sign."""
+MAXIMUM_BITS: Final = 16
+LEAST_SCALE: Final = 2.0**-23
+"""The least scale that calibration returns unless told otherwise: the difference between 1 and the next float32."""
+_SMALLEST_NORMAL: Final = 2.0**-126
+_FLOAT_TYPES: Final = (2, 4, 8)
+_NARROW: Final = np.dtype(np.float32)
+_WIDE: Final = np.dtype(np.float64)
+_FLOAT32_DIGITS: Final = 24
+_FLOAT64_DIGITS: Final = 53
+_BLOCK: Final = 1 << 16
+"""Elements worked on at a time: the quotients and codes of a block stay in the second-level cache."""
+_COIN_BYTES: Final = 32
+_COINS: Final = Ring(_FLOAT32_DIGITS)
+"""Coins have as many bits as the fraction of a float32, whose comparison with them is then exact."""
+
+_Block = tuple[slice, slice]
+_Floats = npt.NDArray[Any]
+
+
+class Rounding(Enum):
+    """How a value between two codes becomes one of them."""
+
+    NEAREST_EVEN = 1
+    """The nearest code, and of two equally near ones the even code; draws no coins."""
+    STOCHASTIC = 2
+    """Up or down at random, so that the mean over the coins is the value itself, up to 2^-24 of it and of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarQuantization:
+    """A tensor of floats as codes of ``bits`` bits in a ring of ``modulus_bits`` bits.
+
+    Implements: [PGC+22] §4.2.1, with signed codes.
+    Deviation: the sum is decoded as s (S - z W); neither of the two forms that are printed equals the sum of the
+        decoded updates where z is not 0. Codes are clamped to ``bits`` bits, whatever the shared scale is.
+
+    A value whose code is not clamped comes back with an error of at most half a step (a step with stochastic rounding)
+    and, from dividing and multiplying in float32, 2^-22 of the value. A sum has at most the sum of these errors.
+    """
+
+    shape: tuple[int, ...]
+    bits: int
+    modulus_bits: int
+    scales: tuple[float, ...]
+    """One for the tensor, or one for each index of axis 0; rounded to float32, in which they travel."""
+    zero_points: tuple[int, ...] = ()
+    """The code of 0.0, one for each scale; none means 0 for all, which is symmetric quantization."""
+    rounding: Rounding = Rounding.NEAREST_EVEN
+    wrapping_weight: int | None = None
+    """A total weight that is decoded even if it exceeds the margin, so that coordinates may leave the ring and come
+    out wrong by a multiple of 2^modulus_bits steps. None: sums beyond the margin are refused."""
+
+    def __post_init__(self) -> None:
+        require_shape(self.shape)
+        if type(self.bits) is not int or not LEAST_BITS <= self.bits <= MAXIMUM_BITS:
+            raise InvalidParameters(f"bits is an integer in {LEAST_BITS}..{MAXIMUM_BITS}; got {self.bits!r}")
+        capacity(self.bits, self.modulus_bits)
+        if type(self.rounding) is not Rounding:
+            raise Misuse(f"rounding is a Rounding; got {self.rounding!r}")
+        weight = self.wrapping_weight
+        if weight is not None and (type(weight) is not int or not 1 <= weight <= 1 << (_FLOAT64_DIGITS - self.bits)):
+            limit = f"2^{_FLOAT64_DIGITS - self.bits}"
+            raise InvalidParameters(f"wrapping_weight is None or an integer in 1..{limit}; got {weight!r}")
+        if type(self.scales) is not tuple or len(self.scales) not in {1, *self.shape[:1]}:
+            raise InvalidParameters(
+                f"scales is a tuple of one scale, or of one for each index of axis 0 of a tensor of shape {self.shape}"
+            )
+        object.__setattr__(self, "scales", tuple(map(_as_float32, self.scales)))
+        zero_points = self.zero_points or (0,) * len(self.scales)
+        if type(zero_points) is not tuple or len(zero_points) != len(self.scales):
+            raise InvalidParameters(f"zero_points is a tuple of one code for each of the {len(self.scales)} scales")
+        if any(type(code) is not int or not self.least <= code <= self.greatest for code in zero_points):
+            raise InvalidParameters(f"a zero point is a code of {self.bits} bits: in {self.least}..{self.greatest}")
+        object.__setattr__(self, "zero_points", zero_points)
+
+    @property
+    def least(self) -> int:
+        """The smallest code."""
+        return -(1 << (self.bits - 1))
+
+    @property
+    def greatest(self) -> int:
+        """The greatest code."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def layout(self) -> Layout:
+        """One ring segment; the version covers every parameter."""
+        dimensions, scales = len(self.shape), len(self.scales)
+        encoded = struct.pack(
+            f">I{dimensions}QIIBQI{scales}f{scales}i",
+            *(dimensions, *self.shape, self.bits, self.modulus_bits, self.rounding.value, self.wrapping_weight or 0),
+            *(scales, *self.scales, *self.zero_points),
+        )
+        version = public_parameters_digest("scalar_quantization", encoded)
+        return Layout((RingSegment(self.modulus_bits, prod(self.shape)),), version)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether every zero point is 0."""
+        return not any(self.zero_points)
+
+    @property
+    def margin(self) -> int:
+        """The largest total weight whose sum cannot leave the ring, and is exact before it is multiplied."""
+        return 1 << (min(self.modulus_bits, _FLOAT64_DIGITS) - self.bits)
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight that is decoded: the margin, or ``wrapping_weight`` where that is more."""
+        return max(self.margin, self.wrapping_weight or 0)
+
+    def encode(self, update: Tensor, coins: Coins) -> Payload:
+        """Divide by the scale, clamp, round and add the zero point; stochastic rounding draws 32 bytes of coins.
+
+        Raises:
+            Misuse: the update is not an array of float16, float32 or float64 of this shape.
+            CapacityExceeded: a value is NaN or infinite.
+        """
+        values = self._rows(update)
+        scales, zero_points = self._columns(_NARROW)
+        round_in_place, is_symmetric = self._rounding(coins), self.is_symmetric
+        ring = Ring(self.modulus_bits)
+        words = ring.zeros(values.size).reshape(values.shape)
+        signed = words.view(_signed(ring))
+        # Made once, because a memory allocator may return temporaries of this size to the system block after block.
+        quotients, is_finite = np.empty(_BLOCK, _NARROW), np.empty(_BLOCK, np.bool_)
+        # A quotient beyond the largest float becomes infinite, and is clamped like every other.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for rows, columns in _blocks(*values.shape):
+                block = values[rows, columns]
+                if not np.isfinite(block, out=is_finite[: block.size].reshape(block.shape)).all():
+                    raise CapacityExceeded(
+                        "an update holds NaN or infinity; skip this client or repair its training",
+                        reason=Reason.INPUT_OUT_OF_RANGE,
+                    )
+                codes = np.divide(block, scales[rows], out=quotients[: block.size].reshape(block.shape))
+                round_in_place(codes, rows.start * values.shape[1] + columns.start)
+                if not is_symmetric:
+                    codes += zero_points[rows]
+                np.clip(codes, self.least, self.greatest, out=codes)
+                # What Ring.from_integers does, without its temporaries: a code's two's complement, reduced. No code is
+                # refused, because a clamped one has at most as many bits as the ring.
+                np.copyto(signed[rows, columns], codes, casting="unsafe")
+                reduce_into(words[rows, columns], self.modulus_bits)
+        return Payload(self.layout, (words.reshape(-1),))
+
+    def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
+        """Return the sum of the contributors' quantized updates, each as often as its weight says.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
+        """
+        if aggregate.layout != self.layout:
+            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+        require_capacity(aggregate.total_weight, self.capacity)
+        # Both S and z W are below half of this in size, so their difference is exact in the narrower float as well.
+        reach = max(1 << self.modulus_bits, aggregate.total_weight << self.bits)
+        work = _NARROW if reach <= 1 << _FLOAT32_DIGITS else _WIDE
+        scales, zero_points = self._columns(work)
+        ring, is_symmetric = Ring(self.modulus_bits), self.is_symmetric
+        sums = aggregate.values[0].reshape(self._matrix_shape)
+        total = np.empty(sums.shape, dtype=np.float32)
+        lifted, differences, half = np.empty(_BLOCK, ring.word), np.empty(_BLOCK, work), 1 << (self.modulus_bits - 1)
+        for rows, columns in _blocks(*sums.shape):
+            block = total[rows, columns]
+            # What Ring.lift does, without its temporaries; the aggregate was checked to be reduced.
+            words = lifted[: block.size].reshape(block.shape)
+            np.bitwise_xor(sums[rows, columns], half, out=words)
+            words -= half
+            exact = differences[: block.size].reshape(block.shape)
+            exact[...] = words.view(_signed(ring))
+            if not is_symmetric:
+                exact -= zero_points[rows] * aggregate.total_weight
+            np.multiply(exact, scales[rows], out=block, casting="same_kind")
+        return total.reshape(self.shape)
+
+    def saturated_share(self, update: Tensor) -> float:
+        """Return the share of the update's values that clamping moves by more than half a step.
+
+        A share that grows from round to round says that the scales are due for a refresh.
+        """
+        scales, zero_points = self._columns(_WIDE)
+        codes = self._rows(update) / scales + zero_points
+        return float(((codes < self.least - 0.5) | (codes > self.greatest + 0.5)).mean())
+
+    @property
+    def _matrix_shape(self) -> tuple[int, int]:
+        """One row for each scale."""
+        return len(self.scales), prod(self.shape) // len(self.scales)
+
+    def _rows(self, update: Tensor) -> _Floats:
+        dtype = getattr(update, "dtype", np.dtype(bool))
+        if dtype.kind != "f" or dtype.itemsize not in _FLOAT_TYPES or update.shape != self.shape:
+            raise Misuse(f"an update is an array of float16, float32 or float64 of shape {self.shape}; convert it")
+        return update.reshape(self._matrix_shape)
+
+    def _columns(self, dtype: np.dtype[Any]) -> tuple[_Floats, _Floats]:
+        return np.array(self.scales, dtype)[:, None], np.array(self.zero_points, dtype)[:, None]
+
+    def _rounding(self, coins: Coins) -> Callable[[_Floats, int], None]:
+        """Return what rounds a block, which begins at a position of the tensor, in place."""
+        match self.rounding:
+            case Rounding.NEAREST_EVEN:
+                return _round_to_nearest
+            case Rounding.STOCHASTIC:
+                with Secret.random("rounding_key", _COIN_BYTES, coins) as key:
+                    drawn = expand(key, _COINS, prod(self.shape))
+                below, thresholds = np.empty(_BLOCK, _NARROW), np.empty(_BLOCK, _NARROW)
+
+                def round_at_random(quotients: _Floats, position: int) -> None:
+                    shape, size = quotients.shape, quotients.size
+                    whole = np.floor(quotients, out=below[:size].reshape(shape))
+                    quotients -= whole
+                    quotients *= 1 << _FLOAT32_DIGITS
+                    thresholds[:size] = drawn[position : position + size]
+                    np.add(whole, thresholds[:size].reshape(shape) < quotients, out=quotients)
+
+                return round_at_random
+
+
+def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
+    sample: Tensor,
+    *,
+    bits: int,
+    modulus_bits: int,
+    affine: bool = False,
+    per_channel: bool = False,
+    rounding: Rounding = Rounding.NEAREST_EVEN,
+    wrapping_weight: int | None = None,
+    least_scale: float = LEAST_SCALE,
+) -> ScalarQuantization:
+    """Return the quantizer whose codes reach from the least to the greatest value of a sample.
+
+    Implements: the ranges of [PGC+22] §3.2.1, as its simulator takes them. Symmetric: s = max|x| / ((2^b - 1) / 2),
+        z = 0. Affine: s = (max - min) / (2^b - 1) over a range that holds 0, and z = least - round(min / s).
+    Args:
+        sample: an array of the tensor's shape that may be public: of a public batch, or of the previous aggregate.
+        per_channel: whether each index of axis 0 gets a scale of its own.
+        least_scale: the scale where the sample gives a smaller one, zeros for instance. Updates far beyond it saturate;
+            choose a fraction of the values that updates have.
+    Raises:
+        Misuse: the sample is not an array of floats.
+        InvalidParameters: the sample is empty, or holds NaN, infinity or a range that float32 cannot hold.
+    Security: the scales are broadcast. Those of a client's own update reveal its largest value.
+    """
+    if getattr(sample, "dtype", np.dtype(bool)).kind != "f" or (per_channel and not sample.ndim):
+        raise Misuse("a sample is an array of floats, with an axis 0 if it has channels")
+    if not sample.size or not np.isfinite(sample).all():
+        raise InvalidParameters("a sample has at least one value, and neither NaN nor infinity; calibrate on another")
+    rows = sample.reshape(len(sample) if per_channel else 1, -1).astype(np.float64)
+    steps = (1 << bits) - 1
+    if not affine:
+        scales = _scales(np.abs(rows).max(axis=1) / (steps / 2), least_scale)
+        zero_points = (0,) * len(scales)
+    else:
+        lowest, highest = np.minimum(rows.min(axis=1), 0), np.maximum(rows.max(axis=1), 0)
+        scales = _scales(highest / steps - lowest / steps, least_scale)
+        least, greatest = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+        codes = np.clip(least - np.rint(lowest / np.array(scales)), least, greatest)
+        zero_points = tuple(int(code) for code in codes)
+    return ScalarQuantization(
+        shape=sample.shape,
+        bits=bits,
+        modulus_bits=modulus_bits,
+        scales=scales,
+        zero_points=zero_points,
+        rounding=rounding,
+        wrapping_weight=wrapping_weight,
+    )
+
+
+def modulus_bits_for(bits: int, total_weight: int) -> int:
+    """Return the width of the narrowest ring that no sum of codes leaves: bits + ceil(log2(total_weight))."""
+    if type(total_weight) is not int or total_weight < 1:
+        raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
+    return bits + (total_weight - 1).bit_length()
+
+
+def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> npt.NDArray[np.bool_]:
+    """Return which coordinates' true sums, over the integers, leave [-2^(p-1), 2^(p-1) - 1].
+
+    Only final sums count, and both signs do: a partial sum that leaves the ring comes back. The true sums are known to
+    simulations alone; under secure aggregation nobody has them.
+
+    Raises:
+        Misuse: the sums are not integers.
+    """
+    if getattr(true_sums, "dtype", np.dtype(bool)).kind not in "iu":
+        raise Misuse("true sums are an array of integers; add the codes up in int64")
+    ring = Ring(modulus_bits)
+    return (true_sums < ring.least) | (true_sums > ring.greatest)
+
+
+def overflow_share(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> float:
+    """Return the share of coordinates whose true sums leave the ring."""
+    return float(overflowed(true_sums, modulus_bits).mean())
+
+
+def _as_float32(scale: float) -> float:
+    if type(scale) is not float or not _SMALLEST_NORMAL <= scale <= float(np.finfo(np.float32).max):
+        raise InvalidParameters(f"a scale is a float from the range of normal float32, and positive; got {scale!r}")
+    return float(np.float32(scale))
+
+
+def _signed(ring: Ring) -> np.dtype[np.signedinteger[Any]]:
+    return np.dtype(f"<i{ring.word_bytes}")
+
+
+def _scales(found: npt.NDArray[np.float64], least_scale: float) -> tuple[float, ...]:
+    return tuple(_as_float32(float(scale)) for scale in np.maximum(found, least_scale))
+
+
+def _blocks(height: int, width: int) -> Iterator[_Block]:
+    """Cut a matrix into parts of whole rows, or of one row, whose elements follow one another."""
+    rows_at_once = max(1, _BLOCK // width)
+    for first in range(0, height, rows_at_once):
+        for start in range(0, width, _BLOCK):
+            yield slice(first, first + rows_at_once), slice(start, start + _BLOCK)
+
+
+def _round_to_nearest(quotients: _Floats, _: int) -> None:
+    np.rint(quotients, out=quotients)

@@ -1,0 +1,84 @@
+"""The sizes: every size and factor cell of the paper's tables, computed, beside the printed one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from secagg.compression.byte_accounting import Accounting
+from secagg.compression.paper_tables import Cell, Table, cells
+
+_TITLES = {
+    Table.SQ: "scalar quantization, weighted aggregation",
+    Table.SQ_UNWEIGHTED: "scalar quantization, unweighted aggregation",
+    Table.PRUNING: "random pruning",
+    Table.PQ: "product quantization",
+    Table.CODEBOOKS: "codebooks that are broadcast",
+}
+
+
+def run_sizes(*, table: str | None, as_json: bool) -> int:
+    """Print one table or all of them; fail if a cell differs and nothing explains it."""
+    computed = [cell for chosen in ([Table(table)] if table else Table) for cell in cells(chosen)]
+    print(_as_json(computed) if as_json else "\n".join(_as_text(computed)))
+    return 0 if all(cell.match or cell.explanation for cell in computed) else 1
+
+
+def _as_json(computed: Sequence[Cell]) -> str:
+    return "[\n" + ",\n".join(json.dumps(_row(cell)) for cell in computed) + "\n]"
+
+
+def _row(cell: Cell) -> dict[str, object]:
+    row: dict[str, object] = {
+        "table": cell.table,
+        "dataset": cell.dataset,
+        "parameters": {name: json.loads(value) for name, value in cell.parameters.items()},
+        "quantity": cell.quantity,
+        "accounting": Accounting.PAPER,
+        "printed": float(cell.printed),
+        "computed": float(cell.computed),
+        "exact": float(cell.exact),
+        "match": cell.match,
+    }
+    if cell.explanation:
+        row["explanation"] = cell.explanation
+    if cell.quantity.is_size:
+        row["wire_bytes"] = cell.wire_bytes
+    return row
+
+
+def _as_text(computed: Sequence[Cell]) -> Iterator[str]:
+    for table in dict.fromkeys(cell.table for cell in computed):
+        yield from _table(table, [cell for cell in computed if cell.table == table])
+        yield ""
+    yield "KB are 1024 bytes by the paper's accounting; wire bytes are those of a whole payload of that layout."
+    yield "The models of Sent140 and FEMNIST are not public: their layer shapes are inferred from these tables."
+    sizes, ratios = _matches(computed, sizes=True), _matches(computed, sizes=False)
+    yield f"{sizes} size cells and {ratios} factor or percent cells match."
+
+
+def _table(table: Table, of_table: Sequence[Cell]) -> Iterator[str]:
+    """Write a table, a line for each pair of a size and a ratio, and below it what its differing cells mean."""
+    notes = list[str]()
+    ratio_head = "percent" if table is Table.CODEBOOKS else "factor"
+    yield f"{table}: {_TITLES[table]}"
+    yield _line("dataset", *of_table[0].parameters, "KB", "printed", ratio_head, "printed", "wire bytes")
+    for size, ratio in zip(of_table[::2], of_table[1::2], strict=True):
+        wire = "-" if size.wire_bytes is None else str(size.wire_bytes)
+        cells_of_row = (size.computed, size.printed, ratio.computed, ratio.printed, wire)
+        line = _line(size.dataset, *size.parameters.values(), *cells_of_row)
+        for cell in (size, ratio):
+            if not cell.match:
+                notes.append(cell.explanation or "nothing explains this difference")
+                line += f"  {cell.quantity} differs: [{len(notes)}]"
+        yield line
+    yield from (f"[{number}] {note}" for number, note in enumerate(notes, start=1))
+
+
+def _line(first: str, *others: str) -> str:
+    return f"  {first:8}" + "".join(f"{other:>11}" for other in others)
+
+
+def _matches(computed: Iterable[Cell], *, sizes: bool) -> str:
+    matches = [cell.match for cell in computed if cell.quantity.is_size is sizes]
+    return f"{sum(matches)} of {len(matches)}"

@@ -1,0 +1,95 @@
+"""Integers pass through a ring unchanged: the laws of the contract, exact sums, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from secagg.compression.identity import Identity
+from secagg.conformance import Candidate, Law, cases
+from secagg.contract import ideal_aggregate
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+COINS = InsecureSeededCoins(b"nothing is drawn")
+
+
+def scheme(length: int = 3, bound: int = 100, modulus_bits: int = 16) -> Identity:
+    return Identity(length=length, bound=bound, modulus_bits=modulus_bits)
+
+
+def integers_of(dtype: str) -> st.SearchStrategy[npt.NDArray[Any]]:
+    least = 0 if np.dtype(dtype).kind == "u" else -100
+    return arrays(np.dtype(dtype), 3, elements=st.integers(least, 100))
+
+
+CANDIDATE = Candidate(
+    name="identity",
+    make=scheme,
+    updates=st.one_of([integers_of(dtype) for dtype in ("<i8", "<u1", "<i1", ">i4", "<u8")]),
+    error=0,
+    ulps=0,
+    extremes=[np.full(3, 100), np.full(3, -100)],
+    bad_updates={
+        "beyond the bound": np.array([0, 101, 0]),
+        "below the bound": np.array([0, 0, -101]),
+        "a word that would wrap": np.full(3, 2**64 - 1, dtype=np.uint64),
+        "the least integer": np.full(3, -(2**63)),
+        "floats": np.zeros(3),
+        "truths": np.zeros(3, dtype=np.bool_),
+        "durations": np.zeros(3, dtype="m8[s]"),
+    },
+    others={
+        "another length": lambda: scheme(length=4),
+        "another bound": lambda: scheme(bound=101),
+        "another ring": lambda: scheme(modulus_bits=15),
+    },
+    payload_bytes=6,
+)
+
+
+@pytest.mark.parametrize(("candidate", "law"), cases(CANDIDATE), ids=str)
+def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
+    law.check(candidate)
+
+
+def test_the_widest_integers_are_summed_exactly() -> None:
+    decoder = scheme(length=2, bound=2**53 + 1, modulus_bits=64)
+    clients = [decoder.encode(np.array([2**53 + 1, -(2**53) - 1]), COINS) for _ in range(3)]
+    total = decoder.decode(ideal_aggregate(decoder.layout, clients))
+    assert total.tolist() == [3 * (2**53 + 1), -3 * (2**53 + 1)]
+
+
+def test_a_vector_of_floats_is_sent_to_the_scheme_that_rounds() -> None:
+    floats: Any = np.zeros(3)
+    with pytest.raises(Misuse, match="FixedPoint"):
+        scheme().encode(floats, COINS)
+
+
+@pytest.mark.parametrize(("bound", "modulus_bits", "capacity"), [(1, 8, 127), (127, 8, 1), (100, 16, 327)])
+def test_the_capacity_is_the_greatest_weight_that_cannot_wrap(bound: int, modulus_bits: int, capacity: int) -> None:
+    assert scheme(bound=bound, modulus_bits=modulus_bits).capacity == capacity
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"bound": 0}, {"bound": -1}, {"bound": 2**15}, {"bound": 1.0}, {"bound": True}, {"modulus_bits": 1}],
+    ids=repr,
+)
+def test_a_bound_that_the_ring_does_not_hold_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="bound is an integer"):
+        scheme(**bad)
+
+
+@pytest.mark.parametrize("bad", [{"modulus_bits": 65}, {"modulus_bits": 0}, {"length": 0}, {"length": -1}], ids=repr)
+def test_a_ring_or_a_length_that_cannot_be_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters):
+        scheme(**bad)
+
+
+def test_a_value_out_of_bounds_is_refused_and_not_clipped() -> None:
+    with pytest.raises(CapacityExceeded, match=r"\[-100, 100\]"):
+        scheme().encode(np.array([0, 0, 101]), COINS)

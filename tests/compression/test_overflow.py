@@ -1,0 +1,151 @@
+"""Overflow: the margin of ceil(log2 N) bits is sufficient and tight, and what a narrower ring costs."""
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from secagg.compression.scalar_quantization import (
+    ScalarQuantization,
+    modulus_bits_for,
+    overflow_share,
+    overflowed,
+)
+from secagg.contract import Aggregate, ideal_aggregate
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.ring import Ring
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+COINS = InsecureSeededCoins(b"rounding to nearest draws none of them")
+
+
+def decoded_and_true(
+    bits: int, modulus_bits: int, codes: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Send one client's codes for each row through the scheme with steps of one; return its sum and the true one."""
+    clients, length = codes.shape
+    decoder = ScalarQuantization(
+        shape=(length,), bits=bits, modulus_bits=modulus_bits, scales=(1.0,), wrapping_weight=clients
+    )
+    payloads = [decoder.encode(row.astype(np.float32), COINS) for row in codes]
+    return decoder.decode(ideal_aggregate(decoder.layout, payloads)), codes.sum(axis=0)
+
+
+@pytest.mark.parametrize(
+    ("bits", "clients"),
+    [(2, clients) for clients in range(1, 8)] + [(3, clients) for clients in range(1, 6)] + [(4, 3)],
+)
+def test_the_margin_is_sufficient_for_every_choice_of_codes(bits: int, clients: int) -> None:
+    every = np.array(list(product(range(-(1 << (bits - 1)), 1 << (bits - 1)), repeat=clients))).T
+    modulus_bits = modulus_bits_for(bits, clients)
+    assert modulus_bits == bits + math.ceil(math.log2(clients))
+    decoded, true = decoded_and_true(bits, modulus_bits, every)
+    assert decoded.tolist() == true.tolist()
+    assert overflow_share(true, modulus_bits) == 0.0
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("clients", range(2, 34))
+def test_the_margin_is_tight(bits: int, clients: int) -> None:
+    narrower = modulus_bits_for(bits, clients) - 1
+    least = np.full((clients, 1), -(1 << (bits - 1)))
+    decoded, true = decoded_and_true(bits, narrower, least)
+    assert overflowed(true, narrower).tolist() == [True]
+    assert decoded.tolist() != true.tolist()
+    # Up to the capacity of the narrower ring nothing leaves it, and one client more is one too many.
+    just_fits = 1 << (narrower - bits)
+    assert overflow_share(np.array([-just_fits << (bits - 1)]), narrower) == 0.0
+    assert overflow_share(np.array([-(just_fits + 1) << (bits - 1)]), narrower) == 1.0
+
+
+@pytest.mark.parametrize(("bits", "clients", "modulus_bits"), [(2, 5, 3), (2, 6, 2), (3, 4, 3), (3, 5, 4)])
+def test_a_coordinate_is_wrong_exactly_if_its_true_sum_leaves_the_ring(
+    bits: int, clients: int, modulus_bits: int
+) -> None:
+    every = np.array(list(product(range(-(1 << (bits - 1)), 1 << (bits - 1)), repeat=clients))).T
+    decoded, true = decoded_and_true(bits, modulus_bits, every)
+    left = overflowed(true, modulus_bits)
+    assert (left == (decoded != true)).all()
+    assert ((decoded - true) % (1 << modulus_bits) == 0).all()
+    assert (true[left] > 0).any()
+    assert (true[left] < 0).any()
+
+
+def test_a_partial_sum_that_leaves_the_ring_comes_back() -> None:
+    codes = np.array([[7, -8], [7, -8], [7, -8], [-6, 7], [-6, 7]])
+    partial = codes[:3].sum(axis=0)
+    assert overflowed(partial, 5).all()
+    decoded, true = decoded_and_true(4, 5, codes)
+    assert overflow_share(true, 5) == 0.0
+    assert decoded.tolist() == true.tolist() == [9.0, -10.0]
+
+
+def test_a_narrow_ring_is_an_explicit_request() -> None:
+    decoder = ScalarQuantization(shape=(1,), bits=4, modulus_bits=5, scales=(1.0,))
+    total = Aggregate(decoder.layout, (np.zeros(1, dtype=np.uint8),), 3, 3)
+    with pytest.raises(CapacityExceeded):
+        decoder.decode(total)
+
+
+def test_the_share_counts_both_ends_and_the_ends_themselves_fit() -> None:
+    sums = np.array([31, 32, -32, -33, 0, 40, -5, 12])
+    assert overflowed(sums, 6).tolist() == [False, True, False, True, False, True, False, False]
+    assert overflow_share(sums, 6) == 0.375
+    assert overflow_share(sums.astype(np.int8), 8) == 0.0
+    assert overflow_share(np.array([2**63 - 1, -(2**63)]), 64) == 0.0
+    assert overflow_share(np.array([2**63], dtype=np.uint64), 64) == 1.0
+
+
+def test_only_integers_have_a_true_sum() -> None:
+    bad: Any
+    for bad in (np.zeros(3), [1, 2], np.array([True])):
+        with pytest.raises(Misuse, match="integers"):
+            overflowed(bad, 8)
+    with pytest.raises(InvalidParameters):
+        overflowed(np.zeros(3, dtype=np.int64), 65)
+
+
+# --- Independent Gaussian updates -------------------------------------------------------------------------------------
+
+COORDINATES, CLIENTS = 20_000, 100
+
+
+@pytest.fixture(scope="module")
+def gaussian_sums() -> dict[int, npt.NDArray[np.int64]]:
+    """Return the sums of the codes of independent Gaussian updates, by bits; codes reach to 3 deviations."""
+    generator = np.random.default_rng(20221)
+    sums = dict[int, npt.NDArray[np.int64]]()
+    for bits in (4, 8):
+        scale = 3.0 / (1 << (bits - 1))
+        decoder = ScalarQuantization(shape=(COORDINATES,), bits=bits, modulus_bits=16, scales=(scale,))
+        sums[bits] = np.zeros(COORDINATES, dtype=np.int64)
+        for _ in range(CLIENTS):
+            update = generator.standard_normal(COORDINATES).astype(np.float32)
+            sums[bits] += Ring(16).lift(decoder.encode(update, COINS).values[0])
+    return sums
+
+
+def test_gaussian_sums_leave_the_ring_as_often_as_their_variance_says(
+    gaussian_sums: dict[int, npt.NDArray[np.int64]],
+) -> None:
+    for bits in (4, 8):
+        deviation = (1 << (bits - 1)) / 3 * math.sqrt(CLIENTS)
+        shares = {margin: overflow_share(gaussian_sums[bits], bits + margin) for margin in range(8)}
+        for margin, share in shares.items():
+            expected = math.erfc((1 << (bits + margin - 1)) / deviation / math.sqrt(2))
+            assert share == pytest.approx(expected, abs=0.02)
+        assert sorted(shares.values(), reverse=True) == list(shares.values())
+        # For independent updates, half of the margin that the worst case needs is nearly enough.
+        assert shares[0] > 0.7
+        assert shares[3] < 0.03
+        assert shares[4] == 0.0
+
+
+def test_both_signs_leave_the_ring(gaussian_sums: dict[int, npt.NDArray[np.int64]]) -> None:
+    for bits, margin in ((4, 1), (4, 2), (8, 1), (8, 2)):
+        sums = gaussian_sums[bits]
+        left = sums[overflowed(sums, bits + margin)]
+        assert 0.7 < (left > 0).sum() / (left < 0).sum() < 1.3

@@ -1,0 +1,407 @@
+"""Schemes whose encoding or conduct is broken on purpose, and the laws that must reject each of them.
+
+A broken scheme does one thing in another way than the scheme in it, which keeps every law. What is asserted is the
+exact set of laws that object: the expected ones do, and the unrelated ones do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from secagg.compression.fixed_point import FixedPoint
+from secagg.conformance import LAWS, Candidate, Law, cases
+from secagg.contract import Aggregate, Layout, Payload, public_parameters_digest
+from secagg.entropy import Coins, SystemCoins
+from secagg.errors import CapacityExceeded, ContractViolation
+
+SEARCH = settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+Update = Any
+LAW_NAMES = {str(law) for law in LAWS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """Quarters in [-1, 1], encoded by the scheme in it; it keeps every law."""
+
+    length: int = 3
+    fraction_bits: int = 2
+    modulus_bits: int = 12
+    memory: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
+
+    @property
+    def inner(self) -> FixedPoint:
+        return FixedPoint(
+            length=self.length, clip=1.0, fraction_bits=self.fraction_bits, modulus_bits=self.modulus_bits
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return self.inner.layout
+
+    @property
+    def capacity(self) -> int:
+        return self.inner.capacity
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        return self.inner.encode(update, coins)
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        return self.inner.decode(aggregate)
+
+
+def described(make: type[Scheme], **changes: Any) -> Candidate:
+    candidate = Candidate(
+        name=make.__name__,
+        make=make,
+        updates=arrays(np.float64, 3, elements=st.floats(-2.0, 2.0)),
+        expected=lambda update: np.clip(update, -1.0, 1.0),
+        error=0.125,
+        extremes=[np.full(3, -99.0), np.full(3, 99.0)],
+        bad_updates={"no array": "an update", "integers": np.zeros(3, dtype=np.int64)},
+        others={
+            "another length": partial(make, length=4),
+            "another step": partial(make, fraction_bits=3),
+            "another ring": partial(make, modulus_bits=13),
+        },
+        payload_bytes=5,
+    )
+    return replace(candidate, **changes)
+
+
+# --- Coins ------------------------------------------------------------------------------------------------------------
+
+
+class RoundsAtRandom(Scheme):
+    """Rounding is unbiased, as it may be; a candidate says so."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        exact = self.inner.encode(update, coins)
+        drawn = np.frombuffer(coins.draw(4 * self.length), dtype="<u4") / 2.0**32
+        rounded = np.ldexp(np.floor(np.ldexp(update, self.fraction_bits) + drawn), -self.fraction_bits)
+        return Payload(exact.layout, self.inner.encode(rounded, coins).values)
+
+
+class OwnEntropy(RoundsAtRandom):
+    """Rounding asks the operating system."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:  # noqa: ARG002
+        return super().encode(update, SystemCoins())
+
+
+# --- Layouts ----------------------------------------------------------------------------------------------------------
+
+
+class LayoutFollowsTheUpdate(Scheme):
+    """Trailing zeros are not sent."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        self.inner.encode(update, coins)
+        sent = int(np.flatnonzero(update).max(initial=0)) + 1
+        return replace(self, length=sent).inner.encode(update[:sent], coins)
+
+
+class VersionFromTheData(Scheme):
+    """The version covers a parameter that the last update has set."""
+
+    @property
+    def layout(self) -> Layout:
+        parameters = bytes([self.length, self.fraction_bits, self.modulus_bits, self.memory.get("is_positive", False)])
+        return Layout(self.inner.layout.segments, public_parameters_digest("quarters", parameters))
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        payload = super().encode(update, coins)
+        self.memory["is_positive"] = bool(update[0] > 0)
+        return Payload(self.layout, payload.values)
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        if aggregate.layout == self.layout:
+            aggregate = replace(aggregate, layout=self.inner.layout)
+        return super().decode(aggregate)
+
+
+class Flattened(Scheme):
+    """The shape that is decoded is not the shape that was encoded."""
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        return super().decode(aggregate)[np.newaxis]
+
+
+class Unversioned(Scheme):
+    """No public parameter is in the layout."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.inner.layout.segments)
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        return Payload(self.layout, super().encode(update, coins).values)
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        if aggregate.layout == self.layout:
+            aggregate = replace(aggregate, layout=self.inner.layout)
+        return super().decode(aggregate)
+
+
+class VersionWithoutTheStep(Unversioned):
+    """Two steps have one version."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.inner.layout.segments, public_parameters_digest("quarters", bytes([self.modulus_bits])))
+
+
+class DecodesAnyLayout(Scheme):
+    """The layout of an aggregate is not looked at."""
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        return super().decode(replace(aggregate, layout=self.layout))
+
+
+class PaddedPayload(Payload):
+    """A payload that is a byte longer on the wire."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        return Payload.encode(self) + b"\0"
+
+
+class PaddedOnTheWire(Scheme):
+    """Payloads are of a kind of its own."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        return PaddedPayload(self.layout, super().encode(update, coins).values)
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+class ErrorFeedback(Scheme):
+    """What rounding took from one update is added to the next."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        self.inner.encode(update, coins)
+        corrected = np.clip(update, -1.0, 1.0) + self.memory.get("residual", 0.0)
+        payload = super().encode(corrected, coins)
+        self.memory["residual"] = corrected - np.ldexp(np.rint(np.ldexp(corrected, 2)), -2)
+        return payload
+
+
+class MaskFromTheData(Scheme):
+    """The smallest value is not sent, and the decoder remembers where the last client had it."""
+
+    @property
+    def layout(self) -> Layout:
+        return self.inner_of_kept.layout
+
+    @property
+    def inner_of_kept(self) -> FixedPoint:
+        return replace(self.inner, length=self.length - 1)
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        self.inner.encode(update, coins)
+        self.memory["kept"] = np.sort(np.argsort(np.abs(update), kind="stable")[1:])
+        return self.inner_of_kept.encode(update[self.memory["kept"]], coins)
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        expanded = np.zeros(self.length)
+        expanded[self.memory["kept"]] = self.inner_of_kept.decode(aggregate)
+        return expanded
+
+
+def without_the_smallest(update: Update) -> Update:
+    kept = np.clip(update, -1.0, 1.0)
+    kept[np.argsort(np.abs(update), kind="stable")[0]] = 0.0
+    return kept
+
+
+class ScaleOfTheLastClient(Scheme):
+    """Each client divides by its largest value, and the decoder multiplies by the one that it remembers."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        self.inner.encode(update, coins)
+        self.memory["scale"] = max(float(np.abs(update).max()), 2.0**-30)
+        return super().encode(update / self.memory["scale"], coins)
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        return super().decode(aggregate) * self.memory.get("scale", 1.0)
+
+
+class RemembersARefusal(Scheme):
+    """After an update that was refused, only zeros are sent."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        try:
+            payload = super().encode(update, coins)
+        except CapacityExceeded:
+            self.memory["refused"] = True
+            raise
+        return super().encode(update * 0, coins) if "refused" in self.memory else payload
+
+
+class ResultReused(Scheme):
+    """One array serves everyone who decodes the same aggregate."""
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        return self.memory.setdefault(str(aggregate.encode() + aggregate.layout.digest), super().decode(aggregate))
+
+
+class Momentum(Scheme):
+    """Half of what was decoded before is added to what is decoded now."""
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        self.memory["momentum"] = super().decode(aggregate) + self.memory.get("momentum", 0.0) / 2
+        return self.memory["momentum"].copy()
+
+
+class ClipsInPlace(Scheme):
+    """The update of the caller is clipped."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        self.inner.encode(update, coins)
+        return super().encode(np.clip(update, -1.0, 1.0, out=update), coins)
+
+
+class ClipsInPlaceWherePossible(Scheme):
+    """The update of the caller is clipped, unless that is forbidden."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        self.inner.encode(update, coins)
+        return super().encode(np.clip(update, -1.0, 1.0, out=update if update.flags.writeable else None), coins)
+
+
+class WipesTheAggregate(Scheme):
+    """An aggregate can be decoded once."""
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        decoded = super().decode(aggregate)
+        aggregate.values[0][:] = 0
+        return decoded
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+class AcceptsNan(Scheme):
+    """What is not a number is encoded as zero."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        if getattr(update, "dtype", None) == np.float64:
+            update = np.where(np.isnan(update), 0.0, update)
+        return super().encode(update, coins)
+
+
+class BlamesTheCapacity(Scheme):
+    """What is not finite is refused for a reason that sends its reader to the configuration."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        try:
+            return super().encode(update, coins)
+        except CapacityExceeded as error:
+            raise CapacityExceeded(str(error)) from None
+
+
+class AcceptsLists(Scheme):
+    """Lists become arrays."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        return super().encode(np.array(update) if hasattr(update, "append") else update, coins)
+
+
+class AcceptsAnyShape(Scheme):
+    """Whatever comes is repeated or cut to the length."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        return super().encode(np.resize(update, self.length) if getattr(update, "size", 0) else update, coins)
+
+
+class RefusesByAssertion(Scheme):
+    """What is wrong is refused in a way that no caller handles."""
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        assert update.dtype.kind == "f"
+        assert update.shape == (self.length,)
+        assert np.isfinite(update).all()
+        return super().encode(update, coins)
+
+
+# --- Who rejects whom -------------------------------------------------------------------------------------------------
+
+
+def broken(make: type[Scheme], *laws: str, **changes: Any) -> Any:
+    return pytest.param(described(make, **changes), set(laws), id=make.__name__)
+
+
+BETWEEN_STEPS = arrays(np.float64, 3, elements=st.sampled_from([-0.9, -0.6, -0.35, 0.15, 0.4, 0.6]))
+"""Whatever is drawn for it, each of these may be rounded up or down."""
+AT_RANDOM = {"stochastic": True, "error": 0.25, "updates": BETWEEN_STEPS}
+BROKEN = [
+    broken(Scheme, "coins", **AT_RANDOM),
+    broken(RoundsAtRandom, "coins", error=0.25),
+    broken(OwnEntropy, "determinism", "agreement", "no_mutation", "statelessness", **AT_RANDOM),
+    broken(LayoutFollowsTheUpdate, *LAW_NAMES - {"determinism", "coins", "refusal"}),
+    broken(VersionFromTheData, "linearity", "weights", "layout", "agreement", "statelessness"),
+    broken(Flattened, "layout", "round_trip"),
+    broken(Unversioned, "layout", "version"),
+    broken(VersionWithoutTheStep, "version"),
+    broken(DecodesAnyLayout, "version"),
+    # Two other schemes have one layout.
+    broken(Scheme, "version", others={"one": partial(Scheme, length=4), "the same": partial(Scheme, length=4)}),
+    broken(PaddedOnTheWire, "byte_count", "agreement"),
+    # Its author counts the three bits of nine codes, and forgets the margin of the ring.
+    broken(Scheme, "byte_count", payload_bytes=2),
+    broken(ErrorFeedback, "determinism", "no_mutation", "statelessness"),
+    broken(MaskFromTheData, "agreement", "statelessness", payload_bytes=3, expected=without_the_smallest),
+    broken(ScaleOfTheLastClient, "agreement", "statelessness", expected=np.copy, error=0.25),
+    broken(RemembersARefusal, "statelessness"),
+    broken(ResultReused, "no_mutation"),
+    broken(Momentum, "linearity", "weights", "capacity", "no_mutation", "statelessness"),
+    broken(ClipsInPlace, "no_mutation"),
+    broken(ClipsInPlaceWherePossible, "no_mutation"),
+    broken(WipesTheAggregate, "no_mutation", "statelessness"),
+    # What the candidate wants refused is taken.
+    broken(Scheme, "refusal", bad_updates={"an update out of range": np.full(3, 9.0)}),
+    broken(AcceptsNan, "refusal"),
+    broken(BlamesTheCapacity, "refusal"),
+    broken(AcceptsLists, "refusal"),
+    broken(AcceptsAnyShape, "refusal"),
+    broken(RefusesByAssertion, "refusal"),
+]
+
+
+@pytest.mark.parametrize(("candidate", "expected"), BROKEN)
+def test_a_broken_scheme_is_rejected_by_the_laws_that_it_breaks_and_by_no_other(
+    candidate: Candidate, expected: set[str]
+) -> None:
+    assert {str(law) for law in LAWS if is_rejected_by(law, candidate)} == expected
+
+
+def is_rejected_by(law: Law, candidate: Candidate) -> bool:
+    try:
+        law.check(candidate, SEARCH)
+    except ContractViolation:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("candidate", "law"), cases(described(Scheme), described(RoundsAtRandom, **AT_RANDOM)), ids=str
+)
+def test_a_scheme_that_breaks_nothing_keeps_every_law(candidate: Candidate, law: Law) -> None:
+    law.check(candidate)

@@ -1,0 +1,320 @@
+"""Schemes whose sums are broken on purpose, each in one way, and the laws that must reject each of them.
+
+A broken scheme changes one thing of ``Quantized``, which keeps every law. What is asserted is the exact set of laws
+that object: the expected ones do, and the unrelated ones do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from secagg.conformance import LAWS, Candidate, Law, cases
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.entropy import Coins
+from secagg.errors import CapacityExceeded, ContractViolation, Misuse, Reason
+from secagg.ring import Ring, capacity_between, require_capacity
+
+SEARCH = settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+Vector = Any
+"""An array of floats, of codes, or of sums of codes."""
+LEAST, GREATEST = -8, 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """Codes of four bits with a common step and zero point: a scheme that keeps every law."""
+
+    length: int = 3
+    step: float = 0.25
+    zero_point: int = 3
+    modulus_bits: int = 12
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.modulus_bits)
+
+    @property
+    def layout(self) -> Layout:
+        parameters = f"{self.length} {self.step.hex()} {self.zero_point} {self.modulus_bits}".encode()
+        return Layout((RingSegment(self.modulus_bits, self.length),), public_parameters_digest("test", parameters))
+
+    @property
+    def capacity(self) -> int:
+        return capacity_between(LEAST, GREATEST, self.modulus_bits)
+
+    def encode(self, update: Vector, coins: Coins) -> Payload:  # noqa: ARG002
+        self.check(update)
+        return Payload(self.layout, (self.ring.from_integers(self.codes(update)),))
+
+    def check(self, update: Vector) -> None:
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.length,):
+            raise Misuse(f"an update is {self.length} floats")
+        if not np.isfinite(update).all():
+            raise CapacityExceeded("an update is not finite", reason=Reason.INPUT_OUT_OF_RANGE)
+
+    def codes(self, update: Vector) -> Vector:
+        return np.clip(np.rint(update / self.step) + self.zero_point, LEAST, GREATEST).astype(np.int64)
+
+    def decode(self, aggregate: Aggregate) -> Vector:
+        self.check_aggregate(aggregate)
+        return self.dequantized(self.ring.lift(aggregate.values[0]).astype(np.int64), aggregate)
+
+    def check_aggregate(self, aggregate: Aggregate) -> None:
+        if aggregate.layout != self.layout:
+            raise Misuse("another layout")
+        require_capacity(aggregate.total_weight, self.capacity)
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        return self.step * (sums - self.zero_point * aggregate.total_weight)
+
+
+def described(name: str, make: Any) -> Candidate:
+    return Candidate(
+        name=name,
+        make=make,
+        updates=arrays(np.float64, 3, elements=st.floats(-4.0, 4.0)),
+        expected=lambda update: np.clip(update, -2.75, 1.0),
+        error=0.125,
+        extremes=[np.full(3, -99.0), np.full(3, 99.0)],
+        bad_updates={"no array": "an update", "integers": np.zeros(3, dtype=np.int64)},
+        others={
+            "another length": partial(make, length=4),
+            "another step": partial(make, step=0.5),
+            "another zero point": partial(make, zero_point=2),
+            "another ring": partial(make, modulus_bits=13),
+        },
+        payload_bytes=5,
+    )
+
+
+# --- Broken sums ------------------------------------------------------------------------------------------------------
+
+
+class NonLinearDecoder(Quantized):
+    """Codes are square roots, and their sum is squared."""
+
+    def codes(self, update: Vector) -> Vector:
+        clipped = np.clip(update, -2.75, 1.0)
+        return np.rint(np.sign(clipped) * np.sqrt(np.abs(clipped)) * 4).astype(np.int64)
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:  # noqa: ARG002
+        return np.sign(sums) * (sums / 4) ** 2
+
+
+class PerClientScale(Quantized):
+    """Each client divides by its own largest value, and the server multiplies by the mean of those."""
+
+    @property
+    def layout(self) -> Layout:
+        (segment,) = super().layout.segments
+        return Layout((segment, RingSegment(32, 1)), super().layout.version)
+
+    @property
+    def capacity(self) -> int:
+        return capacity_between(-7, 7, self.modulus_bits)
+
+    def encode(self, update: Vector, coins: Coins) -> Payload:  # noqa: ARG002
+        self.check(update)
+        clipped = np.clip(update, -2.75, 1.0)
+        steps = max(1, round(float(np.abs(clipped).max()) * 2**16))
+        codes = np.clip(np.rint(clipped / (steps / 2**16) * 7), -7, 7).astype(np.int64)
+        return Payload(self.layout, (self.ring.from_integers(codes), Ring(32).from_integers([steps])))
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        scale = int(aggregate.values[1][0]) / 2**16 / aggregate.total_weight
+        return sums * scale / 7
+
+
+class ZeroPointSubtractedOnce(Quantized):
+    """The zero point is subtracted from the sum as if one client had sent it."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:  # noqa: ARG002
+        return self.step * (sums - self.zero_point)
+
+
+class ZeroPointDividedByTheGroup(Quantized):
+    """One of the forms that the paper prints; it is right for one client."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        return self.step * (sums - self.zero_point / aggregate.total_weight)
+
+
+class ForgottenZeroPoint(Quantized):
+    """The zero point is added by clients and never subtracted."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:  # noqa: ARG002
+        return self.step * sums
+
+
+class MeanTakenOnCodes(Quantized):
+    """The mean is truncated to a code, as in the simulator that the paper was run on."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        return super().dequantized(sums // aggregate.total_weight * aggregate.total_weight, aggregate)
+
+
+class MeanReturned(Quantized):
+    """What is decoded is the mean."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        return super().dequantized(sums, aggregate) / aggregate.total_weight
+
+
+class SaturatingSum(Quantized):
+    """Sums stay within eight bits, which a handful of clients does not reach."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        return super().dequantized(np.clip(sums, -128, 127), aggregate)
+
+
+class IgnoresWeights(Quantized):
+    """The zero point is subtracted once for each client, whatever it weighs."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        return self.step * (sums - self.zero_point * aggregate.contributors)
+
+
+class NoisyDecoder(Quantized):
+    """A relative error of 2^-40: too small for a float32 to notice, and no rounding of a float64."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        return super().dequantized(sums, aggregate) * (1 + 2.0**-40 * (aggregate.total_weight > 1))
+
+
+class NoticesHeads(Quantized):
+    """The last bit of what is decoded depends on how many clients there were, whatever they weigh."""
+
+    def dequantized(self, sums: Vector, aggregate: Aggregate) -> Vector:
+        decoded = super().dequantized(sums, aggregate)
+        return np.nextafter(decoded, np.inf) if aggregate.contributors == aggregate.total_weight else decoded
+
+
+# --- Broken capacities ------------------------------------------------------------------------------------------------
+
+
+class CapacityOneTooMany(Quantized):
+    """The last client does not fit."""
+
+    @property
+    def capacity(self) -> int:
+        return super().capacity + 1
+
+
+class CapacityOneTooFew(Quantized):
+    """One more client would fit."""
+
+    @property
+    def capacity(self) -> int:
+        return super().capacity - 1
+
+
+class CapacityRefused(Quantized):
+    """The capacity that is declared is refused."""
+
+    def check_aggregate(self, aggregate: Aggregate) -> None:
+        super().check_aggregate(aggregate)
+        require_capacity(aggregate.total_weight, self.capacity - 1)
+
+
+class CapacityUnchecked(Quantized):
+    """Nothing is refused."""
+
+    def check_aggregate(self, aggregate: Aggregate) -> None:
+        if aggregate.layout != self.layout:
+            raise Misuse("another layout")
+
+
+class CapacityCheckedByHeads(Quantized):
+    """Clients are counted and their weights are not."""
+
+    def check_aggregate(self, aggregate: Aggregate) -> None:
+        if aggregate.layout != self.layout:
+            raise Misuse("another layout")
+        require_capacity(aggregate.contributors, self.capacity)
+
+
+class CodesThatWrap(Quantized):
+    """Codes are not clamped, and wrap in the ring."""
+
+    def encode(self, update: Vector, coins: Coins) -> Payload:  # noqa: ARG002
+        self.check(update)
+        codes = (np.rint(update / self.step) + self.zero_point).astype(np.int64)
+        return Payload(self.layout, ((codes % 2**self.modulus_bits).astype(self.ring.word),))
+
+
+class RoundsDown(Quantized):
+    """The error is up to a whole step and not half of one."""
+
+    def codes(self, update: Vector) -> Vector:
+        return np.clip(np.floor(update / self.step) + self.zero_point, LEAST, GREATEST).astype(np.int64)
+
+
+# --- Who rejects whom -------------------------------------------------------------------------------------------------
+
+
+def broken(make: type[Quantized], *laws: str, **changes: Any) -> Any:
+    return pytest.param(replace(described(make.__name__, make), **changes), set(laws), id=make.__name__)
+
+
+BROKEN = [
+    broken(NonLinearDecoder, "linearity", "weights", "capacity", error=0.5),
+    broken(PerClientScale, "linearity", "weights", payload_bytes=9, error=0.25),
+    broken(ZeroPointSubtractedOnce, "linearity", "weights", "capacity"),
+    broken(ZeroPointDividedByTheGroup, "linearity", "weights", "capacity"),
+    broken(ForgottenZeroPoint, "round_trip"),
+    broken(MeanTakenOnCodes, "linearity", "weights"),
+    broken(MeanReturned, "linearity", "weights", "capacity"),
+    broken(SaturatingSum, "weights", "capacity"),
+    broken(IgnoresWeights, "weights", "capacity"),
+    broken(NoisyDecoder, "linearity", "weights", "capacity"),
+    broken(NoticesHeads, "weights"),
+    broken(CapacityOneTooMany, "capacity"),
+    # Here the capacity is reached by extremes only.
+    broken(CapacityOneTooMany, "capacity", updates=arrays(np.float64, 3, elements=st.floats(-0.1, 0.1))),
+    broken(CapacityOneTooFew, "capacity"),
+    broken(CapacityRefused, "capacity"),
+    broken(CapacityUnchecked, "capacity"),
+    broken(CapacityCheckedByHeads, "capacity"),
+    broken(CodesThatWrap, "weights", "capacity", "round_trip"),
+    broken(RoundsDown, "round_trip"),
+]
+
+
+@pytest.mark.parametrize(("candidate", "expected"), BROKEN)
+def test_a_broken_scheme_is_rejected_by_the_laws_that_it_breaks_and_by_no_other(
+    candidate: Candidate, expected: set[str]
+) -> None:
+    assert {str(law) for law in LAWS if is_rejected_by(law, candidate)} == expected
+
+
+def is_rejected_by(law: Law, candidate: Candidate) -> bool:
+    try:
+        law.check(candidate, SEARCH)
+    except ContractViolation:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("candidate", "law"),
+    cases(described("Quantized", Quantized)),
+    ids=str,
+)
+def test_a_scheme_that_breaks_nothing_keeps_every_law(candidate: Candidate, law: Law) -> None:
+    law.check(candidate)
