@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types bench dist-check clean
+.PHONY: help demo test lint types bench dist-check vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-12s%s\n", $$1, $$2 }'
@@ -33,6 +33,9 @@ bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/benc
 
 dist-check: $(INSTALLED)  ## build the distributions, install the wheel elsewhere, and check both
 	$(BIN)/python .ci/check_distributions.py
+
+vectors: $(INSTALLED)  ## write the test vectors of the protocols again
+	$(BIN)/python -m tests.vectors.generate
 
 clean:  ## remove everything that these targets make
 	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -7,7 +7,8 @@ it points at nobody, nobody is. Messages name parameters, counts and identifiers
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,12 @@ class Reason(StrEnum):
     """A compression scheme breaks the linear-decoder contract. Attribution: the author of the scheme."""
     INTERNAL_ERROR = "internal_error"
     """A state that cannot occur did. Attribution: this library; please report it."""
+    ATTESTATION_INVALID = "attestation_invalid"
+    """Evidence of an enclave, or its collateral, does not verify. Attribution: its maker or any relay; not decidable."""
+    COLLATERAL_STALE = "collateral_stale"
+    """Collateral verifies and is not of this time. Attribution: whoever handed it over, or a wrong clock."""
+    ATTESTATION_REFUSED = "attestation_refused"
+    """An enclave is not one that this client's policy accepts. Attribution: whoever offered the enclave."""
 
 
 class SecAggError(Exception):
@@ -133,6 +140,16 @@ class PeerError(SecAggError):
         super().__init__(message, reason=reason)
         self.culprits = frozenset(culprits)
         self.round_name = round_name
+
+
+@contextmanager
+def blaming(*culprits: Party) -> Iterator[None]:
+    """Name who handed over the bytes, where an error below could not know it: decoders see bytes and not senders."""
+    try:
+        yield
+    except PeerError as error:
+        error.culprits = error.culprits or frozenset(culprits)
+        raise
 
 
 class MalformedMessage(PeerError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,8 +178,10 @@ def test_a_call_produces_the_reason(reason: Reason) -> None:
     assert str(error), "an error says what happened"
 
 
-def test_the_table_covers_every_reason() -> None:
-    assert set(PRODUCERS) == set(Reason)
+def test_the_table_and_the_negative_vectors_cover_every_reason(repository: Path) -> None:
+    vectors = (json.loads(file.read_text()) for file in (repository / "tests" / "vectors").glob("*/*.json"))
+    expected = {vector["operations"][-1]["expect"] for vector in vectors if "base" in vector}
+    assert {*PRODUCERS, *(Reason(reason) for reason in expected - {"ok"})} == set(Reason)
 
 
 def test_every_peer_error_says_whom_it_blames() -> None:

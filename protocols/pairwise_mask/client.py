@@ -11,7 +11,7 @@ import os
 from hmac import compare_digest
 
 from secagg.entropy import Coins
-from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.identity import Authority, Certificate, SigningKey
 from secagg.parameters import ClientFloors, SecurityMode
@@ -102,12 +102,17 @@ class Client(Confined):
 
         Raises:
             UnexpectedMessage: it is not due now; nothing has changed.
+            MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
             InvalidParameters: an offer goes below this client's floors; nothing was drawn, and nothing has changed.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
         Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
             and end the session. What is returned for ``DELIVERED_SHARES`` is the upload: from the moment that it is
             returned the input counts as released.
         """
+        with blaming(ServerId()):
+            return self._receive(message)
+
+    def _receive(self, message: bytes) -> list[bytes]:
         kind = message_kind(message)
         if self._process != os.getpid():
             self._abort()

@@ -24,6 +24,7 @@ from secagg.errors import (
     Reason,
     ThresholdNotMet,
     UnexpectedMessage,
+    blaming,
 )
 from secagg.identifiers import ClientId
 from secagg.identity import VerifiedIdentity
@@ -127,8 +128,13 @@ class Server:
 
         Raises:
             UnexpectedMessage: it is not due now; nothing has changed.
+            MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
             PeerError: it is wrong. Its sender is excluded from what follows, and nothing else has changed.
         """
+        with blaming(sender):
+            self._receive(sender, message)
+
+    def _receive(self, sender: ClientId, message: bytes) -> None:
         kind = message_kind(message)
         digest = hashlib.sha256(message).digest()
         before = self._record.seen.get(sender, {}).get(kind)
@@ -145,7 +151,6 @@ class Server:
             raise UnexpectedMessage(
                 expected=due[0].name if due else f"nothing, because the session is {self.state}",
                 received=kind.name,
-                culprits={sender},
             )
         if sender in self._record.excluded or not self._may_send(sender):
             raise PeerMisbehaved(
@@ -154,7 +159,6 @@ class Server:
         try:
             self._accept(kind, sender, message)
         except PeerError as error:
-            error.culprits = error.culprits or frozenset({sender})
             self._record.excluded.add(sender)
             self.faults.append(error)
             _LOG.warning("%s is excluded: %s", sender, error)

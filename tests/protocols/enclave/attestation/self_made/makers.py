@@ -1,0 +1,5 @@
+"""The one name by which the fixtures load this folder."""
+
+from . import authority, intel, nitro, snp
+
+__all__ = ["authority", "intel", "nitro", "snp"]

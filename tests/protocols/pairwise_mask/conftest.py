@@ -1,0 +1,32 @@
+"""The second implementation and the generator of the vectors, which no test imports by name."""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def load(package: str, folder: Path, module: str) -> Iterator[ModuleType]:
+    """Import a module of a folder that is no package, under a name for as long as tests use it."""
+    spec = ModuleSpec(package, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    sys.modules[package] = module_from_spec(spec)
+    yield import_module(f"{package}.{module}")
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def slow_reference(repository: Path) -> Iterator[ModuleType]:
+    folder = repository / "tests" / "protocols" / "pairwise_mask" / "slow_reference"
+    yield from load("secagg_slow_reference", folder, "accumulated")
+
+
+@pytest.fixture(scope="session")
+def generator(repository: Path) -> Iterator[ModuleType]:
+    yield from load("secagg_vectors", repository / "tests" / "vectors", "generate")

@@ -1,0 +1,414 @@
+"""What a session agrees on: one encoding, a digest of all of it, and plans that every client can accept."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, reject
+from hypothesis import strategies as st
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, PeerError, Reason
+from secagg.labels import Label, bind
+from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.protocols.pairwise_mask.configuration import (
+    NO_AUTHORITY,
+    SessionConfiguration,
+    commit_to_opening,
+)
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
+from secagg.ring import Ring
+from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from secagg.wire import MessageKind
+
+LAYOUT = Layout((RingSegment(20, 6), RingSegment(7, 3)))
+ACTIVE_FULL = SessionConfiguration(
+    task=b"a task",
+    model_digest=b"m" * 32,
+    round_number=3,
+    attempt=1,
+    mode=SecurityMode.ACTIVE,
+    suite=Suite.CLASSIC,
+    topology=Topology.FULL,
+    degree=0,
+    threshold=5,
+    committee_size=0,
+    quorum=5,
+    minimum_cohort=4,
+    maximum_population=8,
+    maximum_weight=10,
+    layout=LAYOUT,
+    check_words=8,
+    application_digest=b"p" * 32,
+    authority=b"a" * 32,
+    graph_commitment=commit_to_opening(b"o" * 32),
+    server_nonce=b"n" * 32,
+)
+SPARSE = replace(
+    ACTIVE_FULL,
+    mode=SecurityMode.SEMI_HONEST,
+    topology=Topology.SPARSE,
+    degree=6,
+    threshold=4,
+    quorum=0,
+    authority=NO_AUTHORITY,
+)
+OTHER: dict[str, Any] = {
+    "task": b"another task",
+    "model_digest": b"M" * 32,
+    "round_number": 4,
+    "attempt": 2,
+    "suite": Suite.HYBRID,
+    "threshold": 6,
+    "committee_size": 7,
+    "quorum": 6,
+    "minimum_cohort": 5,
+    "maximum_population": 9,
+    "maximum_weight": 11,
+    "layout": Layout(LAYOUT.segments, b"v" * 32),
+    "check_words": 9,
+    "application_digest": b"P" * 32,
+    "authority": b"A" * 32,
+    "graph_commitment": b"G" * 32,
+    "server_nonce": b"N" * 32,
+}
+NAMES = [field.name for field in fields(SessionConfiguration) if field.init]
+
+
+def changed(name: str) -> SessionConfiguration:
+    match name:
+        case "mode":
+            return replace(ACTIVE_FULL, mode=SecurityMode.SEMI_HONEST, quorum=0, authority=NO_AUTHORITY)
+        case "topology":
+            return replace(ACTIVE_FULL, topology=Topology.SPARSE, degree=6)
+        case "degree":
+            return replace(SPARSE, degree=4)
+        case _:
+            return replace(ACTIVE_FULL, **{name: OTHER[name]})
+
+
+# --- One encoding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_configuration_is_read_back(name: str) -> None:
+    configuration = changed(name)
+    assert SessionConfiguration.decode(configuration.encode()) == configuration
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_in_a_configuration_is_in_its_digest(name: str) -> None:
+    base = SPARSE if name == "degree" else ACTIVE_FULL
+    assert changed(name).context != base.context
+
+
+def test_the_context_is_the_documented_hash() -> None:
+    statement = bind(Label.CONFIGURATION, ACTIVE_FULL.encode())
+    assert ACTIVE_FULL.context.digest == hashlib.sha256(statement).digest()
+    statement = bind(Label.GRAPH_OPENING, b"o" * 32)
+    assert commit_to_opening(b"o" * 32) == hashlib.sha256(statement).digest()
+
+
+@given(st.data())
+def test_whatever_decodes_encodes_to_the_same_bytes(data: st.DataObject) -> None:
+    encoded = bytearray(data.draw(st.sampled_from([ACTIVE_FULL, SPARSE])).encode())
+    for place in data.draw(st.lists(st.integers(7, len(encoded) - 1), max_size=3)):
+        encoded[place] = data.draw(st.integers(0, 255))
+    try:
+        configuration = SessionConfiguration.decode(bytes(encoded))
+    except PeerError:
+        return
+    assert configuration.encode() == encoded
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_mode_a_suite_or_a_topology_beyond_the_table_is_refused(place: int) -> None:
+    at = ACTIVE_FULL.encode().index(b"m" * 32) + 32 + 8 + 4 + place
+    encoded = bytearray(ACTIVE_FULL.encode())
+    for value in (2, 255):
+        encoded[at] = value
+        with pytest.raises(MalformedMessage, match=f"{value} is none of 2") as caught:
+            SessionConfiguration.decode(bytes(encoded))
+        assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+def test_an_offer_of_indices_is_refused_as_malformed() -> None:
+    rings, indices = LAYOUT.encode(), Layout((RingSegment(20, 6), IndexSegment(7, 3))).encode()
+    assert len(rings) == len(indices)
+    with pytest.raises(MalformedMessage, match="indices"):
+        SessionConfiguration.decode(ACTIVE_FULL.encode().replace(rings, indices))
+
+
+@pytest.mark.xfail(strict=True, reason="decode() lets what the constructor raises through")
+def test_an_offer_whose_weights_do_not_add_up_is_refused_as_malformed() -> None:
+    """A sum of weights reaches 2^47 at most, which 2^15 clients of weight 2^32 - 1 stay below and 2^20 do not."""
+    encoded = replace(SPARSE, maximum_population=1 << 15, maximum_weight=(1 << 32) - 1).encode()
+    numbers = (1 << 15).to_bytes(4, "big") + b"\xff\xff\xff\xff"
+    assert encoded.count(numbers) == 1
+    with pytest.raises(MalformedMessage):
+        SessionConfiguration.decode(encoded.replace(numbers, (1 << 20).to_bytes(4, "big") + b"\xff\xff\xff\xff"))
+
+
+@pytest.mark.xfail(strict=True, reason="an unexpected message is one that is not due, and this one is due")
+def test_an_offer_with_another_kind_of_message_for_a_layout_is_refused_as_malformed() -> None:
+    layout = LAYOUT.encode()
+    renamed = layout[:5] + MessageKind.PAYLOAD.to_bytes(2, "big") + layout[7:]
+    with pytest.raises(MalformedMessage):
+        SessionConfiguration.decode(ACTIVE_FULL.encode().replace(layout, renamed))
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "sentence"),
+    [
+        (ACTIVE_FULL, {"round_number": -1}, "round_number"),
+        (ACTIVE_FULL, {"round_number": 1 << 64}, "round_number"),
+        (ACTIVE_FULL, {"attempt": 1 << 32}, "attempt"),
+        (ACTIVE_FULL, {"attempt": True}, "attempt"),
+        (ACTIVE_FULL, {"maximum_population": 1}, "maximum_population"),
+        (ACTIVE_FULL, {"maximum_population": (1 << 20) + 1}, "maximum_population"),
+        (ACTIVE_FULL, {"minimum_cohort": 1}, "minimum_cohort"),
+        (ACTIVE_FULL, {"minimum_cohort": 9}, "minimum_cohort"),
+        (ACTIVE_FULL, {"maximum_weight": 0}, "maximum_weight"),
+        (ACTIVE_FULL, {"maximum_weight": 1 << 32}, "maximum_weight"),
+        (ACTIVE_FULL, {"check_words": 7}, "check_words"),
+        (ACTIVE_FULL, {"check_words": 65}, "check_words"),
+        (ACTIVE_FULL, {"degree": 2}, "degree of a full graph"),
+        (ACTIVE_FULL, {"threshold": 1}, "threshold"),
+        (ACTIVE_FULL, {"threshold": 8}, "threshold"),
+        (ACTIVE_FULL, {"threshold": 5.0}, "threshold"),
+        (ACTIVE_FULL, {"committee_size": 9}, "committee_size"),
+        (ACTIVE_FULL, {"quorum": 0}, "quorum"),
+        (ACTIVE_FULL, {"quorum": 9}, "quorum"),
+        (ACTIVE_FULL, {"committee_size": 4}, "quorum"),
+        (ACTIVE_FULL, {"authority": NO_AUTHORITY}, "authority"),
+        (ACTIVE_FULL, {"authority": b"a" * 31}, "authority has 32 bytes"),
+        (ACTIVE_FULL, {"model_digest": b""}, "model_digest has 32 bytes"),
+        (ACTIVE_FULL, {"model_digest": bytearray(32)}, "model_digest has 32 bytes"),
+        (ACTIVE_FULL, {"application_digest": None}, "application_digest has 32 bytes"),
+        (ACTIVE_FULL, {"graph_commitment": b"g"}, "graph_commitment has 32 bytes"),
+        (ACTIVE_FULL, {"server_nonce": b"n"}, "server_nonce has 32 bytes"),
+        (ACTIVE_FULL, {"task": b""}, "task"),
+        (ACTIVE_FULL, {"task": b"t" * 257}, "task"),
+        (ACTIVE_FULL, {"task": "a task"}, "task"),
+        (ACTIVE_FULL, {"layout": Layout((IndexSegment(4, 2),))}, "indices"),
+        (SPARSE, {"degree": 1}, "degree"),
+        (SPARSE, {"degree": 8}, "degree"),
+        (SPARSE, {"threshold": 7}, "threshold"),
+        (SPARSE, {"committee_size": 3}, "committee_size in semi_honest"),
+        (SPARSE, {"quorum": 3}, "quorum in semi_honest"),
+        (SPARSE, {"authority": b"a" * 32}, "no authority"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_inconsistent_is_refused(base: SessionConfiguration, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=sentence):
+        replace(base, **options)
+
+
+@pytest.mark.parametrize("name", ["mode", "suite", "topology", "layout"])
+def test_names_in_place_of_values_are_refused(name: str) -> None:
+    text: dict[str, Any] = {name: str(getattr(ACTIVE_FULL, name))}
+    with pytest.raises(Misuse, match="SecurityMode"):
+        replace(ACTIVE_FULL, **text)
+
+
+def test_weights_that_exceed_what_a_sum_may_reach_are_refused() -> None:
+    with pytest.raises(CapacityExceeded):
+        replace(SPARSE, maximum_population=1 << 20, maximum_weight=(1 << 32) - 1)
+
+
+# --- What follows from it ---------------------------------------------------------------------------------------------
+
+
+@given(st.integers(8, 1 << 20), st.integers(1, 1 << 20))
+def test_the_ring_of_the_weight_holds_any_sum_of_weights(population: int, weight: int) -> None:
+    assume(population * weight < 1 << 47)
+    configuration = replace(SPARSE, maximum_population=population, maximum_weight=weight)
+    assert configuration.maximum_total_weight == population * weight
+    assert 1 << (configuration.weight_ring.modulus_bits - 1) <= population * weight
+    assert population * weight < 1 << configuration.weight_ring.modulus_bits
+
+
+def test_the_weight_is_the_last_segment() -> None:
+    assert ACTIVE_FULL.segments == (*LAYOUT.segments, RingSegment(7, 1))
+    assert ACTIVE_FULL.weight_ring == Ring(7)
+
+
+@pytest.mark.parametrize(("bits", "words"), [(1, 64), (2, 32), (7, 10), (8, 8), (9, 8), (64, 8)])
+def test_narrow_rings_have_more_check_words(bits: int, words: int) -> None:
+    assert ACTIVE_FULL.check_words_of(RingSegment(bits, 3)) == words
+    assert words * bits >= 64
+    many = replace(ACTIVE_FULL, check_words=40)
+    assert many.check_words_of(RingSegment(bits, 3)) == max(40, words)
+
+
+@pytest.mark.parametrize("population", [3, 9])
+def test_too_few_or_too_many_advertisers_are_refused(population: int) -> None:
+    with pytest.raises(InvalidParameters, match="population"):
+        ACTIVE_FULL.require_population(population, corrupted=0, privacy_bits=40)
+
+
+def test_a_threshold_that_does_not_protect_is_refused() -> None:
+    ACTIVE_FULL.require_population(8, corrupted=1, privacy_bits=40)
+    with pytest.raises(InvalidParameters, match=r"must lie in 6\.\.7") as caught:
+        ACTIVE_FULL.require_population(8, corrupted=2, privacy_bits=40)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    with pytest.raises(InvalidParameters, match="must lie in"):
+        ACTIVE_FULL.require_population(5, corrupted=0, privacy_bits=40)
+
+
+def test_a_degree_that_the_advertisers_cannot_have_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="cannot have 6 neighbours"):
+        SPARSE.require_population(6, corrupted=0, privacy_bits=40)
+
+
+def test_a_committee_that_the_advertisers_cannot_form_is_refused() -> None:
+    committee = replace(ACTIVE_FULL, committee_size=8, quorum=6, threshold=4)
+    with pytest.raises(InvalidParameters, match="no committee of 8"):
+        committee.require_population(7, corrupted=0, privacy_bits=40)
+    small = replace(ACTIVE_FULL, quorum=4)
+    with pytest.raises(InvalidParameters, match="quorum of 4"):
+        small.require_population(8, corrupted=0, privacy_bits=40)
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+
+
+def some_plan(**options: Any) -> SessionPlan:
+    planned: dict[str, Any] = {"population": 20, "corrupted": 1, "dropped": 2} | options
+    if planned.get("mode", SecurityMode.ACTIVE) is SecurityMode.ACTIVE:
+        planned |= {"authority": b"a" * 32}
+    return plan_session(LAYOUT, InsecureSeededCoins(b"plan"), **planned)
+
+
+@given(
+    population=st.integers(2, 60),
+    corrupted=st.integers(0, 6),
+    dropped=st.integers(0, 12),
+    late=st.integers(0, 5),
+    mode=st.sampled_from(SecurityMode),
+    topology=st.sampled_from(Topology),
+)
+def test_a_plan_is_safe_for_every_number_of_advertisers_that_it_allows_for(  # noqa: PLR0913, PLR0917 -- a plan
+    population: int, corrupted: int, dropped: int, late: int, mode: SecurityMode, topology: Topology
+) -> None:
+    try:
+        plan = some_plan(
+            population=population, corrupted=corrupted, dropped=dropped, late=late, mode=mode, topology=topology
+        )
+    except InvalidParameters:
+        reject()
+    configuration = plan.configuration
+    assert (plan.corrupted, plan.dropped, plan.privacy_bits) == (corrupted, dropped, 40)
+    assert configuration.maximum_population == population
+    assert configuration.minimum_cohort >= max(2, population - late - dropped)
+    for advertised in {population - late, population}:
+        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=40, dropped=dropped)
+        holders = configuration.degree_among(advertised) - (dropped if topology is Topology.FULL else 0)
+        assert configuration.threshold <= holders
+        if mode is SecurityMode.ACTIVE:
+            assert configuration.quorum <= configuration.committee_among(advertised) - (
+                dropped if topology is Topology.FULL else 0
+            )
+    assert configuration.threshold > corrupted or topology is Topology.SPARSE
+
+
+@given(population=st.integers(4, 40), late=st.integers(0, 6), corrupted=st.integers(0, 3))
+def test_a_client_accepts_what_was_planned_against_as_many_corrupted_clients(
+    population: int, late: int, corrupted: int
+) -> None:
+    try:
+        plan = some_plan(population=population, late=late, corrupted=corrupted, dropped=1)
+    except InvalidParameters:
+        reject()
+    floors = ClientFloors(
+        suites=frozenset({Suite.CLASSIC}),
+        modes=frozenset({SecurityMode.ACTIVE}),
+        minimum_cohort=plan.configuration.minimum_cohort,
+        minimum_threshold=plan.configuration.threshold,
+        minimum_modulus_bits=7,
+        maximum_length=9,
+        maximum_population=population,
+        assumed_corrupted=corrupted,
+        privacy_bits=40,
+    )
+    plan.configuration.require_floors(floors)
+    higher: list[tuple[str, Any]] = [
+        ("minimum_cohort", plan.configuration.minimum_cohort + 1),
+        ("minimum_threshold", plan.configuration.threshold + 1),
+        ("minimum_modulus_bits", 8),
+        ("maximum_length", 8),
+        ("suites", frozenset({Suite.HYBRID})),
+        ("modes", frozenset({SecurityMode.SEMI_HONEST})),
+    ]
+    for name, value in higher:
+        try:
+            floor = replace(floors, **{name: value})
+        except InvalidParameters:
+            continue
+        with pytest.raises(InvalidParameters) as caught:
+            plan.configuration.require_floors(floor)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+
+
+def test_the_opening_is_what_the_offer_commits_to_and_is_not_in_it() -> None:
+    plan = some_plan()
+    assert commit_to_opening(plan.opening) == plan.configuration.graph_commitment
+    assert plan.opening not in plan.configuration.encode()
+    assert repr(plan.opening) not in repr(plan)
+    assert some_plan(attempt=1).configuration.context != plan.configuration.context
+
+
+def test_a_plan_draws_an_opening_and_a_nonce() -> None:
+    coins = InsecureRecordedCoins(b"o" * 32 + b"n" * 32)
+    plan = plan_session(LAYOUT, coins, population=5, corrupted=0, dropped=1, authority=b"a" * 32)
+    assert coins.is_exhausted
+    assert (plan.opening, plan.configuration.server_nonce) == (b"o" * 32, b"n" * 32)
+
+
+@pytest.mark.parametrize("name", ["population", "corrupted", "dropped", "late"])
+@pytest.mark.parametrize("value", [-1, (1 << 20) + 1, 2.0, True, None])
+def test_counts_are_integers_in_range(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameters, match=name):
+        some_plan(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"population": 1},
+        {"population": 0, "corrupted": 0, "dropped": 0},
+        {"late": 19},
+        {"late": 20},
+        {"dropped": 20},
+        {"corrupted": 20},
+        {"corrupted": 17, "topology": Topology.FULL},
+        {"dropped": 12, "topology": Topology.FULL},
+        {"mode": SecurityMode.SEMI_HONEST, "corrupted": 17, "topology": Topology.FULL},
+        {"privacy_bits": 0},
+        {"correctness_bits": 0},
+        {"maximum_weight": 0},
+        {"check_words": 3},
+        {"minimum_cohort": 21},
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_safe_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters):
+        some_plan(**options)
+
+
+def test_a_large_active_plan_has_a_committee_of_some() -> None:
+    plan = some_plan(population=600, corrupted=10, dropped=20)
+    assert 0 < plan.configuration.committee_size < 600
+    assert plan.configuration.committee_among(590) == plan.configuration.committee_size
+    everybody = some_plan(population=100, late=3)
+    assert everybody.configuration.committee_size == 0
+    assert everybody.configuration.committee_among(97) == 97

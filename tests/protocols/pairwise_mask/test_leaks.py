@@ -1,0 +1,469 @@
+"""What nobody can read: uploads are uniform, no message holds a secret, and no object shows one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.errors import Misuse, Reason, SecAggError
+from secagg.identifiers import ClientId, SessionContext
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.masking import (
+    MaskedVector,
+    adds_pairwise_mask,
+    pairwise_mask_key,
+    self_mask_key,
+)
+from secagg.protocols.pairwise_mask.member import ClientInput
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.ring import low_bits
+from secagg.secret import Confined, Secret
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.simulation.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
+from secagg.wire import MessageKind
+
+# --- Uniform uploads --------------------------------------------------------------------------------------------------
+
+RUNS = 1500
+CONTEXT = SessionContext(b"c" * 32)
+
+
+def excess(counts: Counter[Any], cells: int) -> float:
+    """Return by how much a chi-square statistic exceeds what uniform counts give, but once in a million.
+
+    By Laurent and Massart, a chi-square variable with d degrees of freedom exceeds d + 2 sqrt(d x) + 2 x with
+    probability e^-x at most; e^-14 is below 10^-6.
+    """
+    expected = counts.total() / cells
+    missing = (cells - len(counts)) * expected
+    statistic = missing + sum((count - expected) ** 2 / expected for count in counts.values())
+    freedom, exponent = cells - 1, 14
+    return statistic - (freedom + 2 * sqrt(freedom * exponent) + 2 * exponent)
+
+
+def test_the_statistic_notices_a_small_bias() -> None:
+    assert excess(Counter(dict.fromkeys(range(8), 500)), 8) < 0
+    assert excess(Counter({value: 500 + 150 * (value == 0) for value in range(8)}), 8) < 0
+    assert excess(Counter({value: 500 + 200 * (value == 0) for value in range(8)}), 8) > 0
+    assert excess(Counter(dict.fromkeys(range(7), 571)), 8) > 0
+    assert excess(Counter({0: 4000}), 8) > 0
+
+
+@cache
+def tiny_uploads(bits: int) -> list[dict[int, tuple[int, int]]]:
+    """Mask one element of each of three clients in thousands of sessions.
+
+    Return for each session and client the element under all masks, and without the self mask.
+    """
+    setup = SessionSetup(population=4, layout=Layout((RingSegment(bits, 1),)), mode=SecurityMode.SEMI_HONEST, dropped=0)
+    configuration = setup.plan().configuration
+    clients = [ClientId(value) for value in range(3)]
+    inputs = dict(zip(clients, (0, 1, -1), strict=True))
+    plain = dict[ClientId, MaskedVector]()
+    for client in clients:
+        values = np.array([inputs[client] & low_bits(bits)], dtype=np.uint8)
+        plain[client] = MaskedVector.of_input(configuration, CONTEXT, Payload(setup.layout, (values,)), 1)
+    coins = InsecureSeededCoins(b"tiny")
+    runs = list[dict[int, tuple[int, int]]]()
+    for _ in range(RUNS):
+        pairs = {(low, high): Secret.random("seed", 32, coins) for high in clients for low in clients if low < high}
+        elements = dict[int, tuple[int, int]]()
+        for client in clients:
+            vector = MaskedVector(configuration, [part.copy() for part in plain[client].vectors])
+            keys = [
+                (adds_pairwise_mask(client, other), pairwise_mask_key(seed, low, high, CONTEXT, configuration))
+                for (low, high), seed in pairs.items()
+                if client in {low, high}
+                for other in [high if client == low else low]
+            ]
+            vector.apply([key for adds, key in keys if adds], [key for adds, key in keys if not adds])
+            without = int(vector.vectors[0][0])
+            with Secret.random("seed", 32, coins) as seed:
+                vector.apply([self_mask_key(seed, client, CONTEXT, configuration)], [])
+            elements[client.value] = (int(vector.vectors[0][0]), without)
+        runs.append(elements)
+    return runs
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_an_upload_is_uniform_whatever_the_input(bits: int) -> None:
+    for client in range(3):
+        assert excess(Counter(run[client][0] for run in tiny_uploads(bits)), 1 << bits) < 0
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_uploads_are_jointly_uniform(bits: int) -> None:
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        joint = Counter((run[one][0], run[other][0]) for run in tiny_uploads(bits))
+        assert excess(joint, 1 << 2 * bits) < 0
+    if bits == 1:
+        assert excess(Counter(tuple(run[client][0] for client in range(3)) for run in tiny_uploads(bits)), 8) < 0
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_with_every_self_mask_known_the_sum_is_known_and_nothing_else(bits: int) -> None:
+    """After unmasking, the pairwise masks are all that hides an input: any two uploads are still uniform together."""
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        joint = Counter((run[one][1], run[other][1]) for run in tiny_uploads(bits))
+        assert excess(joint, 1 << 2 * bits) < 0
+    assert {sum(run[client][1] for client in range(3)) % (1 << bits) for run in tiny_uploads(bits)} == {0}
+
+
+@pytest.mark.parametrize(("mode", "topology"), [(mode, topology) for mode in SecurityMode for topology in Topology])
+def test_the_uploads_of_whole_sessions_are_uniform(mode: SecurityMode, topology: Topology) -> None:
+    layout = Layout((RingSegment(2, 400), RingSegment(8, 400), RingSegment(64, 100)))
+    counts: dict[int, Counter[int]] = {2: Counter(), 8: Counter(), 64: Counter()}
+    columns = Counter[tuple[int, int]]()
+    for number in range(8):
+        setup = SessionSetup(
+            population=5, corrupted=0, mode=mode, topology=topology, layout=layout, seed=number.to_bytes(2, "big")
+        )
+        zeros = Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.require_rings()))
+        session = InsecurePairwiseSession(setup, payload_of=dict.fromkeys(setup.client_ids, zeros).__getitem__)
+        session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+        uploads = list[MaskedVector]()
+        for delivery in session.log:
+            if delivery.kind is MessageKind.MASKED_INPUT:
+                vector = MaskedVector(session.server.configuration)
+                vector.add_packed(MaskedInput.decode(delivery.message, session.server.roster).packed)
+                uploads.append(vector)
+        for vector in uploads:
+            counts[2].update(vector.vectors[0].tolist())
+            counts[8].update(vector.vectors[1].tolist())
+            counts[64].update((vector.vectors[2] >> np.uint64(56)).tolist())
+        columns.update(zip(uploads[0].vectors[0].tolist(), uploads[1].vectors[0].tolist(), strict=True))
+    assert excess(counts[2], 4) < 0
+    assert excess(counts[8], 256) < 0
+    assert excess(counts[64], 256) < 0
+    assert excess(columns, 16) < 0
+
+
+# --- No secret on the wire --------------------------------------------------------------------------------------------
+
+PUBLIC_KINDS = {"session context", "check_key"}
+"""What is public and stands in a ``Secret`` only because keys are handed over in one."""
+WEIGHT = 0xA1B2C3D5
+LAYOUT = Layout((RingSegment(32, 24), RingSegment(13, 40), RingSegment(64, 9)))
+
+
+class Collector:
+    """Every secret that was made, as kind and bytes."""
+
+    def __init__(self) -> None:
+        self.made = set[tuple[str, bytes]]()
+
+    def of_kind(self, *kinds: str) -> set[bytes]:
+        return {data for kind, data in self.made if kind in kinds}
+
+    @property
+    def pieces(self) -> Iterator[tuple[str, bytes]]:
+        """Return each secret, its first and its last 16 bytes."""
+        for kind, data in self.made:
+            if kind not in PUBLIC_KINDS:
+                yield from {(kind, data), (kind, data[:16]), (kind, data[-16:])}
+
+
+@contextmanager
+def collecting() -> Generator[Collector]:
+    """Collect the bytes of every secret from here on."""
+    collected = Collector()
+    initialise = Secret.__init__
+
+    def collect(self: Secret, kind: str, data: bytes | bytearray | memoryview) -> None:
+        initialise(self, kind, data)
+        collected.made.add((kind, bytes(data)))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Secret, "__init__", collect)
+        yield collected
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collected:
+        yield collected
+
+
+@cache
+def played(mode: SecurityMode, topology: Topology, suite: Suite) -> tuple[InsecurePairwiseSession, Collector]:
+    """Play a session in which one client drops out after sharing."""
+    setup = SessionSetup(
+        population=7, mode=mode, topology=topology, suite=suite, layout=LAYOUT, maximum_weight=WEIGHT + 0x1111
+    )
+    with collecting() as collected:
+        session = InsecurePairwiseSession(setup, weight_of=lambda _: WEIGHT)
+        session.reach(ServerState.AWAITING_MASKED_INPUTS)
+        session.drop(session.client_ids[2])
+        total = session.finish()
+    assert same_sum(total, session.sum_of(client for client in session.client_ids if client != session.client_ids[2]))
+    return session, collected
+
+
+CASES = [(mode, topology, suite) for mode in SecurityMode for topology in Topology for suite in Suite]
+
+
+@pytest.mark.parametrize(("mode", "topology", "suite"), CASES)
+def test_no_message_holds_a_secret_before_it_is_due(mode: SecurityMode, topology: Topology, suite: Suite) -> None:
+    session, collector = played(mode, topology, suite)
+    kinds = {kind for kind, _ in collector.made}
+    assert {"channel_root", "mask_root", "self_mask_seed", "x25519_private_key", "self_mask_key", "shares"} <= kinds
+    assert {"pairwise_seed", "pairwise_mask_key", "share"} <= kinds
+    assert ("mlkem768_seed" in kinds) == (suite is Suite.HYBRID)
+    by_round = dict[MessageKind, bytes]()
+    for delivery in session.log:
+        by_round[delivery.kind] = by_round.get(delivery.kind, b"") + delivery.message
+    shown = by_round.pop(MessageKind.UNMASKING_SHARES)
+    pieces = list(collector.pieces)
+    found = {(kind, message.name) for kind, data in pieces for message, wire in by_round.items() if data in wire}
+    assert found == set()
+    due = {kind for kind, data in pieces if data in shown}
+    # Shares come out one at a time, never the pair, and seeds of edges to the client that dropped out.
+    assert {kind for kind in due if not kind.startswith("share")} == (
+        {"pairwise_seed"} if suite is Suite.HYBRID else set()
+    )
+    assert not any(pair in shown for pair in collector.of_kind("shares"))
+
+
+@pytest.mark.parametrize(("mode", "topology", "suite"), CASES)
+def test_no_client_shows_both_shares_of_a_pair(mode: SecurityMode, topology: Topology, suite: Suite) -> None:
+    session, collector = played(mode, topology, suite)
+    answers = [delivery.message for delivery in session.log if delivery.kind is MessageKind.UNMASKING_SHARES]
+    pairs = collector.of_kind("shares")
+    assert len(pairs) == session.setup.population * session.server.roster.graph.degree
+    for pair in pairs:
+        halves = [sum(half in answer for answer in answers) for half in (pair[:32], pair[32:])]
+        assert sorted(halves) in ([0, 0], [0, 1])
+    contributors = session.setup.population - 1
+    assert sum(pair[:32] in b"".join(answers) for pair in pairs) == session.server.roster.graph.degree
+    assert sum(pair[32:] in b"".join(answers) for pair in pairs) <= contributors * session.server.roster.graph.degree
+
+
+@pytest.mark.parametrize(("mode", "topology", "suite"), CASES)
+def test_no_message_holds_an_input_or_a_weight(mode: SecurityMode, topology: Topology, suite: Suite) -> None:
+    session, _ = played(mode, topology, suite)
+    wire = b"".join(delivery.message for delivery in session.log)
+    for client, payload in session.payloads.items():
+        framed = MaskedVector.of_input(session.server.configuration, session.server.roster.context, payload, WEIGHT)
+        for segment, values, weighted in zip(LAYOUT.require_rings(), payload.values, framed.inputs(), strict=True):
+            for plain in (values, weighted):
+                for form in (plain.tobytes(), segment.ring.pack(plain), plain.byteswap().tobytes()):
+                    for start in range(0, len(form) - 11, 4):
+                        assert form[start : start + 12] not in wire, client
+    assert WEIGHT.to_bytes(4, "big") not in wire
+    assert WEIGHT.to_bytes(4, "little") not in wire
+
+
+def test_a_snapshot_holds_no_secret_before_the_last_round(collector: Collector) -> None:
+    for mode in SecurityMode:
+        session = InsecurePairwiseSession(SessionSetup(population=6, mode=mode, suite=Suite.HYBRID))
+        while session.server.state is not ServerState.AWAITING_UNMASKING_SHARES:
+            session.step()
+            snapshot = session.server.snapshot()
+            assert {kind for kind, data in collector.pieces if data in snapshot} == set()
+
+
+# --- No secret in an object -------------------------------------------------------------------------------------------
+
+
+def reachable(root: object) -> Iterator[object]:
+    """Go through the library's objects that hang on one."""
+    seen, queue = set[int](), [root]
+    while queue:
+        item = queue.pop()
+        if id(item) in seen or isinstance(item, str | bytes | int | type):
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            queue += [*item.values()]  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(item, list | tuple | set | frozenset):
+            queue += [*item]  # pyright: ignore[reportUnknownArgumentType]
+        elif type(item).__module__.startswith("secagg."):
+            yield item
+            names = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+            queue += [getattr(item, name) for name in [*names, *getattr(item, "__dict__", {})] if hasattr(item, name)]
+
+
+def spellings(data: bytes) -> Iterable[str]:
+    """Return how bytes look when something prints them."""
+    return (
+        data.hex(),
+        repr(data)[2:-1],
+        str(int.from_bytes(data, "big")),
+        str(int.from_bytes(data, "little")),
+        ", ".join(map(str, data)),
+    )
+
+
+def assert_shows_nothing(text: str, collector: Collector) -> None:
+    for kind, data in collector.made:
+        if kind not in PUBLIC_KINDS:
+            assert not any(spelling in text for spelling in spellings(data)), kind
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_no_object_of_a_client_shows_a_secret(mode: SecurityMode, suite: Suite, collector: Collector) -> None:
+    session = InsecurePairwiseSession(SessionSetup(population=5, corrupted=0, mode=mode, suite=suite))
+    names = set[str]()
+    while True:
+        client = session.clients[session.client_ids[0]]
+        objects = [item for item in reachable(client) if not isinstance(item, InsecureSeededCoins)]
+        for item in objects:
+            names.add(type(item).__name__)
+            text = f"{item!r} {item!s} {item}" + "".join(traceback.format_exception(SecAggErrorWith(item)))
+            assert_shows_nothing(text, collector)
+        if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
+            break
+        session.step()
+    assert {"Client", "Member", "ClientInput", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys"} <= names
+    assert ("Confirmed" in names) == ("SigningKey" in names) == (mode is SecurityMode.ACTIVE)
+
+
+class SecAggErrorWith(SecAggError):
+    """An error that somebody puts an object into."""
+
+    def __init__(self, item: object) -> None:
+        super().__init__(f"{item}", reason=Reason.INTERNAL_ERROR)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_what_holds_a_secret_is_neither_pickled_nor_copied(mode: SecurityMode) -> None:
+    session = InsecurePairwiseSession(SessionSetup(population=5, corrupted=0, mode=mode))
+    checked = set[str]()
+    while True:
+        client = session.clients[session.client_ids[0]]
+        for item in reachable(client):
+            holds = any(isinstance(below, Confined) for below in reachable(item))
+            if not holds:
+                continue
+            checked.add(type(item).__name__)
+            takes: list[Any] = [pickle.dumps, copy.deepcopy, *([copy.copy] if isinstance(item, Confined) else [])]
+            for take in takes:
+                with pytest.raises(Misuse) as caught:
+                    take(item)
+                assert caught.value.reason is Reason.SECRET_EXPOSURE
+        if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
+            break
+        session.step()
+    assert {"Client", "ClientInput", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys", "Secret"} <= checked
+
+
+def test_an_input_shows_nothing_of_itself() -> None:
+    layout = Layout((RingSegment(64, 3),))
+    payload = Payload(layout, (np.array([123456789, 987654321, 192837465], dtype=np.uint64),))
+    own = ClientInput(payload, 424242)
+    for text in (repr(own), str(own), repr(payload), "".join(traceback.format_exception(SecAggErrorWith(own)))):
+        assert not any(number in text for number in ("123456789", "987654321", "192837465", "424242"))
+    assert own.spend() == (payload, 424242)
+    assert repr(own) == "<ClientInput, spent>"
+    with pytest.raises(Misuse) as caught:
+        own.spend()
+    assert caught.value.reason is Reason.ALREADY_SPENT
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_traceback_with_all_its_variables_shows_no_secret(
+    mode: SecurityMode, suite: Suite, collector: Collector
+) -> None:
+    """A platform's error reports print local variables; each round is made to fail at its end, and inside."""
+    kinds = {
+        MessageKind.ADVERTISED_KEYS: "round1_share_keys.EncryptedShares",
+        MessageKind.DELIVERED_SHARES: "round2_masked_input.MaskedInput",
+        MessageKind.UNMASKING_REQUEST: "round4_unmasking.AnsweredFor.by",
+    }
+    setup = SessionSetup(population=5, corrupted=0, mode=mode, suite=suite)
+    reports = 0
+    for kind in (*kinds, None):
+        session = InsecurePairwiseSession(setup)
+        for _ in range(5):
+            for outgoing in session.pending:
+                client, message = session.clients[outgoing.receiver], outgoing.message
+                spoilt = message if kind is not None else message[:-1] + bytes([message[-1] ^ 1])
+                with pytest.MonkeyPatch.context() as patched:
+                    if (
+                        kind is not None
+                        and Delivery(
+                            state=session.server.state, sender=client.client, receiver=client.client, message=message
+                        ).kind
+                        is kind
+                    ):
+                        patched.setattr(f"secagg.protocols.pairwise_mask.{kinds[kind]}", _fails)
+                    text = _report(client, spoilt)
+                if text:
+                    reports += 1
+                    assert_shows_nothing(text, collector)
+            if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
+                break
+            fresh = InsecurePairwiseSession(setup)
+            fresh.reach(_following(session.server.state, mode))
+            session = fresh
+    assert reports >= 20
+
+
+def _following(state: ServerState, mode: SecurityMode) -> ServerState:
+    states = [
+        s for s in ServerState if mode is SecurityMode.ACTIVE or s is not ServerState.AWAITING_SURVIVOR_SIGNATURES
+    ]
+    return states[states.index(state) + 1]
+
+
+def _fails(*_: Any, **__: Any) -> Any:
+    raise OSError("the disk is full")
+
+
+def _report(client: Client, message: bytes) -> str:
+    try:
+        client.receive(message)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, it is printed
+        return "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+    return ""
+
+
+# --- Fork -------------------------------------------------------------------------------------------------------------
+
+FORKED = """
+import os
+from secagg.errors import Misuse
+from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, same_sum
+
+session = InsecurePairwiseSession()
+session.reach(ServerState.AWAITING_MASKED_INPUTS)
+first = session.pending[0]
+client = session.clients[first.receiver]
+child = os.fork()
+if not child:
+    try:
+        client.receive(first.message)
+    except Misuse as error:
+        os._exit(7 if "forked" in str(error) and client.state is ClientState.ABORTED else 1)
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert same_sum(session.finish(), session.sum_of(session.client_ids))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing forks there")
+def test_a_client_does_not_go_on_in_a_forked_process(repository: Path) -> None:
+    finished = subprocess.run(  # noqa: S603 -- this interpreter
+        [sys.executable, "-W", "ignore", "-c", FORKED], cwd=repository, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,415 @@
+"""What the server makes of the shares: wrong ones are corrected or refused, and whoever is to blame is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, cast
+
+import pytest
+
+from secagg.entropy import Coins
+from secagg.errors import AuthenticationFailed, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import ClientId, Party, ServerId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import round1_share_keys
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
+from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
+from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.secret import Secret
+from secagg.shamir import Share, split_many
+from secagg.simulation.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
+from secagg.wire import MessageKind, message_kind
+
+Edit = Callable[[UnmaskingShares, AnsweredFor], UnmaskingShares]
+
+
+def nine(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
+    """Return a full graph of nine clients: eight hold shares of each, and five recover a secret."""
+    return SessionSetup(population=9, corrupted=0, dropped=2, mode=mode, suite=suite)
+
+
+class Editing:
+    """An adversary that rewrites the answers of some clients in the last round."""
+
+    def __init__(self, edits: Mapping[ClientId, Edit]) -> None:
+        self.edits = edits
+        self.session: InsecurePairwiseSession | None = None
+        self.known = dict[tuple[ClientId, MessageKind], bytes]()
+
+    def __call__(self, delivery: Delivery) -> Iterable[Delivery]:
+        if isinstance(delivery.receiver, ClientId):
+            self.known[delivery.receiver, delivery.kind] = delivery.message
+        if delivery.kind is not MessageKind.UNMASKING_SHARES or delivery.sender not in self.edits:
+            return (delivery,)
+        assert self.session is not None
+        assert isinstance(delivery.sender, ClientId)
+        roster = self.session.server.roster
+        position = roster.position_of(delivery.sender)
+        assert position is not None
+        sharers = DeliveredShares.decode(
+            self.known[delivery.sender, MessageKind.DELIVERED_SHARES], roster, position
+        ).sharers
+        request = UnmaskingRequest.decode(self.known[delivery.sender, MessageKind.UNMASKING_REQUEST], roster)
+        answered = AnsweredFor.by(roster, sharers, request.contributors, position)
+        answer = UnmaskingShares.decode(delivery.message, roster, answered)
+        return (replace(delivery, message=self.edits[delivery.sender](answer, answered).encode()),)
+
+
+def edited_session(setup: SessionSetup, edits: Mapping[ClientId, Edit]) -> InsecurePairwiseSession:
+    editing = Editing(edits)
+    session = InsecurePairwiseSession(setup, adversary=editing)
+    editing.session = session
+    return session
+
+
+def lying_about(dealers: Collection[int], share_bytes: int) -> Edit:
+    """Return an edit that changes the shares of the dealers at these positions."""
+
+    def edit(answer: UnmaskingShares, answered: AnsweredFor) -> UnmaskingShares:
+        shares = bytearray(answer.shares)
+        for place, dealer in enumerate(answered.neighbours):
+            if dealer in dealers:
+                # Everybody holds every share here, so a share stands where its dealer does.
+                shares[(place + 1) * share_bytes - (share_bytes - 31)] ^= 0x55
+        return replace(answer, shares=bytes(shares))
+
+    return edit
+
+
+def share_bytes(mode: SecurityMode) -> int:
+    return 64 if mode is SecurityMode.ACTIVE else 32
+
+
+def liars_session(
+    setup: SessionSetup, liars: Iterable[int], dealers: Collection[int]
+) -> tuple[InsecurePairwiseSession, frozenset[ClientId]]:
+    """Return a session in which the clients at some positions lie about the shares of some dealers."""
+    named = frozenset(setup.client_ids[position] for position in liars)
+    return edited_session(setup, dict.fromkeys(named, lying_about(dealers, share_bytes(setup.mode)))), named
+
+
+def dealing(who: ClientId, session: InsecurePairwiseSession, patch: Callable[[pytest.MonkeyPatch], None]) -> None:
+    """Play the first two rounds, in which one client runs other code than the rest."""
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    own = session.take(who)
+    session.deliver(session.pending)
+    with pytest.MonkeyPatch.context() as patched:
+        patch(patched)
+        (shares,) = session.clients[who].receive(own)
+    session.server.receive(who, shares)
+    session.pending = list(session.server.close_round())
+
+
+def deals_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deal shares of which one is off the polynomial, each in range and under a commitment."""
+
+    def split(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
+        dealt = split_many(secrets, threshold=threshold, holders=holders, coins=coins)
+        for shares in dealt:
+            for place in range(threshold):
+                value = bytearray(shares[place].value.expose())
+                value[-1] ^= 1 + place
+                shares[place] = Share(shares[place].point, Secret("share", value))
+        return dealt
+
+    monkeypatch.setattr(round1_share_keys, "split_many", split)
+
+
+def seals_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seal to every neighbour a seed that does not follow from the root that was shared."""
+    offer = HybridSuite.offer_edge
+
+    def offer_another(self: HybridSuite, own: MaskKeys, peer: Any, context: Any) -> bytes:
+        return offer(
+            self, MaskKeys(own.client, own.pair, Secret("mask_root", b"another root".ljust(32))), peer, context
+        )
+
+    monkeypatch.setattr(HybridSuite, "offer_edge", offer_another)
+
+
+# --- Holders that lie -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dropped", [0, 1], ids=["self masks", "a mask root"])
+@pytest.mark.parametrize(("mode", "liars"), [(SecurityMode.SEMI_HONEST, 1), (SecurityMode.ACTIVE, 2)])
+def test_wrong_shares_are_set_aside_and_their_holders_named(mode: SecurityMode, liars: int, dropped: int) -> None:
+    setup = nine(mode)
+    session, named = liars_session(setup, range(1, 1 + liars), [0])
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    if dropped:
+        session.drop(setup.client_ids[0])
+    total = session.finish()
+    contributors = setup.client_ids[dropped:]
+    assert same_sum(total, session.sum_of(contributors))
+    (fault,) = session.server.faults
+    assert isinstance(fault, PeerMisbehaved)
+    assert fault.reason is Reason.COMMITMENT_MISMATCH
+    assert fault.culprits == named
+    assert fault.round_name == "unmasking"
+    assert session.server.state is ServerState.COMPLETED
+
+
+@pytest.mark.parametrize(("mode", "liars"), [(SecurityMode.SEMI_HONEST, 2), (SecurityMode.ACTIVE, 4)])
+def test_too_many_wrong_shares_release_nothing(mode: SecurityMode, liars: int) -> None:
+    session, named = liars_session(nine(mode), range(1, 1 + liars), [0])
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.finish()
+    assert caught.value.reason is Reason.COMMITMENT_MISMATCH
+    # Without commitments the evidence does not tell who lies.
+    assert caught.value.culprits == (named if mode is SecurityMode.ACTIVE else frozenset())
+    assert session.server.state is ServerState.ABORTED
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_commitments_set_aside_as_many_as_are_not_needed(liars: int) -> None:
+    session, named = liars_session(nine(SecurityMode.ACTIVE), range(1, 1 + liars), range(9))
+    total = session.finish()
+    assert same_sum(total, session.sum_of(session.client_ids))
+    assert frozenset[Any]().union(*(fault.culprits for fault in session.server.faults)) == named
+    for fault in session.server.faults:
+        assert isinstance(fault, PeerMisbehaved)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_share_that_is_no_field_element_excludes_its_holder(mode: SecurityMode) -> None:
+    def overflow(answer: UnmaskingShares, _: AnsweredFor) -> UnmaskingShares:
+        return replace(answer, shares=b"\xff" * 32 + answer.shares[32:])
+
+    liar = nine(mode).client_ids[4]
+    session = edited_session(nine(mode), {liar: overflow})
+    total = session.finish()
+    assert same_sum(total, session.sum_of(session.client_ids))
+    ((sender, error),) = session.refusals
+    assert sender == liar
+    assert isinstance(error, PeerMisbehaved)
+    assert error.reason is Reason.SHARE_OUT_OF_RANGE
+    assert error.culprits == {liar}
+    assert session.server.faults == [error]
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_shares_that_are_held_back_are_missing_and_nobody_is_blamed(mode: SecurityMode) -> None:
+    def nothing(answer: UnmaskingShares, answered: AnsweredFor) -> UnmaskingShares:
+        return replace(answer, held=type(answer.held).of(len(answered.neighbours), []), shares=b"")
+
+    clients = nine(mode).client_ids
+    session = edited_session(nine(mode), dict.fromkeys(clients[:3], nothing))
+    # The other six hold five shares of one another and six of the first three.
+    assert same_sum(session.finish(), session.sum_of(clients))
+    assert session.server.faults == []
+    session = edited_session(nine(mode), dict.fromkeys(clients[:4], nothing))
+    with pytest.raises(ThresholdNotMet, match="self-mask seed") as caught:
+        session.finish()
+    assert (caught.value.needed, caught.value.present) == (5, 4)
+    assert caught.value.round_name == "unmasking"
+    assert session.server.state is ServerState.ABORTED
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_too_few_answers_release_nothing(mode: SecurityMode) -> None:
+    session = InsecurePairwiseSession(nine(mode))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(session.client_ids[0])
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.drop(*session.client_ids[1:5])
+    with pytest.raises(ThresholdNotMet):
+        session.finish()
+    assert session.server.state is ServerState.ABORTED
+
+
+# --- Dealers that deal badly ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_dealer_that_deals_off_the_polynomial_ends_the_session(mode: SecurityMode, *, drops: bool) -> None:
+    session = InsecurePairwiseSession(nine(mode))
+    dealer = session.client_ids[3]
+    dealing(dealer, session, deals_badly)
+    if drops:
+        session.drop(dealer)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.finish()
+    assert caught.value.reason is Reason.COMMITMENT_MISMATCH
+    assert caught.value.culprits == ({dealer} if mode is SecurityMode.ACTIVE else frozenset())
+    assert session.server.state is ServerState.ABORTED
+
+
+# --- Edges of the hybrid suite ----------------------------------------------------------------------------------------
+
+
+def hybrid_session(
+    edits: Mapping[ClientId, Edit] | None = None, mode: SecurityMode = SecurityMode.ACTIVE
+) -> InsecurePairwiseSession:
+    return edited_session(nine(mode, Suite.HYBRID), edits or {})
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_dropped_client_that_sealed_other_seeds_does_not_cost_the_round(mode: SecurityMode) -> None:
+    session = hybrid_session(mode=mode)
+    cheat = session.client_ids[2]
+    dealing(cheat, session, seals_other_seeds)
+    session.drop(cheat)
+    total = session.finish()
+    others = [client for client in session.client_ids if client != cheat]
+    assert same_sum(total, session.sum_of(others))
+    # It sends the seeds of half of its eight edges.
+    assert len(session.server.faults) == 4
+    for fault in session.server.faults:
+        assert isinstance(fault, PeerMisbehaved)
+        assert fault.reason is Reason.COMMITMENT_MISMATCH
+        assert fault.culprits == frozenset({cheat})
+
+
+def test_a_dropped_client_that_sealed_other_seeds_is_to_blame_if_they_are_not_shown() -> None:
+    cheat, receiver = (nine(SecurityMode.ACTIVE).client_ids[position] for position in (2, 3))
+
+    def another_seed(answer: UnmaskingShares, answered: AnsweredFor) -> UnmaskingShares:
+        assert list(answered.edges) == [2]
+        return replace(answer, edge_seeds=bytes(32))
+
+    for edits, leaves in (({receiver: another_seed}, False), ({}, True)):
+        session = hybrid_session(edits)
+        dealing(cheat, session, seals_other_seeds)
+        session.drop(cheat)
+        session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+        if leaves:
+            session.drop(receiver)
+        with pytest.raises(PeerMisbehaved) as caught:
+            session.finish()
+        assert caught.value.reason is Reason.COMMITMENT_MISMATCH
+        assert caught.value.culprits == frozenset({cheat})
+        assert caught.value.round_name == "unmasking"
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_edge_that_the_server_cannot_open_names_its_sender(mode: SecurityMode) -> None:
+    """A client that was sent garbage by a neighbour leaves; the neighbour contributes, and nobody knows its mask."""
+    session = InsecurePairwiseSession(nine(mode, Suite.HYBRID))
+    cheat, victim = session.client_ids[2], session.client_ids[3]
+    offer = HybridSuite.offer_edge
+
+    def garbage_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+        def offer_edge(self: HybridSuite, own: MaskKeys, peer: Any, context: Any) -> bytes:
+            offered = offer(self, own, peer, context)
+            return offered[:32] + bytes(reversed(offered[32:])) if peer.client == victim else offered
+
+        monkeypatch.setattr(HybridSuite, "offer_edge", offer_edge)
+
+    dealing(cheat, session, garbage_for_one)
+    with pytest.raises(AuthenticationFailed) as caught:
+        session.finish()
+    (error,) = session.errors[victim]
+    assert isinstance(error, AuthenticationFailed)
+    # The victim cannot tell the sender from the relay unless the sender signed; the server knows what it relayed.
+    blamed: set[Party] = {cheat} if mode is SecurityMode.ACTIVE else {cheat, ServerId()}
+    assert error.culprits == blamed
+    assert caught.value.culprits == frozenset({cheat})
+    assert caught.value.round_name == "unmasking"
+
+
+# --- What is revealed -------------------------------------------------------------------------------------------------
+
+
+def cut_apart(neighbours: Mapping[int, Sequence[int]], dropped: Collection[int]) -> list[frozenset[int]]:
+    parts, left = list[frozenset[int]](), set(neighbours) - set(dropped)
+    while left:
+        part, frontier = set[int](), {left.pop()}
+        while frontier:
+            part |= frontier
+            frontier = {peer for one in frontier for peer in neighbours[one]} - part - set(dropped)
+        left -= part
+        parts.append(frozenset(part))
+    return parts
+
+
+@pytest.mark.parametrize("cohort", [4, 5])
+def test_a_sum_over_fewer_than_the_minimum_cohort_is_not_released(cohort: int) -> None:
+    """Dropouts beyond the plan cut a sparse semi_honest session into two parts of four."""
+    setup = SessionSetup(population=12, mode=SecurityMode.SEMI_HONEST, topology=Topology.SPARSE, minimum_cohort=cohort)
+    session = InsecurePairwiseSession(setup)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    roster = session.server.roster
+    neighbours = {position: roster.graph.neighbours(position) for position in range(12)}
+    parts = next(
+        parts
+        for parts in (cut_apart(neighbours, dropped) for dropped in combinations(range(12), 4))
+        if [len(part) for part in parts] == [4, 4]
+    )
+    kept = frozenset[int]().union(*parts)
+    session.drop(*(client for position, client in enumerate(roster.clients) if position not in kept))
+    if cohort > 4:
+        with pytest.raises(ThresholdNotMet, match="smallest set") as caught:
+            session.finish()
+        assert (caught.value.needed, caught.value.present) == (5, 4)
+        assert session.server.state is ServerState.ABORTED
+        return
+    total = session.finish()
+    assert same_sum(total, session.sum_of(roster.clients[position] for position in kept))
+    assert session.server.revealed == {frozenset(roster.clients[position] for position in part) for part in parts}
+
+
+def test_nobody_recovers_a_dropped_client_with_whom_nobody_masked() -> None:
+    """A client whose neighbours never shared, and that shared and dropped, has left no mask in the sum."""
+    setup = SessionSetup(
+        population=14, mode=SecurityMode.SEMI_HONEST, topology=Topology.SPARSE, minimum_cohort=2, dropped=2
+    )
+    session = InsecurePairwiseSession(setup)
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    roster = session.server.roster
+    around = roster.graph.neighbours(0)
+    session.drop(*(roster.clients[position] for position in around))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(roster.clients[0])
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.deliver(session.pending)
+    counts = set[int]()
+    total = session.server.unmask(lambda _, count: counts.add(count))
+    kept = [client for position, client in enumerate(roster.clients) if position not in {0, *around}]
+    assert same_sum(total, session.sum_of(kept))
+    assert counts == {len(kept)}
+
+
+def test_an_altered_upload_is_noticed_by_the_check_words() -> None:
+    def alter(delivery: Delivery) -> Iterable[Delivery]:
+        if message_kind(delivery.message) is MessageKind.MASKED_INPUT and delivery.sender == victim:
+            message = bytearray(delivery.message)
+            message[-40] ^= 1
+            return (replace(delivery, message=bytes(message)),)
+        return (delivery,)
+
+    setup = nine(SecurityMode.SEMI_HONEST)
+    victim = setup.client_ids[5]
+    session = InsecurePairwiseSession(setup, adversary=alter)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.finish()
+    assert caught.value.reason is Reason.CHECK_WORDS_MISMATCH
+    assert caught.value.culprits == frozenset()
+    assert session.server.state is ServerState.ABORTED
+
+
+def test_a_weight_that_no_weights_add_up_to_is_refused() -> None:
+    """A client that lies about its weight and computes the check words for it is caught only where it goes too far."""
+    from secagg.protocols.pairwise_mask.masking import MaskedVector  # noqa: PLC0415 -- beside what it patches
+
+    honest = MaskedVector.of_input.__func__  # type: ignore[attr-defined] # pyright: ignore[reportFunctionMemberAccess]
+    setup = nine(SecurityMode.SEMI_HONEST)
+    session = InsecurePairwiseSession(setup)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    who = setup.client_ids[0]
+    own = session.take(who)
+
+    def heavy(cls: Any, configuration: Any, context: Any, payload: Any, weight: int) -> MaskedVector:
+        return cast("MaskedVector", honest(cls, configuration, context, payload, weight + 1))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MaskedVector, "of_input", classmethod(heavy))
+        (upload,) = session.clients[who].receive(own)
+    session.server.receive(who, upload)
+    with pytest.raises(PeerMisbehaved, match="total weight of 10") as caught:
+        session.finish()
+    assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE

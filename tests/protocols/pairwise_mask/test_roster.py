@@ -1,0 +1,157 @@
+"""Who takes part: the one encoding of the list, and that everything shown to a client is under the context."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.identifiers import ClientId
+from secagg.labels import Label, bind
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.plan import plan_session
+from secagg.protocols.pairwise_mask.roster import decode_clients, encode_clients, entry_digest, roster_of
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+GREATEST = (1 << 64) - 1
+ROOT = b"r" * 32
+OPENING = b"o" * 32
+
+telling_ids = st.integers(0, 300) | st.integers(0, GREATEST) | st.integers(GREATEST - 300, GREATEST)
+lists = st.frozensets(telling_ids, max_size=12).map(lambda values: [ClientId(value) for value in sorted(values)])
+
+
+def some_configuration(*, mode: SecurityMode = SecurityMode.SEMI_HONEST, attempt: int = 0) -> SessionConfiguration:
+    return plan_session(
+        Layout((RingSegment(8, 3),)),
+        InsecureSeededCoins(b"plan"),
+        population=6,
+        corrupted=0,
+        dropped=1,
+        mode=mode,
+        topology=Topology.FULL,
+        authority=b"a" * 32 if mode is SecurityMode.ACTIVE else NO_AUTHORITY,
+        attempt=attempt,
+    ).configuration
+
+
+# --- The list ---------------------------------------------------------------------------------------------------------
+
+
+@given(lists)
+def test_a_list_is_read_back(clients: list[ClientId]) -> None:
+    assert decode_clients(encode_clients(clients)) == tuple(clients)
+
+
+@given(st.binary(max_size=24))
+def test_whatever_decodes_is_strictly_increasing_and_encodes_to_the_same_bytes(encoded: bytes) -> None:
+    try:
+        clients = decode_clients(encoded)
+    except MalformedMessage:
+        return
+    assert list(clients) == sorted(set(clients))
+    assert encode_clients(clients) == encoded
+
+
+def test_the_bytes_of_a_list_are_pinned() -> None:
+    assert encode_clients([ClientId(0), ClientId(1), ClientId(2)]) == b"\x00\x00\x00"
+    assert encode_clients([ClientId(127), ClientId(256)]) == b"\x7f\x80\x01"
+    assert encode_clients([ClientId(GREATEST)]) == b"\xff" * 9 + b"\x01"
+    assert encode_clients([]) == b""
+
+
+@given(lists)
+def test_a_list_cut_within_a_gap_is_refused(clients: list[ClientId]) -> None:
+    encoded = encode_clients(clients)
+    ends = {len(encode_clients(clients[:count])) for count in range(len(clients) + 1)}
+    for length in range(len(encoded)):
+        if length in ends:
+            assert decode_clients(encoded[:length]) == tuple(clients)[: len(decode_clients(encoded[:length]))]
+            continue
+        with pytest.raises(MalformedMessage) as caught:
+            decode_clients(encoded[:length])
+        assert caught.value.reason is Reason.TRUNCATED
+
+
+@pytest.mark.parametrize(
+    ("encoded", "sentence"),
+    [
+        (b"\x80\x00", "ends in zeros"),
+        (b"\xff\x80\x00", "ends in zeros"),
+        (b"\xff" * 9 + b"\x02", "not below 2\\^64"),
+        (b"\xff" * 9 + b"\x01\x00", "not below 2\\^64"),
+        (b"\x80" * 10, "too long"),
+        (b"\xff" * 400, "too long"),
+    ],
+)
+def test_a_second_encoding_and_an_id_out_of_range_are_refused(encoded: bytes, sentence: str) -> None:
+    with pytest.raises(MalformedMessage, match=sentence) as caught:
+        decode_clients(encoded)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+# --- The roster -------------------------------------------------------------------------------------------------------
+
+
+def test_the_context_is_the_documented_hash() -> None:
+    configuration = some_configuration()
+    clients = [ClientId(value) for value in (3, 5, 700, 1 << 60, GREATEST)]
+    encoded = encode_clients(clients)
+    roster = roster_of(configuration, encoded, ROOT, OPENING)
+    attempt = configuration.context.digest
+    listed = hashlib.sha256(bind(Label.CLIENT_LIST, encoded)).digest()
+    rho = hashlib.sha256(bind(Label.ROSTER, (5).to_bytes(4, "big"), listed, ROOT)).digest()
+    seed = hashlib.sha256(bind(Label.GRAPH_SEED, attempt, rho, OPENING)).digest()
+    assert roster.graph.seed == seed
+    assert roster.context.digest == hashlib.sha256(bind(Label.SESSION_CONTEXT, attempt, rho, seed)).digest()
+    assert roster.clients == tuple(clients)
+    assert roster.population == 5
+
+
+def test_another_list_root_opening_or_configuration_gives_another_context() -> None:
+    clients = encode_clients([ClientId(value) for value in range(5)])
+    others = encode_clients([ClientId(value) for value in (0, 1, 2, 3, 5)])
+    here, elsewhere = some_configuration(), some_configuration(attempt=1)
+    contexts = [
+        roster_of(here, clients, ROOT, OPENING).context,
+        roster_of(elsewhere, clients, ROOT, OPENING).context,
+        roster_of(here, others, ROOT, OPENING).context,
+        roster_of(here, clients, OPENING, OPENING).context,
+        roster_of(here, clients, ROOT, ROOT).context,
+    ]
+    assert len(set(contexts)) == len(contexts)
+
+
+@given(lists, telling_ids)
+def test_a_client_is_found_where_it_stands(clients: list[ClientId], wanted: int) -> None:
+    clients = (clients + [ClientId(GREATEST // 2 + more) for more in range(4)])[:4]
+    if clients != sorted(set(clients)):
+        return
+    roster = roster_of(some_configuration(), encode_clients(clients), ROOT, OPENING)
+    for position, client in enumerate(clients):
+        assert roster.position_of(client) == position
+    assert (roster.position_of(ClientId(wanted)) is None) == (ClientId(wanted) not in clients)
+    assert list(roster.set_of([1, 3])) == [1, 3]
+
+
+@pytest.mark.parametrize("population", [0, 1])
+def test_a_list_too_short_for_a_graph_is_refused(population: int) -> None:
+    clients = encode_clients([ClientId(value) for value in range(population)])
+    with pytest.raises(InvalidParameters):
+        roster_of(some_configuration(), clients, ROOT, OPENING)
+
+
+def test_the_committee_of_a_full_graph_is_everybody() -> None:
+    configuration = some_configuration(mode=SecurityMode.ACTIVE)
+    roster = roster_of(configuration, encode_clients([ClientId(value) for value in range(6)]), ROOT, OPENING)
+    assert roster.committee == tuple(range(6))
+
+
+def test_an_entry_is_bound_to_its_client() -> None:
+    assert len({entry_digest(ClientId(c), entry) for c in (1, 2) for entry in (b"", b"one", b"two")}) == 6
+    statement = bind(Label.ROSTER_ENTRY, ClientId(7).encode(), b"keys")
+    assert entry_digest(ClientId(7), b"keys") == hashlib.sha256(statement).digest()

@@ -1,0 +1,236 @@
+"""A server that is stopped and resumed anywhere goes on, byte for byte, as one that never stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.server import Server
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
+from secagg.wire import MessageKind, message_kind
+
+SECURITIES = [(mode, topology) for mode in SecurityMode for topology in Topology]
+OPEN_STATES = [state for state in ServerState if state not in {ServerState.COMPLETED, ServerState.ABORTED}]
+LAYOUT = Layout((RingSegment(5, 7), RingSegment(33, 2)))
+HEADER_BYTES = 7
+
+
+def setup_of(mode: SecurityMode, topology: Topology, suite: Suite = Suite.CLASSIC) -> SessionSetup:
+    return SessionSetup(population=8, mode=mode, topology=topology, suite=suite, layout=LAYOUT)
+
+
+def resumed(server: Server) -> Server:
+    snapshot = server.snapshot()
+    again = Server.restore(snapshot)
+    assert again.snapshot() == snapshot
+    assert (again.state, again.offer, again.awaited) == (server.state, server.offer, server.awaited)
+    return again
+
+
+# --- Going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize(("mode", "topology"), SECURITIES)
+def test_a_server_resumed_before_every_message_goes_on_as_if_nothing_had_been(
+    mode: SecurityMode, topology: Topology, suite: Suite
+) -> None:
+    session = InsecurePairwiseSession(replace(setup_of(mode, topology, suite), population=11, dropped=2))
+    server, twin = session.server, resumed(session.server)
+    pending = session.pending
+    while True:
+        # One drops out after sharing, and one before it shows its shares.
+        if server.state is ServerState.AWAITING_MASKED_INPUTS:
+            session.drop(session.client_ids[1])
+        if server.state is ServerState.AWAITING_UNMASKING_SHARES:
+            session.drop(session.client_ids[2])
+        for outgoing in pending:
+            client = session.clients.get(outgoing.receiver)
+            for answer in client.receive(outgoing.message) if client else ():
+                server.receive(outgoing.receiver, answer)
+                twin.receive(outgoing.receiver, answer)
+                twin = resumed(twin)
+                assert twin.snapshot() == server.snapshot()
+        if server.state is ServerState.AWAITING_UNMASKING_SHARES:
+            break
+        pending = list(server.close_round())
+        assert list(twin.close_round()) == pending
+        twin = resumed(twin)
+        assert twin.snapshot() == server.snapshot()
+    total = server.unmask()
+    assert same_sum(twin.unmask(), total)
+    others = [client for client in session.client_ids if client != session.client_ids[1]]
+    assert same_sum(total, session.sum_of(others))
+    assert twin.revealed == server.revealed == {frozenset(others)}
+
+
+@pytest.mark.parametrize(("mode", "topology"), SECURITIES)
+def test_a_resumed_server_remembers_what_it_has_seen_and_whom_it_excluded(
+    mode: SecurityMode, topology: Topology
+) -> None:
+    session = InsecurePairwiseSession(setup_of(mode, topology))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    first, second = session.pending[:2]
+    (upload,) = session.clients[first.receiver].receive(first.message)
+    (spoilt,) = session.clients[second.receiver].receive(second.message)
+    session.server.receive(first.receiver, upload)
+    with pytest.raises(MalformedMessage):
+        session.server.receive(second.receiver, spoilt[:-1])
+    server = resumed(session.server)
+    before = server.snapshot()
+    # Nothing is added twice, nothing replaces what was added, and whoever was excluded stays out.
+    server.receive(first.receiver, upload)
+    with pytest.raises(PeerMisbehaved) as caught:
+        server.receive(first.receiver, upload[:-1] + bytes([upload[-1] ^ 1]))
+    assert caught.value.reason is Reason.ALREADY_ANSWERED
+    with pytest.raises(PeerMisbehaved) as caught:
+        server.receive(second.receiver, spoilt)
+    assert caught.value.reason is Reason.NOT_ELIGIBLE
+    assert server.snapshot() == before
+    session.server, session.pending = server, session.pending[2:]
+    total = session.finish()
+    assert same_sum(total, session.sum_of(client for client in session.client_ids if client != second.receiver))
+
+
+def test_uploads_are_in_a_snapshot_as_their_sum_alone() -> None:
+    session = InsecurePairwiseSession(
+        SessionSetup(population=6, mode=SecurityMode.SEMI_HONEST, layout=Layout((RingSegment(32, 5000),)))
+    )
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    before, sizes = len(session.server.snapshot()), list[int]()
+    for outgoing in session.pending:
+        (upload,) = session.clients[outgoing.receiver].receive(outgoing.message)
+        session.server.receive(outgoing.receiver, upload)
+        snapshot = session.server.snapshot()
+        sizes.append(len(snapshot))
+        # After one upload the sum is that upload; from the second on, none of them is in it.
+        assert (upload[-20_000:-100] in snapshot) == (len(sizes) == 1)
+    assert sizes[0] - before > 20_000
+    assert all(later - earlier < 100 for earlier, later in pairwise(sizes))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_server_is_resumed_with_as_many_threads_as_one_likes(threads: int) -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE, Topology.FULL))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.deliver(session.pending)
+    total = Server.restore(session.server.snapshot(), threads=threads).unmask()
+    assert same_sum(total, session.sum_of(session.client_ids))
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_is_over_is_not_written_down() -> None:
+    for end in ("complete", "abort"):
+        session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE, Topology.FULL))
+        session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+        session.deliver(session.pending)
+        session.server.unmask() if end == "complete" else session.server.abort()
+        with pytest.raises(Misuse, match="another attempt"):
+            session.server.snapshot()
+
+
+@cache
+def some_snapshots() -> tuple[bytes, ...]:
+    """Return the server in every round, with some of the round's messages."""
+    found = list[bytes]()
+    for mode in SecurityMode:
+        session = InsecurePairwiseSession(setup_of(mode, Topology.FULL))
+        for state in OPEN_STATES:
+            if mode is SecurityMode.SEMI_HONEST and state is ServerState.AWAITING_SURVIVOR_SIGNATURES:
+                continue
+            session.reach(state)
+            session.deliver(session.pending[:3])
+            found.append(session.server.snapshot())
+            session.pending = session.pending[3:]
+    return tuple(found)
+
+
+def chosen_lengths(snapshot: bytes) -> Iterator[int]:
+    yield from range(HEADER_BYTES + 30)
+    yield from range(HEADER_BYTES + 30, len(snapshot), 101)
+    yield from range(len(snapshot) - 80, len(snapshot))
+
+
+@pytest.mark.parametrize("index", range(9))
+def test_a_snapshot_that_ends_early_or_goes_on_is_refused(index: int) -> None:
+    snapshot = some_snapshots()[index]
+    assert len(some_snapshots()) == 9
+    assert message_kind(snapshot) is MessageKind.SERVER_SNAPSHOT
+    for length in chosen_lengths(snapshot):
+        with pytest.raises(MalformedMessage):
+            Server.restore(snapshot[:length])
+    with pytest.raises(MalformedMessage) as caught:
+        Server.restore(snapshot + b"\x00")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+@pytest.mark.parametrize("state", [7, 255])
+def test_a_state_that_there_is_not_is_refused(state: int) -> None:
+    snapshot = some_snapshots()[0]
+    with pytest.raises(MalformedMessage, match=f"{state} is no state") as caught:
+        Server.restore(snapshot[:HEADER_BYTES] + bytes([state]) + snapshot[HEADER_BYTES + 1 :])
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+def of_kind_99(snapshot: bytes) -> bytes:
+    """Say that the first message that was seen is of a kind that there is not."""
+    at = snapshot.rindex(MessageKind.KEY_ADVERTISEMENT.to_bytes(2, "big"))
+    return snapshot[:at] + (99).to_bytes(2, "big") + snapshot[at + 2 :]
+
+
+def completed(snapshot: bytes) -> bytes:
+    """Say that the session is completed, which no server writes."""
+    state = list(ServerState).index(ServerState.COMPLETED)
+    return snapshot[:HEADER_BYTES] + bytes([state]) + snapshot[HEADER_BYTES + 1 :]
+
+
+def out_of_order(snapshot: bytes) -> bytes:
+    """Exchange the first two advertisements, which are of one length."""
+    first, second = (ClientId(1000 + 7 * index).encode() for index in (0, 1))
+    start, middle = snapshot.index(first), snapshot.index(second)
+    end = 2 * middle - start
+    return snapshot[:start] + snapshot[middle:end] + snapshot[start:middle] + snapshot[end:]
+
+
+def twice(snapshot: bytes) -> bytes:
+    """Write the first advertisement twice, and count it twice."""
+    first, second = (ClientId(1000 + 7 * index).encode() for index in (0, 1))
+    start, middle = snapshot.index(first), snapshot.index(second)
+    count = int.from_bytes(snapshot[start - 4 : start], "big") + 1
+    return snapshot[: start - 4] + count.to_bytes(4, "big") + snapshot[start:middle] + snapshot[start:]
+
+
+def under_another_name(snapshot: bytes) -> bytes:
+    """Put an advertisement under another client than the one that it names."""
+    first, second = (ClientId(1000 + 7 * index).encode() for index in (0, 1))
+    at = snapshot.index(first)
+    return snapshot[:at] + ClientId(999).encode() + snapshot[at + len(second) :]
+
+
+@pytest.mark.parametrize(
+    ("index", "spoil"),
+    [
+        pytest.param(0, of_kind_99, marks=pytest.mark.xfail(strict=True, reason="a raw ValueError")),
+        pytest.param(0, completed, marks=pytest.mark.xfail(strict=True, reason="it is accepted")),
+        pytest.param(0, out_of_order, marks=pytest.mark.xfail(strict=True, reason="it is accepted")),
+        pytest.param(0, twice, marks=pytest.mark.xfail(strict=True, reason="it is accepted")),
+        pytest.param(2, under_another_name, marks=pytest.mark.xfail(strict=True, reason="a raw KeyError")),
+    ],
+)
+def test_what_no_server_would_have_written_is_refused(index: int, spoil: Callable[[bytes], bytes]) -> None:
+    spoilt = spoil(some_snapshots()[index])
+    assert spoilt != some_snapshots()[index]
+    with pytest.raises(MalformedMessage):
+        Server.restore(spoilt)

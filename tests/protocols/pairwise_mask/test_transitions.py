@@ -1,0 +1,680 @@
+"""Every message in every state, for both roles, from the tables: what is due leads on, and nothing else counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from secagg.contract import Aggregate, Layout, RingSegment
+from secagg.errors import (
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.member import ClientInput
+from secagg.protocols.pairwise_mask.server import Outgoing, Server
+from secagg.protocols.pairwise_mask.transitions import (
+    CLIENT_TRANSITIONS,
+    SERVER_TRANSITIONS,
+    ClientState,
+    ServerState,
+)
+from secagg.secret import Secret
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
+from secagg.wire import MessageKind, Writer, message_kind
+
+MODES = list(SecurityMode)
+CONTEXT_AT = 7
+"""Every message after the offer has the context right behind its header."""
+CLIENT_PATHS: dict[SecurityMode, list[ClientState]] = {
+    SecurityMode.ACTIVE: [state for state in ClientState if state is not ClientState.ABORTED],
+    SecurityMode.SEMI_HONEST: [
+        state for state in ClientState if state not in {ClientState.ABORTED, ClientState.AWAITING_SURVIVOR_SET}
+    ],
+}
+"""The states that a client goes through, in order."""
+SERVER_PATHS: dict[SecurityMode, list[ServerState]] = {
+    SecurityMode.ACTIVE: [state for state in ServerState if state is not ServerState.ABORTED],
+    SecurityMode.SEMI_HONEST: [
+        state for state in ServerState if state not in {ServerState.ABORTED, ServerState.AWAITING_SURVIVOR_SIGNATURES}
+    ],
+}
+CLIENT_CASES = [
+    pytest.param(mode, state, id=f"{mode}-{state}") for mode in MODES for state in [*CLIENT_PATHS[mode], "aborted"]
+]
+SERVER_CASES = [
+    pytest.param(mode, state, id=f"{mode}-{state}") for mode in MODES for state in [*SERVER_PATHS[mode], "aborted"]
+]
+
+
+def setup_of(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
+    return SessionSetup(population=6, dropped=1, mode=mode, suite=suite)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A session that went well: what the server sent to each client, and what it sent back, round by round."""
+
+    session: InsecurePairwiseSession
+    rounds: tuple[tuple[ServerState, dict[ClientId, tuple[bytes, bytes]]], ...]
+
+    def sent_to(self, client: ClientId) -> list[tuple[bytes, bytes]]:
+        return [deliveries[client] for _, deliveries in self.rounds]
+
+
+@cache
+def recording(mode: SecurityMode) -> Recording:
+    session = InsecurePairwiseSession(setup_of(mode))
+    rounds = list[tuple[ServerState, dict[ClientId, tuple[bytes, bytes]]]]()
+    while True:
+        state, down = session.server.state, {item.receiver: item.message for item in session.pending}
+        seen = len(session.log)
+        session.deliver(session.pending)
+        up = {item.sender: item.message for item in session.log[seen:] if isinstance(item.sender, ClientId)}
+        rounds.append((state, {client: (down[client], up[client]) for client in session.client_ids}))
+        if state is ServerState.AWAITING_UNMASKING_SHARES:
+            break
+        session.pending = list(session.server.close_round())
+    assert same_sum(session.server.unmask(), session.sum_of(session.client_ids))
+    return Recording(session, tuple(rounds))
+
+
+def altered(message: bytes) -> bytes:
+    """Change the first byte behind the header: the session that the message names, or the length in an offer."""
+    return message[:CONTEXT_AT] + bytes([message[CONTEXT_AT] ^ 1]) + message[CONTEXT_AT + 1 :]
+
+
+def of_kind(kind: MessageKind, known: list[bytes]) -> bytes:
+    """Return a message of a kind: one of the known ones, if there is one, or a header alone."""
+    return next((message for message in known if message_kind(message) is kind), Writer(kind).finish())
+
+
+# --- The tables -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [CLIENT_TRANSITIONS, SERVER_TRANSITIONS], ids=["client", "server"])
+def test_every_state_but_the_last_two_awaits_one_kind_of_its_own(
+    table: dict[ClientState, tuple[MessageKind, frozenset[ClientState]]],
+) -> None:
+    states = list(type(next(iter(table))))
+    assert set(table) == set(states[:-2])
+    kinds = [kind for kind, _ in table.values()]
+    assert len(set(kinds)) == len(kinds)
+    for state, (_, following) in table.items():
+        assert following
+        assert all(states.index(state) < states.index(after) < len(states) - 1 for after in following)
+
+
+# --- The client -------------------------------------------------------------------------------------------------------
+
+
+def client_in(mode: SecurityMode, state: ClientState | str) -> tuple[Client, list[tuple[bytes, bytes]]]:
+    """Bring a fresh client into a state; return it with what it was sent and has answered on the way."""
+    recorded = recording(mode)
+    who = recorded.session.client_ids[2]
+    client = recorded.session.enrol(who)
+    path = CLIENT_PATHS[mode]
+    steps = recorded.sent_to(who)[: path.index(ClientState(state))] if state != "aborted" else []
+    if state == "aborted":
+        client.abort()
+    for down, up in steps:
+        assert client.receive(down) == [up]
+    assert client.state == state
+    return client, steps
+
+
+def messages_to_client(mode: SecurityMode) -> list[bytes]:
+    recorded = recording(mode)
+    known = [message for pair in recorded.sent_to(recorded.session.client_ids[2]) for message in pair]
+    return [*known, *(message for pair in recording(SecurityMode.ACTIVE).sent_to(known_client()) for message in pair)]
+
+
+def known_client() -> ClientId:
+    return recording(SecurityMode.ACTIVE).session.client_ids[2]
+
+
+def go_on(client: Client, mode: SecurityMode) -> None:
+    """See that a client goes on exactly as if nothing had happened."""
+    steps = recording(mode).sent_to(client.client)
+    for down, up in steps[CLIENT_PATHS[mode].index(client.state) :]:
+        assert client.receive(down) == [up]
+    assert client.state is ClientState.COMPLETED
+
+
+@pytest.mark.parametrize("kind", MessageKind, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("mode", "state"), CLIENT_CASES)
+def test_a_client_answers_what_is_due_and_nothing_else(
+    mode: SecurityMode, state: ClientState | str, kind: MessageKind
+) -> None:
+    client, steps = client_in(mode, state)
+    before = client.state
+    message = of_kind(kind, messages_to_client(mode))
+    answered = [up for down, up in steps if message_kind(down) is kind]
+    due = CLIENT_TRANSITIONS.get(before)
+    if answered:
+        assert client.receive(message) == answered
+        assert client.state is before
+    elif due is not None and kind is due[0]:
+        client.receive(message)
+        assert client.state in due[1]
+        return
+    else:
+        with pytest.raises(UnexpectedMessage) as caught:
+            client.receive(message)
+        assert caught.value.received == kind.name
+        assert due is None or caught.value.expected == due[0].name
+        assert client.state is before
+    if before is not ClientState.ABORTED:
+        go_on(client, mode)
+
+
+@pytest.mark.parametrize(("mode", "state"), CLIENT_CASES)
+def test_a_second_different_message_ends_the_session_for_a_client(mode: SecurityMode, state: ClientState | str) -> None:
+    for index in range(len(client_in(mode, state)[1])):
+        client, steps = client_in(mode, state)
+        with pytest.raises(PeerMisbehaved) as caught:
+            client.receive(altered(steps[index][0]))
+        assert caught.value.reason is Reason.ALREADY_ANSWERED
+        assert caught.value.culprits == {ServerId()}
+        assert client.state is ClientState.ABORTED
+        for down, _ in steps:
+            with pytest.raises(UnexpectedMessage):
+                client.receive(down)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_client_off_the_committee_is_not_asked_to_sign(mode: SecurityMode) -> None:
+    """A committee of some is exercised with a roster large enough for one."""
+    recorded = recording(mode)
+    path = [state for state in CLIENT_PATHS[mode] if state in CLIENT_TRANSITIONS]
+    kinds = [message_kind(down) for down, _ in recorded.sent_to(recorded.session.client_ids[0])]
+    assert kinds == [CLIENT_TRANSITIONS[state][0] for state in path]
+
+
+@pytest.fixture
+def secrets_made(monkeypatch: pytest.MonkeyPatch) -> list[Secret]:
+    """Collect every secret from here on."""
+    made = list[Secret]()
+    initialise = Secret.__init__
+
+    def collect(self: Secret, kind: str, data: bytes | bytearray | memoryview) -> None:
+        initialise(self, kind, data)
+        made.append(self)
+
+    monkeypatch.setattr(Secret, "__init__", collect)
+    return made
+
+
+def left_over(made: list[Secret]) -> list[str]:
+    return [secret.kind for secret in made if not secret.is_wiped]
+
+
+def unusable(message: bytes) -> Iterator[bytes]:
+    """Spoil a message that is due, in several ways."""
+    yield message[:-1]
+    yield message + b"\x00"
+    yield message[: len(message) // 2]
+    if message_kind(message) is not MessageKind.SESSION_OFFER:
+        yield altered(message)
+    yield message[:-1] + bytes([message[-1] ^ 0x80])
+    yield message[:CONTEXT_AT]
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize(("mode", "state"), CLIENT_CASES)
+def test_after_a_peer_error_a_client_has_aborted_and_holds_no_secret(
+    mode: SecurityMode, state: ClientState | str, suite: Suite, secrets_made: list[Secret]
+) -> None:
+    if state not in CLIENT_TRANSITIONS:
+        return
+    session = InsecurePairwiseSession(setup_of(mode, suite))
+    for _ in range(CLIENT_PATHS[mode].index(ClientState(state))):
+        session.step()
+    failed = 0
+    for outgoing in session.pending:
+        message = outgoing.message
+        for spoiled in list(unusable(message))[failed : failed + 1]:
+            client = session.clients[outgoing.receiver]
+            secrets_made.clear()
+            held = _held_by(client)
+            try:
+                client.receive(spoiled)
+            except (PeerError, ThresholdNotMet):
+                failed += 1
+                assert client.state is ClientState.ABORTED
+                assert left_over(secrets_made) == []
+                assert left_over(held) == []
+                with pytest.raises(UnexpectedMessage):
+                    client.receive(message)
+            else:
+                # The last byte of some messages is one that this client need not understand.
+                failed += 1
+                assert client.complaints or client.state is not ClientState.ABORTED
+    assert failed >= 5
+
+
+def _held_by(client: Client) -> list[Secret]:
+    """Find every secret that a client can reach."""
+    found, seen, queue = list[Secret](), set[int](), list[object]([client])
+    while queue:
+        item = queue.pop()
+        if id(item) in seen or isinstance(item, str | bytes | int | type):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Secret):
+            found.append(item)
+        elif isinstance(item, dict):
+            queue += [*item.values()]  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(item, list | tuple | set | frozenset):
+            queue += [*item]  # pyright: ignore[reportUnknownArgumentType]
+        elif type(item).__module__.startswith("secagg."):
+            names = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+            queue += [getattr(item, name) for name in [*names, *getattr(item, "__dict__", {})] if hasattr(item, name)]
+    return found
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_client_that_completed_holds_no_secret(mode: SecurityMode, suite: Suite, secrets_made: list[Secret]) -> None:
+    session = InsecurePairwiseSession(setup_of(mode, suite))
+    held = list[Secret]()
+    while session.server.state is not ServerState.AWAITING_UNMASKING_SHARES:
+        session.step()
+        held += [secret for client in session.clients.values() for secret in _held_by(client)]
+    assert held
+    session.deliver(session.pending)
+    assert left_over(held) == []
+    for client in session.clients.values():
+        assert client.state is ClientState.COMPLETED
+        assert _held_by(client) == []
+    secrets_made.clear()
+    session.server.unmask()
+    assert secrets_made
+    assert left_over(secrets_made) == []
+
+
+@pytest.mark.parametrize("state", CLIENT_PATHS[SecurityMode.ACTIVE][1:-1])
+def test_a_client_that_leaves_holds_no_secret(state: ClientState) -> None:
+    client, steps = client_in(SecurityMode.ACTIVE, state)
+    held = _held_by(client)
+    assert held
+    client.abort()
+    client.abort()
+    assert left_over(held) == []
+    assert client.state is ClientState.ABORTED
+    for down, _ in steps:
+        with pytest.raises(UnexpectedMessage, match="aborted"):
+            client.receive(down)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_offer_that_is_refused_leaves_a_client_as_it_was(mode: SecurityMode, secrets_made: list[Secret]) -> None:
+    recorded = recording(mode)
+    who = recorded.session.client_ids[2]
+    offer = recorded.session.server.offer
+    narrow = recorded.session.enrol(who, capacity=5)
+    secrets_made.clear()
+    for _ in range(2):
+        with pytest.raises(InvalidParameters) as caught:
+            narrow.receive(offer)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+        assert narrow.state is ClientState.AWAITING_OFFER
+    assert secrets_made == []
+    spent = ClientInput(recorded.session.payloads[who])
+    client = recorded.session.enrol(who, client_input=spent)
+    spent.spend()
+    with pytest.raises(Misuse) as misuse:
+        client.receive(offer)
+    assert misuse.value.reason is Reason.ALREADY_SPENT
+    assert client.state is ClientState.AWAITING_OFFER
+
+
+def test_an_input_that_does_not_fit_the_offer_is_refused() -> None:
+    session = recording(SecurityMode.ACTIVE).session
+    own = session.client_ids[2]
+    other = insecure_payload(Layout((RingSegment(20, 6),)), b"other")
+    for client_input, sentence in (
+        (ClientInput(other), "another layout"),
+        (ClientInput(session.payloads[own], 2), "integer in 1..1"),
+        (ClientInput(session.payloads[own], 0), "integer in 1..1"),
+        (ClientInput(session.payloads[own], True), "integer in 1..1"),  # noqa: FBT003 -- no weight
+    ):
+        client = session.enrol(own, client_input=client_input)
+        with pytest.raises(InvalidParameters, match=sentence):
+            client.receive(session.server.offer)
+        assert client.state is ClientState.AWAITING_OFFER
+        assert not client_input.is_spent
+
+
+def test_after_a_refused_offer_another_one_may_come() -> None:
+    session = recording(SecurityMode.ACTIVE).session
+    floors = setup_of(SecurityMode.ACTIVE).floors
+    weak = InsecurePairwiseSession(SessionSetup(population=8, dropped=1)).server.offer
+    client = session.enrol(session.client_ids[2], floors=floors)
+    with pytest.raises(InvalidParameters, match="population of 8"):
+        client.receive(weak)
+    go_on(client, SecurityMode.ACTIVE)
+
+
+@pytest.mark.parametrize("missing", ["authority", "signing_key", "certificate", "another authority"])
+def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
+    session = recording(SecurityMode.ACTIVE).session
+    complete = session.enrol(session.client_ids[2])
+    other = InsecurePairwiseSession(SessionSetup(seed=b"elsewhere")).authority
+    member = complete._member  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    client = Client(
+        session.client_ids[2],
+        ClientInput(session.payloads[session.client_ids[2]]),
+        floors=session.floors,
+        capacity=100,
+        coins=session.setup.coins_of("a client"),
+        authority=other if missing == "another authority" else None if missing == "authority" else member.authority,
+        signing_key=None if missing == "signing_key" else member.signing_key,
+        certificate=None if missing == "certificate" else member.certificate,
+    )
+    with pytest.raises(InvalidParameters, match="authority"):
+        client.receive(session.server.offer)
+    assert client.state is ClientState.AWAITING_OFFER
+
+
+def test_a_certificate_of_somebody_else_or_for_another_key_is_refused_at_once() -> None:
+    session = recording(SecurityMode.ACTIVE).session
+    own, other = session.client_ids[:2]
+    others = session.enrol(other)._member.certificate  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    assert others is not None
+    with pytest.raises(InvalidParameters, match="certificate is that of"):
+        session.enrol(own, certificate=others)
+    with pytest.raises(InvalidParameters, match="another key"):
+        session.enrol(own, certificate=type(others)(own, others.public_key, others.signature))
+
+
+def test_a_forked_client_refuses_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state in CLIENT_PATHS[SecurityMode.ACTIVE][:-1]:
+        client, _ = client_in(SecurityMode.ACTIVE, state)
+        held = _held_by(client)
+        down, _ = recording(SecurityMode.ACTIVE).sent_to(client.client)[
+            CLIENT_PATHS[SecurityMode.ACTIVE].index(client.state)
+        ]
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(Misuse, match="forked"):
+                client.receive(down)
+        assert client.state is ClientState.ABORTED
+        assert left_over(held) == []
+
+
+# --- The server -------------------------------------------------------------------------------------------------------
+
+
+def server_in(mode: SecurityMode, state: ServerState | str, *, without: ClientId | None = None) -> Server:
+    """Bring a fresh server into a state; in that state everybody has answered but for the one that is left out."""
+    recorded = recording(mode)
+    server = Server(setup_of(mode).plan(recorded.session.authority.public_key))
+    for reached, deliveries in recorded.rounds:
+        assert server.state is reached
+        last = reached == state
+        for client, (_, up) in deliveries.items():
+            if not (last and client == without):
+                server.receive(client, up)
+        if last:
+            return server
+        if reached is ServerState.AWAITING_UNMASKING_SHARES:
+            if state == "aborted":
+                server.abort()
+            else:
+                server.unmask()
+        else:
+            list(server.close_round())
+    assert server.state == state
+    return server
+
+
+def answers_of(mode: SecurityMode, client: ClientId) -> list[bytes]:
+    return [up for _, up in recording(mode).sent_to(client)]
+
+
+@pytest.mark.parametrize("kind", MessageKind, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
+def test_a_server_takes_what_is_due_and_nothing_else(
+    mode: SecurityMode, state: ServerState | str, kind: MessageKind
+) -> None:
+    session = recording(mode).session
+    last = session.client_ids[-1]
+    server = server_in(mode, state, without=last)
+    before = server.snapshot() if server.state in SERVER_TRANSITIONS else b""
+    foreign = [message for pair in recording(SecurityMode.ACTIVE).sent_to(last) for message in pair]
+    message = of_kind(kind, [*answers_of(mode, last), *foreign])
+    due = SERVER_TRANSITIONS.get(server.state)
+    reached = SERVER_PATHS[mode].index(ServerState(state)) if state != "aborted" else len(SERVER_PATHS[mode])
+    sent = [message_kind(up) for up in answers_of(mode, last)][:reached]
+    if due is not None and kind is due[0]:
+        assert last in server.awaited or not reached
+        server.receive(last, message)
+        assert server.state == state
+        assert last not in server.awaited
+        assert server.snapshot() != before
+    elif kind in sent:
+        server.receive(last, message)
+        assert server.state == state
+        assert not before or server.snapshot() == before
+    else:
+        with pytest.raises(UnexpectedMessage) as caught:
+            server.receive(last, message)
+        assert caught.value.received == kind.name
+        assert caught.value.culprits == {last}
+        assert due is None or caught.value.expected == due[0].name
+        assert server.state == state
+        assert not before or server.snapshot() == before
+        assert server.faults == []
+
+
+@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
+def test_closing_a_round_leads_where_the_table_says(mode: SecurityMode, state: ServerState | str) -> None:
+    server = server_in(mode, state)
+    before = server.state
+    path = SERVER_PATHS[mode]
+    if before in path[:-2]:
+        recorded = dict(recording(mode).rounds)
+        messages = list(server.close_round())
+        assert server.state in SERVER_TRANSITIONS[before][1]
+        following = path[path.index(before) + 1]
+        assert server.state is following
+        assert messages == [Outgoing(client, down) for client, (down, _) in recorded[following].items()]
+        return
+    with pytest.raises(Misuse):
+        server.close_round()
+    assert server.state is before
+
+
+@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
+def test_only_the_last_round_is_unmasked(mode: SecurityMode, state: ServerState | str) -> None:
+    server = server_in(mode, state)
+    if server.state is ServerState.AWAITING_UNMASKING_SHARES:
+        assert same_sum(server.unmask(), recording(mode).session.sum_of(setup_of(mode).client_ids))
+        assert SERVER_TRANSITIONS[ServerState.AWAITING_UNMASKING_SHARES][1] == {server.state}
+    with pytest.raises(Misuse):
+        server.unmask()
+    assert state in {server.state, ServerState.AWAITING_UNMASKING_SHARES}
+
+
+@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
+def test_a_second_different_message_changes_nothing(mode: SecurityMode, state: ServerState | str) -> None:
+    server = server_in(mode, state)
+    before = server.snapshot() if server.state in SERVER_TRANSITIONS else b""
+    for client in recording(mode).session.client_ids[:2]:
+        reached = SERVER_PATHS[mode].index(ServerState(state)) + 1 if state != "aborted" else len(SERVER_PATHS[mode])
+        for up in answers_of(mode, client)[:reached]:
+            with pytest.raises(PeerMisbehaved) as caught:
+                server.receive(client, altered(up))
+            assert caught.value.reason is Reason.ALREADY_ANSWERED
+            assert caught.value.culprits == {client}
+    assert not before or server.snapshot() == before
+    assert server.faults == []
+
+
+@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
+def test_a_bad_message_excludes_its_sender_and_nobody_else(mode: SecurityMode, state: ServerState | str) -> None:
+    if state not in SERVER_TRANSITIONS:
+        return
+    session = recording(mode).session
+    last, others = session.client_ids[-1], frozenset(session.client_ids[:-1])
+    up = dict(recording(mode).rounds)[ServerState(state)][last][1]
+    for spoilt in (altered(up), up[:-1], up + b"\x00"):
+        server = server_in(mode, state, without=last)
+        with pytest.raises(PeerError) as caught:
+            server.receive(last, spoilt)
+        assert isinstance(caught.value, PeerMisbehaved | MalformedMessage)
+        assert caught.value.culprits == {last}
+        assert server.faults == [caught.value]
+        assert server.state == state
+        # Not even the right message is taken now; it counts as dropped.
+        with pytest.raises(PeerMisbehaved) as refused:
+            server.receive(last, up)
+        assert refused.value.reason is Reason.NOT_ELIGIBLE
+        assert refused.value.culprits == {last}
+        assert last not in server.awaited
+        finished = _finish(server, mode, others)
+        kept = others if state in SERVER_PATHS[mode][:3] else others | {last}
+        assert same_sum(finished, session.sum_of(kept))
+        assert server.revealed == {kept}
+
+
+def _finish(server: Server, mode: SecurityMode, clients: frozenset[ClientId]) -> Aggregate:
+    """Go on with these clients, which begin where they stand in the recording."""
+    session = recording(mode).session
+    twins = {client: session.enrol(client) for client in session.client_ids}
+    path = SERVER_PATHS[mode]
+    for client, twin in twins.items():
+        for down, _ in recording(mode).sent_to(client)[: path.index(server.state) + 1]:
+            twin.receive(down)
+    while server.state is not ServerState.AWAITING_UNMASKING_SHARES:
+        for outgoing in server.close_round():
+            if outgoing.receiver in clients:
+                for answer in twins[outgoing.receiver].receive(outgoing.message):
+                    server.receive(outgoing.receiver, answer)
+    return server.unmask()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stranger_is_not_part_of_any_round_after_the_first(mode: SecurityMode) -> None:
+    stranger = ClientId(5)
+    for state, deliveries in recording(mode).rounds[1:]:
+        server = server_in(mode, state, without=setup_of(mode).client_ids[-1])
+        before = server.snapshot()
+        (_, up), *_ = deliveries.values()
+        with pytest.raises(PeerMisbehaved) as caught:
+            server.receive(stranger, up)
+        assert caught.value.reason is Reason.NOT_ELIGIBLE
+        assert caught.value.culprits == {stranger}
+        assert server.snapshot() == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_too_few_in_any_round_end_the_session(mode: SecurityMode) -> None:
+    recorded = recording(mode)
+    for stop, (state, _) in enumerate(recorded.rounds):
+        server = Server(setup_of(mode).plan(recorded.session.authority.public_key))
+        for reached, deliveries in recorded.rounds[:stop]:
+            for client, (_, up) in deliveries.items():
+                server.receive(client, up)
+            assert server.state is reached
+            list(server.close_round())
+        for client, (_, up) in list(recorded.rounds[stop][1].items())[:2]:
+            server.receive(client, up)
+        last = state is ServerState.AWAITING_UNMASKING_SHARES
+        with pytest.raises(ThresholdNotMet) as caught:
+            server.unmask() if last else server.close_round()
+        # A client's share is held by the others, so of two answers one counts for each of the two.
+        assert caught.value.present == (1 if last else 2)
+        quorum = state is ServerState.AWAITING_SURVIVOR_SIGNATURES
+        needed = server.configuration.quorum if quorum else server.configuration.minimum_cohort
+        assert caught.value.needed == (server.configuration.threshold if last else needed)
+        assert server.state is ServerState.ABORTED
+        with pytest.raises(Misuse, match="aborted"):
+            server.close_round()
+        with pytest.raises(Misuse, match="aborted"):
+            server.unmask()
+
+
+def test_a_server_waits_for_those_who_have_not_answered() -> None:
+    mode = SecurityMode.ACTIVE
+    recorded = recording(mode)
+    server = Server(setup_of(mode).plan(recorded.session.authority.public_key))
+    assert server.awaited == frozenset()
+    with pytest.raises(Misuse, match="no roster"):
+        _ = server.roster
+    for state, deliveries in recorded.rounds:
+        assert server.state is state
+        waiting = set(deliveries)
+        for client, (_, up) in deliveries.items():
+            if state is not ServerState.AWAITING_KEY_ADVERTISEMENTS:
+                assert server.awaited == waiting
+            waiting.discard(client)
+            server.receive(client, up)
+        assert server.awaited == frozenset()
+        if state is not ServerState.AWAITING_UNMASKING_SHARES:
+            list(server.close_round())
+    server.unmask()
+    assert server.awaited == frozenset()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failed_session_releases_nothing_and_keeps_nothing(mode: SecurityMode) -> None:
+    for state in SERVER_PATHS[mode][:-1]:
+        server = server_in(mode, state)
+        server.abort()
+        assert server.state is ServerState.ABORTED
+        with pytest.raises(Misuse):
+            server.snapshot()
+        with pytest.raises(Misuse):
+            server.unmask()
+
+
+def test_garbage_is_refused_and_changes_nothing() -> None:
+    session = recording(SecurityMode.ACTIVE).session
+    server = server_in(SecurityMode.ACTIVE, ServerState.AWAITING_MASKED_INPUTS, without=session.client_ids[0])
+    before = server.snapshot()
+    for garbage in (b"", b"SAGG", b"\x00" * 40, b"SAGG\x01\x00\x63", b"SAGG\x02\x00\x15"):
+        with pytest.raises(MalformedMessage):
+            server.receive(session.client_ids[0], garbage)
+    assert server.snapshot() == before
+
+
+def test_a_large_active_session_has_a_committee_of_some() -> None:
+    """Its other clients go from uploading straight to unmasking."""
+    setup = SessionSetup(population=140, corrupted=1, dropped=1, topology=Topology.SPARSE)
+    session = InsecurePairwiseSession(setup)
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    members = {outgoing.receiver for outgoing in session.pending}
+    assert 0 < len(members) < setup.population
+    for client, who in session.clients.items():
+        on_committee = client in members
+        assert who.state is (
+            ClientState.AWAITING_SURVIVOR_SET if on_committee else ClientState.AWAITING_UNMASKING_REQUEST
+        )
+    outsider = next(client for client in session.client_ids if client not in members)
+    with pytest.raises(UnexpectedMessage):
+        session.clients[outsider].receive(session.pending[0].message)
+    before = session.server.snapshot()
+    signature = session.clients[session.pending[0].receiver].receive(session.pending[0].message)[0]
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(outsider, signature)
+    assert caught.value.reason is Reason.NOT_ELIGIBLE
+    assert session.server.snapshot() == before
+    total = session.finish()
+    assert same_sum(total, session.sum_of(session.client_ids))
+    assert all(not isinstance(error, SecAggError) for error in session.errors.values())

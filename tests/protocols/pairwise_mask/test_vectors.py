@@ -1,0 +1,401 @@
+"""The vectors, replayed through what an integrator can call, and computed again by a second implementation.
+
+The replayer makes clients and a server from a vector, hands them bytes, and compares the bytes that come back. It knows
+who sends what to whom from the vector alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.errors import PeerError, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.identity import Authority, SigningKey, issue_certificate
+from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.protocols.pairwise_mask import (
+    Client,
+    ClientInput,
+    ClientState,
+    Server,
+    ServerState,
+    SessionConfiguration,
+    SessionPlan,
+    Topology,
+)
+from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
+from secagg.secret import Secret
+from secagg.simulation.insecure_coins import InsecureRecordedCoins
+from secagg.wire import message_kind
+
+Vector = dict[str, Any]
+
+FOLDER = Path(__file__).resolve().parents[2] / "vectors" / "pairwise_mask"
+VECTORS: dict[str, Vector] = {
+    file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
+}
+POSITIVE = [name for name, vector in VECTORS.items() if "result" in vector]
+CHANGED = [name for name, vector in VECTORS.items() if "base" in vector]
+ENDING_WELL = [name for name in CHANGED if VECTORS[name]["operations"][-1]["expect"] == "ok"]
+NEGATIVE = [name for name in CHANGED if name not in ENDING_WELL]
+ACCUMULATED = [name for name, vector in VECTORS.items() if "accumulated" in vector]
+LONGEST_CHANGE = 200
+"""Bytes: an endorsement with the count before it."""
+HEADER_BYTES = 7
+# --- The replayer -----------------------------------------------------------------------------------------------------
+
+
+class Replay:
+    """The parties of a vector."""
+
+    def __init__(self, vector: Vector) -> None:
+        self.vector = vector
+        self.configuration = SessionConfiguration.decode(bytes.fromhex(vector["messages"]["offer"]))
+        opening = bytes.fromhex(vector["coins"]["server"])[:32]
+        self.server = Server(SessionPlan(self.configuration, opening, **vector["plan"]))
+        self.coins = {role: InsecureRecordedCoins(bytes.fromhex(vector["coins"][role])) for role in vector["inputs"]}
+        self.clients = {role: self._client(role) for role in vector["inputs"]}
+        self.result: Vector | None = None
+
+    def perform(self, operation: Vector) -> None:
+        """Do one operation and compare what is sent with what the vector says."""
+        sends = [self._message(name) for name in operation.get("sends", [])]
+        match operation["role"], operation["do"]:
+            case "server", "start":
+                sent = [self.server.offer]
+            case "server", "receive":
+                sender = ClientId(int(operation["from"].removeprefix("client/")))
+                self.server.receive(sender, self._message(operation["message"]))
+                sent = []
+            case "server", "close_round":
+                outgoing = list(self.server.close_round())
+                receivers = [name.rpartition("/")[0] for name in operation.get("sends", [])]
+                assert [str(item.receiver) for item in outgoing] == receivers
+                sent = [item.message for item in outgoing]
+            case "server", "unmask":
+                aggregate, sent = self.server.unmask(), []
+                self.result = {
+                    "values": [[str(value) for value in segment.tolist()] for segment in aggregate.values],
+                    "contributors": str(aggregate.contributors),
+                    "total_weight": str(aggregate.total_weight),
+                }
+            case role, "receive":
+                sent = self.clients[role].receive(self._message(operation["message"]))
+            case _:
+                raise AssertionError(f"the replayer knows no {operation}")
+        if "sends" in operation:
+            blanks = [self.vector.get("fresh", {}).get(name, []) for name in operation["sends"]]
+            assert [self._blank(*each) for each in zip(sent, blanks, strict=True)] == [
+                self._blank(*each) for each in zip(sends, blanks, strict=True)
+            ]
+
+    def party(self, operation: Vector) -> Client | Server:
+        """Return who does an operation."""
+        return self.server if operation["role"] == "server" else self.clients[operation["role"]]
+
+    def _message(self, name_or_bytes: str) -> bytes:
+        return bytes.fromhex(self.vector["messages"].get(name_or_bytes, name_or_bytes))
+
+    @staticmethod
+    def _blank(message: bytes, ranges: list[list[int]]) -> bytes:
+        blanked = bytearray(message)
+        for at, length in ranges:
+            assert at + length <= len(message)
+            blanked[at : at + length] = bytes(length)
+        return bytes(blanked)
+
+    def _client(self, role: str) -> Client:
+        floors, layout = dict(self.vector["floors"]), self.configuration.layout
+        client, capacity = ClientId(int(role.removeprefix("client/"))), int(floors.pop("capacity"))
+        certified = dict[str, Any]()
+        if identities := self.vector["identities"]:
+            authority, own = (
+                SigningKey(Secret("signing_seed", bytes.fromhex(identities[name]))) for name in ("authority", role)
+            )
+            certified["authority"], certified["signing_key"] = Authority(authority.public_key), own
+            certified["certificate"] = issue_certificate(authority, client, own.public_key)
+        values = [
+            np.array([int(value) for value in written], dtype=segment.ring.word)
+            for segment, written in zip(layout.require_rings(), self.vector["inputs"][role], strict=True)
+        ]
+        return Client(
+            client,
+            ClientInput(Payload(layout, tuple(values)), int(self.vector["weights"][role])),
+            floors=ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors),
+            capacity=capacity,
+            coins=self.coins[role],
+            **certified,
+        )
+
+
+def operations_of(vector: Vector) -> Iterator[Vector]:
+    """Go through a vector's operations, and through its base's where it refers to them."""
+    for operation in vector["operations"]:
+        if "base" in operation:
+            start, end = operation["base"]
+            yield from VECTORS[vector["base"]]["operations"][start:end]
+        else:
+            yield operation
+
+
+def named(culprits: frozenset[Any]) -> set[str]:
+    return {str(culprit) for culprit in culprits}
+
+
+# --- Positive vectors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_the_library_reproduces_every_byte_and_the_sum(name: str) -> None:
+    vector = VECTORS[name]
+    replay = Replay(vector)
+    for operation in vector["operations"]:
+        assert operation["expect"] == "ok"
+        replay.perform(operation)
+    assert replay.result == vector["result"]
+    assert replay.server.state is ServerState.COMPLETED
+    assert not replay.server.faults
+    assert all(coins.is_exhausted for coins in replay.coins.values()), "no coin is left over"
+    assert not any(client.complaints for client in replay.clients.values())
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_the_result_is_the_weighted_sum_of_those_who_uploaded(name: str) -> None:
+    vector = VECTORS[name]
+    contributors = [role for role in vector["inputs"] if vector["dropouts"].get(role, 5) > 2]
+    weights = [int(vector["weights"][role]) for role in contributors]
+    for index, (bits, length) in enumerate(vector["parameters"]["layout"]):
+        inputs = [[int(value) for value in vector["inputs"][role][index]] for role in contributors]
+        pairs = list(zip(weights, inputs, strict=True))
+        sums = [sum(weight * values[place] for weight, values in pairs) % 2**bits for place in range(length)]
+        assert vector["result"]["values"][index] == [str(value) for value in sums]
+    assert vector["result"]["contributors"] == str(len(contributors))
+    assert vector["result"]["total_weight"] == str(sum(weights))
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_the_parameters_are_those_of_the_offer(name: str) -> None:
+    parameters, offer = Vector(VECTORS[name]["parameters"]), VECTORS[name]["messages"]["offer"]
+    segments = tuple(RingSegment(bits, length) for bits, length in parameters["layout"])
+    parameters["layout"] = Layout(segments, bytes.fromhex(parameters.pop("layout_version")))
+    parameters["round_number"] = int(parameters["round_number"])
+    for field, kind in (("mode", SecurityMode), ("suite", Suite), ("topology", Topology)):
+        parameters[field] = kind(parameters[field])
+    given: Vector = {
+        field: bytes.fromhex(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
+        for field, value in parameters.items()
+    }
+    assert SessionConfiguration(**given).encode().hex() == offer
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_the_slow_implementation_reproduces_every_byte_and_the_sum(name: str, slow_reference: ModuleType) -> None:
+    vector = VECTORS[name]
+    session = slow_reference.Session(vector)
+    assert session.run() == vector["result"]
+    assert {key: message.hex() for key, message in session.messages.items()} == vector["messages"]
+    assert set(session.coins_left.values()) == {0}
+
+
+@pytest.mark.parametrize("name", ACCUMULATED)
+def test_the_slow_implementation_accumulates_to_the_same_digest(name: str, slow_reference: ModuleType) -> None:
+    vector = VECTORS[name]
+    assert slow_reference.digest_of_runs(name, vector) == vector["accumulated"]["digest"]
+
+
+def test_the_slow_implementation_imports_nothing_of_the_library(repository: Path) -> None:
+    files = list((repository / "tests/protocols/pairwise_mask/slow_reference").glob("*.py"))
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert len(files) > 1
+    assert "import secagg" not in text
+    assert "from secagg" not in text
+    assert "numpy" not in text
+
+
+# --- Negative vectors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_one_change_ends_in_its_reason_and_names_its_culprits(name: str) -> None:
+    replay, last = replayed_but_for_the_last(name)
+    party, state = replay.party(last), replay.party(last).state
+    with pytest.raises(SecAggError) as caught:
+        replay.perform(last)
+    assert caught.value.reason == last["expect"]
+    assert named(getattr(caught.value, "culprits", frozenset())) == set(last["culprits"])
+    assert replay.result is None
+    goes_on = is_refused_unread(name) or not isinstance(caught.value, PeerError | ThresholdNotMet)
+    if last["do"] != "receive":
+        assert party.state is ServerState.ABORTED
+    elif isinstance(party, Server) or goes_on:
+        assert party.state is state
+    else:
+        assert party.state is ClientState.ABORTED
+    if VECTORS[name]["change"]["does"] == "alter" and last["do"] == "receive":
+        deliver_the_good_message(replay, VECTORS[name], goes_on=goes_on)
+
+
+def deliver_the_good_message(replay: Replay, vector: Vector, *, goes_on: bool) -> None:
+    """Find that it comes too late, unless nobody could tell what the altered one was."""
+    change = vector["change"]
+    good = next(
+        operation
+        for operation in VECTORS[vector["base"]]["operations"]
+        if (operation["role"], operation.get("message")) == (change["role"], change["message"])
+    )
+    if goes_on:
+        replay.perform(good)
+        return
+    with pytest.raises(PeerError) as late:
+        replay.perform(good)
+    assert late.value.reason is (Reason.NOT_ELIGIBLE if change["role"] == "server" else Reason.WRONG_KIND)
+
+
+@pytest.mark.parametrize("name", ENDING_WELL)
+def test_one_change_is_overcome_and_named(name: str) -> None:
+    replay, last = replayed_but_for_the_last(name)
+    replay.perform(last)
+    party = replay.party(last)
+    errors = party.faults if isinstance(party, Server) else party.complaints
+    found = [{"reason": str(error.reason), "culprits": sorted(named(error.culprits))} for error in errors]
+    assert found == last.get("faults", []) + last.get("complaints", [])
+    assert found
+    if last["do"] == "unmask":
+        assert replay.result == VECTORS[VECTORS[name]["base"]]["result"]
+
+
+def replayed_but_for_the_last(name: str) -> tuple[Replay, Vector]:
+    vector = VECTORS[name]
+    replay = Replay(VECTORS[vector["base"]])
+    *before, last = operations_of(vector)
+    for operation in before:
+        replay.perform(operation)
+    return replay, last
+
+
+def is_refused_unread(name: str) -> bool:
+    """Whether the change is in the header, so that nobody can tell whether the message was due."""
+    return int(VECTORS[name]["change"].get("at", HEADER_BYTES)) < HEADER_BYTES
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_negative_vector_differs_from_its_base_in_one_place(name: str) -> None:
+    vector = VECTORS[name]
+    base, change = VECTORS[vector["base"]], vector["change"]
+    expected = list(base["operations"])
+    place = next(
+        place
+        for place, operation in enumerate(expected)
+        if (operation["role"], operation.get("message")) == (change["role"], change["message"])
+    )
+    changed = {key: value for key, value in expected[place].items() if key != "sends"}
+    if "removes" in change:
+        message, at = bytes.fromhex(base["messages"][change["message"]]), change["at"]
+        removed, inserted = bytes.fromhex(change["removes"]), bytes.fromhex(change["inserts"])
+        assert message[at : at + len(removed)] == removed != inserted
+        assert max(len(removed), len(inserted)) <= LONGEST_CHANGE
+        changed["message"] = (message[:at] + inserted + message[at + len(removed) :]).hex()
+    if "from" in change:
+        assert changed["from"] != change["from"]
+        changed["from"] = change["from"]
+    match change["does"]:
+        case "alter" | "send as":
+            expected[place] = changed
+        case "repeat":
+            expected.insert(place + 1, changed)
+        case "omit":
+            del expected[place - 1 : place + 1]
+        case other:
+            raise AssertionError(f"no vector may {other}")
+    found = list(operations_of(vector))
+    assert without_outcome(found[-1]) == without_outcome(expected[len(found) - 1])
+    assert found[:-1] == expected[: len(found) - 1]
+
+
+def without_outcome(operation: Vector) -> Vector:
+    return {
+        key: value
+        for key, value in operation.items()
+        if key not in {"sends", "expect", "culprits", "faults", "complaints"}
+    }
+
+
+# --- The set of vectors -----------------------------------------------------------------------------------------------
+
+
+def test_the_vectors_cover_every_kind_of_message() -> None:
+    kinds = {kind for table in (CLIENT_TRANSITIONS, SERVER_TRANSITIONS) for kind, _ in table.values()}
+    covered = {message_kind(bytes.fromhex(sent)) for name in POSITIVE for sent in VECTORS[name]["messages"].values()}
+    assert covered == kinds
+    changed = {VECTORS[name]["change"]["message"].rpartition("/")[2] for name in CHANGED}
+    assert changed == {"offer", *(kind.name.lower() for kind in kinds if kind.name != "SESSION_OFFER")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "suite", "topology"),
+    [
+        ("semi_honest", "x25519-aes128", "full"),
+        ("semi_honest", "x25519-aes128", "sparse"),
+        ("active", "x25519-aes128", "full"),
+        ("active", "x25519-aes128", "sparse"),
+        ("semi_honest", "mlkem768x25519-aes256", "sparse"),
+        ("active", "mlkem768x25519-aes256", "full"),
+    ],
+)
+def test_a_positive_vector_has_this_mode_suite_and_topology(mode: str, suite: str, topology: str) -> None:
+    parameters = [VECTORS[name]["parameters"] for name in POSITIVE]
+    assert (mode, suite, topology) in [(each["mode"], each["suite"], each["topology"]) for each in parameters]
+
+
+def test_somebody_drops_out_before_every_round() -> None:
+    gone_by = {at for name in POSITIVE for at in VECTORS[name]["dropouts"].values()}
+    assert gone_by == {0, 1, 2, 3, 4}
+
+
+def test_the_negative_vectors_end_in_every_reason_that_a_message_can_give() -> None:
+    reasons = {VECTORS[name]["operations"][-1]["expect"] for name in NEGATIVE}
+    assert reasons == {str(reason) for reason in GIVEN_BY_A_MESSAGE}
+
+
+GIVEN_BY_A_MESSAGE = {
+    Reason.ALREADY_ANSWERED,
+    Reason.AUTHENTICATION_FAILED,
+    Reason.BELOW_FLOOR,
+    Reason.CHECK_WORDS_MISMATCH,
+    Reason.COMMITMENT_MISMATCH,
+    Reason.NOT_CANONICAL,
+    Reason.NOT_ELIGIBLE,
+    Reason.PARAMETER_OUT_OF_RANGE,
+    Reason.PUBLIC_KEY_LOW_ORDER,
+    Reason.PUBLIC_KEY_NOT_CANONICAL,
+    Reason.PUBLIC_KEY_REUSED,
+    Reason.QUORUM_NOT_MET,
+    Reason.ROSTER_INVALID,
+    Reason.SHARE_OUT_OF_RANGE,
+    Reason.SURVIVORS_INVALID,
+    Reason.THRESHOLD_NOT_MET,
+    Reason.TRAILING_BYTES,
+    Reason.TRUNCATED,
+    Reason.WRONG_KIND,
+    Reason.WRONG_SESSION,
+    Reason.WRONG_VERSION,
+}
+
+
+def test_the_readme_names_the_vectors_that_are_not_negative() -> None:
+    text = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    assert [name for name in (*POSITIVE, *ACCUMULATED) if f"| `{name}` |" not in text] == []
+
+
+def test_the_generator_makes_the_vectors_as_they_are(generator: ModuleType) -> None:
+    made = dict(generator.vectors(VECTORS))
+    assert made.keys() == VECTORS.keys()
+    assert [name for name in made if json.loads(generator.to_text(made[name])) != VECTORS[name]] == []

@@ -1,0 +1,476 @@
+"""Make the vectors of the pairwise-mask protocol: ``python tests/vectors/generate.py`` writes them where they belong.
+
+Positive vectors come out of the library, driven with recorded coins. What a negative vector expects is written down in
+``NEGATIVES`` by hand and not taken from the library. Nothing here is random, except what HPKE draws inside the backend;
+where a vector exists, its ciphertexts are taken over after everything around them was found equal, so that running this
+again changes no file unless the protocol has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.identifiers import ClientId
+from secagg.identity import Authority, SigningKey, issue_certificate
+from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.protocols.pairwise_mask import (
+    Client,
+    ClientInput,
+    Server,
+    SessionConfiguration,
+    SessionPlan,
+    Topology,
+    plan_session,
+)
+from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS
+from secagg.ring import RingVector
+from secagg.secret import Secret
+from secagg.simulation.insecure_coins import InsecureRecordedCoins
+from secagg.wire import MessageKind, message_kind
+
+from .negative_cases import NEGATIVES, negative
+
+FOLDER = Path(__file__).resolve().parent / "pairwise_mask"
+PROTOCOL = "pairwise_mask/1"
+POSITIVE = "tests/vectors/generate.py, from the library; recomputed by tests/protocols/pairwise_mask/slow_reference"
+NEGATIVE = "tests/vectors/generate.py, one change to its base; the expectation is written by hand"
+Vector = dict[str, Any]
+ODD_WIDTHS = ((1, 9), (7, 5), (20, 6), (33, 3), (64, 2))
+
+
+# --- Positive vectors -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What one session is like; everything drawn in it follows from its name."""
+
+    name: str
+    comment: str
+    clients: tuple[int, ...]
+    layout: tuple[tuple[int, int], ...] = ((20, 5), (7, 3))
+    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    committee: tuple[int, int] | None = None
+    dropouts: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Which client sends nothing from which round on."""
+    runs: int = 0
+    """How many derived runs are accumulated; 0 for one run that is written down."""
+
+    def derive(self, run: int, *parts: str, size: int) -> bytes:
+        """Return bytes that follow from the scenario's name and from what they are for."""
+        return hashlib.shake_256("/".join((PROTOCOL, self.name, str(run), *parts)).encode()).digest(size)
+
+
+SMALL = tuple(range(1, 5))
+SPARSE = tuple(range(10, 90, 10))
+ACTIVE = {"mode": SecurityMode.ACTIVE}
+SEMI_HONEST = {"mode": SecurityMode.SEMI_HONEST}
+FULL, RING = {"topology": Topology.FULL}, {"topology": Topology.SPARSE}
+SCENARIOS = (
+    Scenario(
+        name="semi_honest_full",
+        comment="everybody stays; segments of 1, 7, 20, 33 and 64 bits",
+        clients=SMALL,
+        layout=ODD_WIDTHS,
+        plan=SEMI_HONEST | FULL,
+    ),
+    Scenario(
+        name="semi_honest_full_wide_ids",
+        comment="a second attempt of a late round, 40 check words, weights, ids from 0 to 2^64 - 1",
+        clients=(0, 1, 130, 2**32, 2**64 - 2, 2**64 - 1, 2**63),
+        layout=((64, 1), (1, 1)),
+        plan=SEMI_HONEST
+        | FULL
+        | {"maximum_weight": 2**32 - 1, "check_words": 40, "round_number": 2**53 + 1, "attempt": 1, "dropped": 1}
+        | {"minimum_cohort": 6}
+        | {"task": b"\xff\x00 task", "model_digest": bytes(range(32)), "application_digest": bytes(range(32, 64))},
+        dropouts={130: 4},
+    ),
+    Scenario(
+        name="semi_honest_sparse_dropouts_everywhere",
+        comment="one client is gone before each of the rounds 0, 1, 2 and 4",
+        clients=SPARSE,
+        layout=((33, 4), (7, 7), (1, 3)),
+        plan=SEMI_HONEST | RING | {"dropped": 2, "late": 1, "maximum_weight": 3},
+        dropouts={20: 0, 60: 1, 40: 2, 80: 4},
+    ),
+    Scenario(
+        name="active_full",
+        comment="everybody stays; every message is signed",
+        clients=SMALL,
+        layout=ODD_WIDTHS,
+        plan=ACTIVE | FULL,
+    ),
+    Scenario(
+        name="active_full_one_dropout_after_sharing",
+        comment="client 3 shares keys and uploads nothing; weights",
+        clients=tuple(range(1, 7)),
+        plan=ACTIVE | FULL | {"dropped": 1, "maximum_weight": 5},
+        dropouts={3: 2},
+    ),
+    Scenario(
+        name="active_full_one_dropout_before_confirming",
+        comment="client 2 uploads and is gone before the consistency check",
+        clients=tuple(range(1, 7)),
+        plan=ACTIVE | FULL | {"dropped": 1},
+        dropouts={2: 3},
+    ),
+    Scenario(
+        name="active_sparse_committee",
+        comment="a committee of 4 of 8 certifies the survivors; one of its members is gone before uploading",
+        clients=SPARSE,
+        layout=((1, 4), (33, 3)),
+        plan=ACTIVE | RING | {"dropped": 1, "maximum_weight": 2},
+        committee=(4, 3),
+        dropouts={40: 2},
+    ),
+    Scenario(
+        name="active_sparse_one_dropout_before_unmasking",
+        comment="everybody certifies; one client is gone before sharing keys and one before unmasking",
+        clients=tuple(range(1, 10)),
+        layout=((64, 3), (20, 2)),
+        plan=ACTIVE | RING | {"dropped": 2},
+        dropouts={4: 1, 8: 4},
+    ),
+    Scenario(
+        name="hybrid_semi_honest_sparse",
+        comment="the hybrid suite; two clients share keys and upload nothing",
+        clients=tuple(range(1, 7)),
+        layout=((20, 3),),
+        plan=SEMI_HONEST | RING | {"suite": Suite.HYBRID, "dropped": 2},
+        dropouts={2: 2, 5: 2},
+    ),
+    Scenario(
+        name="hybrid_active_full",
+        comment="the hybrid suite, signed; one client shares keys and uploads nothing; some are half a ring apart",
+        clients=tuple(range(1, 7)),
+        layout=((33, 2),),
+        plan=ACTIVE | FULL | {"suite": Suite.HYBRID, "dropped": 1},
+        dropouts={4: 2},
+    ),
+    Scenario(
+        name="accumulated_semi_honest_sparse",
+        comment="32 clients, 4 runs; dropouts in every round",
+        clients=tuple(range(3, 163, 5)),
+        layout=ODD_WIDTHS,
+        plan=SEMI_HONEST | RING | {"corrupted": 1, "dropped": 3, "late": 1, "maximum_weight": 100},
+        dropouts={8: 0, 43: 1, 78: 2, 113: 4},
+        runs=4,
+    ),
+    Scenario(
+        name="accumulated_active_sparse",
+        comment="32 clients, 3 runs; dropouts in every round",
+        clients=tuple(range(7, 7 + 32 * 1000, 1000)),
+        layout=ODD_WIDTHS,
+        plan=ACTIVE | RING | {"corrupted": 1, "dropped": 4, "late": 1, "maximum_weight": 100},
+        dropouts={1007: 0, 9007: 1, 12007: 2, 20007: 3, 29007: 4},
+        runs=3,
+    ),
+)
+
+
+def configure(scenario: Scenario, run: int) -> Vector:
+    """Return a vector up to its operations: parameters, coins, identities, inputs."""
+    server = scenario.derive(run, "coins", "server", size=64)
+    layout = Layout(tuple(RingSegment(*segment) for segment in scenario.layout))
+    identities = {
+        role: scenario.derive(run, "identity", role, size=32)
+        for role in ("authority", *(f"client/{client}" for client in scenario.clients))
+        if scenario.plan["mode"] is SecurityMode.ACTIVE
+    }
+    authority = _signing_key(identities["authority"]).public_key if identities else bytes(32)
+    asked: Vector = {"corrupted": 0, "dropped": 0, "minimum_cohort": 3, **scenario.plan}
+    plan = plan_session(
+        layout,
+        InsecureRecordedCoins(server),
+        **asked,
+        population=len(scenario.clients),
+        authority=authority,
+    )
+    configuration = plan.configuration
+    if scenario.committee is not None:
+        size, quorum = scenario.committee
+        configuration = replace(configuration, committee_size=size, quorum=quorum)
+    coins, inputs, weights = dict[str, str](), dict[str, list[list[str]]](), dict[str, str]()
+    for client in scenario.clients:
+        role = f"client/{client}"
+        # A root of the channel, a root of the masks and a self-mask seed, and the coefficients of two polynomials.
+        size = 32 * (3 + 2 * (configuration.threshold - 1)) if scenario.dropouts.get(client, 5) > 1 else 96
+        coins[role] = scenario.derive(run, "coins", role, size=size if scenario.dropouts.get(client, 5) else 0).hex()
+        drawn = scenario.derive(run, "input", role, size=8 * sum(length for _, length in scenario.layout))
+        words = [int.from_bytes(drawn[start : start + 8], "little") for start in range(0, len(drawn), 8)]
+        values = iter(words)
+        inputs[role] = [[str(next(values) % 2**bits) for _ in range(length)] for bits, length in scenario.layout]
+        chosen = int.from_bytes(scenario.derive(run, "weight", role, size=8), "little")
+        weights[role] = str(1 + chosen % configuration.maximum_weight)
+    return {
+        "parameters": _parameters(configuration),
+        "plan": {"corrupted": plan.corrupted, "dropped": plan.dropped, "privacy_bits": plan.privacy_bits},
+        "floors": {
+            "minimum_cohort": 3,
+            "minimum_threshold": 2,
+            "minimum_modulus_bits": min(bits for bits, _ in scenario.layout),
+            "maximum_length": sum(length for _, length in scenario.layout),
+            "maximum_population": len(scenario.clients),
+            "assumed_corrupted": plan.corrupted,
+            "privacy_bits": plan.privacy_bits,
+            "capacity": str(configuration.maximum_total_weight),
+        },
+        "coins": {"server": server.hex(), **coins},
+        "identities": {role: seed.hex() for role, seed in identities.items()},
+        "inputs": inputs,
+        "weights": weights,
+        "dropouts": {f"client/{client}": gone_by for client, gone_by in scenario.dropouts.items()},
+    }
+
+
+def _parameters(configuration: SessionConfiguration) -> Vector:
+    written = Vector()
+    for name in (item.name for item in fields(configuration) if item.init):
+        value = getattr(configuration, name)
+        match value:
+            case bytes():
+                written[name] = value.hex()
+            case Layout():
+                written[name] = [[segment.modulus_bits, segment.length] for segment in value.require_rings()]
+                written["layout_version"] = value.version.hex()
+            case int():
+                written[name] = str(value) if name == "round_number" else value
+            case _:
+                written[name] = str(value)
+    return written
+
+
+def configuration_of(parameters: Mapping[str, Any]) -> SessionConfiguration:
+    """Return the configuration that the parameters of a vector describe."""
+    given = dict(parameters)
+    version = bytes.fromhex(given.pop("layout_version"))
+    given["layout"] = Layout(tuple(RingSegment(*segment) for segment in given["layout"]), version)
+    given["round_number"] = int(given["round_number"])
+    for name, kind in (("mode", SecurityMode), ("suite", Suite), ("topology", Topology)):
+        given[name] = kind(given[name])
+    read: dict[str, Any] = {name: _read(value) for name, value in given.items()}
+    return SessionConfiguration(**read)
+
+
+def _read(value: Any) -> Any:
+    """Read hexadecimal; a member of an enumeration is not of this very type."""
+    return bytes.fromhex(value) if type(value) is str else value
+
+
+# --- Playing a session ------------------------------------------------------------------------------------------------
+
+
+class Play:
+    """A session of the library, written down message by message."""
+
+    def __init__(self, vector: Vector, recorded: Mapping[str, str]) -> None:
+        """Prepare the parties; ``recorded`` holds the messages of an earlier time."""
+        self.operations = list[Vector]()
+        self.messages = dict[str, str]()
+        self.fresh = dict[str, list[list[int]]]()
+        self._vector, self._recorded = vector, recorded
+        configuration, opening = configuration_of(vector["parameters"]), bytes.fromhex(vector["coins"]["server"])[:32]
+        self._server = Server(SessionPlan(configuration, opening, **vector["plan"]))
+        self._coins = {role: InsecureRecordedCoins(bytes.fromhex(vector["coins"][role])) for role in vector["inputs"]}
+        self._clients = {role: self._client(role, configuration.layout) for role in vector["inputs"]}
+
+    def run(self) -> Vector:
+        """Play all rounds, and return the vector with its operations, its messages and its result."""
+        server, gone_by = self._server, self._vector["dropouts"]
+        self._note(0, "server", "start", sends=["offer"])
+        self.messages["offer"] = server.offer.hex()
+        pending = dict.fromkeys(sorted(self._clients, key=_number), "offer")
+        for stage, (state, (answer, _)) in enumerate(SERVER_TRANSITIONS.items()):
+            if server.state is not state:
+                continue
+            for role, name in pending.items():
+                if gone_by.get(role, 5) > stage:
+                    self._exchange(stage, role, name, f"{role}/{answer.name.lower()}")
+            if answer is MessageKind.UNMASKING_SHARES:
+                break
+            outgoing = list(server.close_round())
+            kind = message_kind(outgoing[0].message).name.lower()
+            pending = {str(item.receiver): f"{item.receiver}/{kind}" for item in outgoing}
+            for item in outgoing:
+                self.messages[pending[str(item.receiver)]] = item.message.hex()
+            self._note(stage, "server", "close_round", sends=list(pending.values()))
+        self._note(4, "server", "unmask")
+        result = result_of(server.unmask())
+        if not all(self._coins[role].is_exhausted for role in self._coins):
+            raise ValueError("more coins are recorded than drawn")
+        fresh = {"fresh": self.fresh} if self.fresh else {}
+        return {**self._vector, **fresh, "messages": self.messages, "operations": self.operations, "result": result}
+
+    def _client(self, role: str, layout: Layout) -> Client:
+        floors, identities = dict(self._vector["floors"]), self._vector["identities"]
+        client, capacity, signed = ClientId(_number(role)), int(floors.pop("capacity")), dict[str, Any]()
+        if identities:
+            authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
+            signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
+            signed["certificate"] = issue_certificate(authority, client, own.public_key)
+        return Client(
+            client,
+            ClientInput(_payload(layout, self._vector["inputs"][role]), int(self._vector["weights"][role])),
+            floors=ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors),
+            capacity=capacity,
+            coins=self._coins[role],
+            **signed,
+        )
+
+    def _exchange(self, stage: int, role: str, name: str, answer: str) -> None:
+        """Hand a client its message and the server the client's answer."""
+        [sent] = self._clients[role].receive(bytes.fromhex(self.messages[name]))
+        self._note(stage, role, "receive", message=name, sends=[answer])
+        if answer.endswith("encrypted_shares") and (ranges := self._fresh_ranges(role)):
+            self.fresh[answer] = ranges
+            before = bytes.fromhex(self._recorded.get(answer, ""))
+            if blank(before, ranges) == blank(sent, ranges):
+                sent = before
+        self.messages[answer] = sent.hex()
+        self._server.receive(self._clients[role].client, sent)
+        self._note(stage, "server", "receive", **{"from": role}, message=answer)
+
+    def _fresh_ranges(self, role: str) -> list[list[int]]:
+        """Return where coins of HPKE's own show in what a client shares: in what is sealed, and in the signature."""
+        configuration, roster = self._server.configuration, self._server.roster
+        if configuration.suite is Suite.CLASSIC:
+            return []
+        own = roster.position_of(ClientId(_number(role)))
+        is_active = configuration.mode is SecurityMode.ACTIVE
+        ranges, at = [[39, 64]] if is_active else list[list[int]](), 39 + 64 * is_active
+        for neighbour in roster.graph.neighbours(own or 0):
+            ranges.append([at, 1200])
+            at += 1200
+            if roster.graph.sends_edge_seed(own or 0, neighbour):
+                ranges.append([at + 32, 1168])
+                at += 1200
+            at += 32 * is_active
+        return ranges
+
+    def _note(self, stage: int, role: str, does: str, **rest: Any) -> None:
+        self.operations.append({"round": stage, "role": role, "do": does, **rest, "expect": "ok"})
+
+
+def result_of(aggregate: Aggregate) -> Vector:
+    """Write down a sum."""
+    return {
+        "values": [[str(value) for value in segment.tolist()] for segment in aggregate.values],
+        "contributors": str(aggregate.contributors),
+        "total_weight": str(aggregate.total_weight),
+    }
+
+
+def blank(message: bytes, ranges: list[list[int]]) -> bytes:
+    """Return a message with zeros where it cannot be repeated."""
+    blanked = bytearray(message)
+    for at, length in ranges:
+        blanked[at : at + length] = bytes(len(blanked[at : at + length]))
+    return bytes(blanked)
+
+
+def accumulate(vector: Vector, absorbed: Any) -> None:
+    """Absorb one run: every message and the result, in the order of their names, each behind its length."""
+    values = [value for segment in vector["result"]["values"] for value in segment]
+    result = ",".join([*values, vector["result"]["contributors"], vector["result"]["total_weight"]]).encode()
+    messages = {name: bytes.fromhex(message) for name, message in vector["messages"].items()}
+    for name, message in sorted({**messages, "result": result}.items()):
+        for part in (name.encode(), message):
+            absorbed.update(len(part).to_bytes(4, "big") + part)
+
+
+def _payload(layout: Layout, values: list[list[str]]) -> Payload:
+    def vector(segment: RingSegment, written: list[str]) -> RingVector:
+        return np.array([int(value) for value in written], dtype=segment.ring.word)
+
+    pairs = zip(layout.require_rings(), values, strict=True)
+    return Payload(layout, tuple(vector(segment, written) for segment, written in pairs))
+
+
+def _signing_key(seed: bytes | str) -> SigningKey:
+    return SigningKey(Secret("signing_seed", bytes.fromhex(seed) if isinstance(seed, str) else seed))
+
+
+def _number(role: str) -> int:
+    return int(role.removeprefix("client/"))
+
+
+def positive(scenario: Scenario, recorded: Mapping[str, str]) -> Vector:
+    """Return a positive vector, or the digest of many."""
+    head = {"schema": 1, "protocol": PROTOCOL, "claims": list[str](), "provenance": POSITIVE}
+    head["comment"] = scenario.comment
+    if not scenario.runs:
+        return head | Play(configure(scenario, 0), recorded).run()
+    absorbed = hashlib.shake_128()
+    for run in range(scenario.runs):
+        accumulate(Play(configure(scenario, run), {}).run(), absorbed)
+    first = configure(scenario, 0)
+    shape = {name: first[name] for name in ("plan", "floors", "dropouts")}
+    parameters = {name: value for name, value in first["parameters"].items() if name not in _DRAWN}
+    clients = [f"client/{client}" for client in scenario.clients]
+    accumulated = {"runs": scenario.runs, "digest": absorbed.hexdigest(32)}
+    return head | {"parameters": parameters, **shape, "clients": clients, "accumulated": accumulated}
+
+
+_DRAWN = ("authority", "graph_commitment", "server_nonce")
+"""Parameters that differ from run to run."""
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def vectors(recorded: Mapping[str, Vector]) -> Iterator[tuple[str, Vector]]:
+    """Make every vector; ``recorded`` are those of an earlier time, by their names."""
+    bases = dict[str, Vector]()
+    for scenario in SCENARIOS:
+        bases[scenario.name] = positive(scenario, recorded.get(scenario.name, {}).get("messages", {}))
+        yield scenario.name, bases[scenario.name]
+    for case in NEGATIVES:
+        head = {"schema": 1, "protocol": PROTOCOL, "claims": list[str](), "provenance": NEGATIVE}
+        yield case.name, head | {"comment": case.name.replace("_", " ")} | negative(case, bases[case.base])
+
+
+def to_text(vector: Vector) -> str:
+    """Write a vector with one line for each operation, message and input."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in vector.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    match value:
+        case {"runs": _} | []:
+            return json.dumps(value)
+        case dict():
+            items = cast("dict[str, object]", value).items()
+            return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(item)}" for key, item in items) + "\n }"
+        case list():
+            return "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in cast("list[object]", value)) + "\n ]"
+        case _:
+            return json.dumps(value)
+
+
+def committed() -> dict[str, Vector]:
+    """Read the vectors as they are."""
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))}
+
+
+def main() -> None:
+    """Write every vector, and remove those that are no more."""
+    FOLDER.mkdir(exist_ok=True)
+    made = dict(vectors(committed()))
+    for file in FOLDER.glob("*.json"):
+        if file.stem not in made:
+            file.unlink()
+    for name, vector in made.items():
+        (FOLDER / f"{name}.json").write_text(to_text(vector), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

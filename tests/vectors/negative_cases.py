@@ -1,0 +1,498 @@
+"""What a party must refuse: one change to a good session each, and the reason and the culprits that it must end in.
+
+The expectations are written by hand, from ``protocols/pairwise_mask/README.md`` and the attributions in ``Reason``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Vector = dict[str, Any]
+Messages = Mapping[str, str]
+Edit = Callable[[bytes, Messages], tuple[int, int, bytes]]
+"""From a message and all messages: where it is cut, how many bytes are taken out, and what takes their place."""
+SERVER = "server/0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Negative:
+    """A good session with one change."""
+
+    name: str
+    base: str
+    message: str
+    """The message that is changed, left out, or sent again."""
+    edit: Edit | None = None
+    does: str = "alter"
+    sender: str = ""
+    expect: str
+    culprits: tuple[str, ...] = ()
+    fails: str = ""
+    """What the server does when the change shows: "unmask" or "close_round"; by default it shows at once."""
+    complaints: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    faults: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
+
+
+# --- Edits ------------------------------------------------------------------------------------------------------------
+
+
+def flip(at: int, bits: int = 1) -> Edit:
+    """Change bits of one byte; a negative place counts from the end."""
+    return lambda message, _: (at % len(message), 1, bytes([message[at] ^ bits]))
+
+
+def put(at: int, data: bytes) -> Edit:
+    """Write over what stands there."""
+    return lambda _, __: (at, len(data), data)
+
+
+def put_number(at: int, value: int, size: int = 4) -> Edit:
+    """Write another integer."""
+    return put(at, value.to_bytes(size, "big"))
+
+
+def copy(at: int, length: int, source: str, start: int) -> Edit:
+    """Write what stands somewhere else in the session."""
+    return lambda _, messages: (at, length, bytes.fromhex(messages[source])[start : start + length])
+
+
+def splice(at: int, removed: int, inserted: bytes) -> Edit:
+    """Take out bytes, and put others in their place."""
+    return lambda _, __: (at, removed, inserted)
+
+
+def cut_last(message: bytes, _: Messages) -> tuple[int, int, bytes]:
+    """Leave out the last byte."""
+    return len(message) - 1, 1, b""
+
+
+def append(message: bytes, _: Messages) -> tuple[int, int, bytes]:
+    """Add a byte at the end."""
+    return len(message), 0, b"\0"
+
+
+# --- The cases --------------------------------------------------------------------------------------------------------
+
+
+def _server_refuses(
+    base: str, kind: str, cases: Mapping[str, tuple[Edit, str] | tuple[Edit, str, str]]
+) -> list[Negative]:
+    """Let the server refuse a message of client 2, which is to blame, alone or with another client."""
+    return [
+        Negative(
+            name=name,
+            base=base,
+            message=f"client/2/{kind}",
+            edit=case[0],
+            expect=case[1],
+            culprits=(*case[2:], "client/2"),
+        )
+        for name, case in cases.items()
+    ]
+
+
+def _client_refuses(
+    base: str,
+    message: str,
+    cases: Mapping[str, tuple[Edit, str] | tuple[Edit, str, str]],
+    blamed: tuple[str, ...] = (SERVER,),
+) -> list[Negative]:
+    """Let a client refuse a message of the server, which is to blame, alone or with a client whose bytes it relayed."""
+    return [
+        Negative(name=name, base=base, message=message, edit=case[0], expect=case[1], culprits=(*case[2:], *blamed))
+        for name, case in cases.items()
+    ]
+
+
+PLAIN, SIGNED, WIDE = "semi_honest_full", "active_full", "semi_honest_full_wide_ids"
+SPARSE, HYBRID = "semi_honest_sparse_dropouts_everywhere", "hybrid_semi_honest_sparse"
+NEGATIVES: tuple[Negative, ...] = (
+    # Round 0, the server takes an advertisement: T0 at 7, id at 39, channel key at 47, mask key at 79, commitment at
+    # 111, identity key at 143, certificate at 175, signature at 239.
+    *_server_refuses(
+        PLAIN,
+        "key_advertisement",
+        {
+            "low_order_mask_key": (put(79, bytes(32)), "public_key_low_order"),
+            "non_canonical_channel_key": (flip(78, 0x80), "public_key_not_canonical"),
+            "truncated_advertisement": (cut_last, "truncated"),
+            "trailing_byte_after_advertisement": (append, "trailing_bytes"),
+            "wrong_version": (put(4, b"\x02"), "wrong_version"),
+            "foreign_magic": (put(0, b"s"), "not_canonical"),
+            "unknown_kind": (put_number(5, 0xFFFF, 2), "not_canonical"),
+            "wrong_kind_to_the_server": (put_number(5, 19, 2), "wrong_kind"),
+            "advertisement_for_another_attempt": (flip(7), "wrong_session"),
+            "advertisement_in_anothers_name": (put_number(39, 3, 8), "not_eligible"),
+            "duplicate_key": (copy(79, 32, "client/1/key_advertisement", 79), "public_key_reused", "client/1"),
+            "one_key_in_two_roles": (copy(79, 32, "client/2/key_advertisement", 47), "public_key_reused"),
+        },
+    ),
+    *_server_refuses(
+        SIGNED,
+        "key_advertisement",
+        {
+            "bad_certificate": (flip(175), "authentication_failed"),
+            "bad_signature_on_advertisement": (flip(239), "authentication_failed"),
+            "altered_commitment_under_signature": (flip(111), "authentication_failed"),
+        },
+    ),
+    *_server_refuses(
+        HYBRID,
+        "key_advertisement",
+        {
+            "non_canonical_mlkem_key": (put(47, b"\xff\xff\xff"), "public_key_not_canonical"),
+            "low_order_half_of_hybrid_key": (put(47 + 1184, bytes(32)), "public_key_low_order"),
+        },
+    ),
+    Negative(
+        name="second_advertisement",
+        base=PLAIN,
+        message="client/2/key_advertisement",
+        does="repeat",
+        edit=flip(111),
+        expect="already_answered",
+        culprits=("client/2",),
+    ),
+    # Round 1, the server takes encrypted shares: ctx at 7, then a signature (active) and the entries.
+    *_server_refuses(
+        PLAIN,
+        "encrypted_shares",
+        {
+            "shares_for_another_session": (flip(7), "wrong_session"),
+            "truncated_shares": (cut_last, "truncated"),
+        },
+    ),
+    *_server_refuses(
+        SIGNED,
+        "encrypted_shares",
+        {
+            "bad_signature_on_shares": (flip(39), "authentication_failed"),
+            "altered_share_under_signature": (flip(103), "authentication_failed"),
+        },
+    ),
+    Negative(
+        name="shares_of_a_stranger",
+        base=PLAIN,
+        message="client/2/encrypted_shares",
+        does="send as",
+        sender="client/99",
+        expect="not_eligible",
+        culprits=("client/99",),
+    ),
+    # Round 2, the server takes an upload: ctx at 7, a signature (active), then segments of 1, 7, 20, 33 and 64 bits.
+    *_server_refuses(
+        PLAIN,
+        "masked_input",
+        {
+            "upload_for_another_session": (flip(7), "wrong_session"),
+            "truncated_upload": (cut_last, "truncated"),
+            "trailing_byte_after_upload": (append, "trailing_bytes"),
+            "upload_with_fill_bits_set": (flip(48, 0x80), "not_canonical"),
+        },
+    ),
+    *_server_refuses(SIGNED, "masked_input", {"bad_signature_on_view": (flip(39), "authentication_failed")}),
+    Negative(
+        name="upload_of_a_client_that_did_not_share",
+        base=SPARSE,
+        message="client/50/masked_input",
+        does="send as",
+        sender="client/60",
+        expect="not_eligible",
+        culprits=("client/60",),
+    ),
+    Negative(
+        name="altered_upload",
+        base=PLAIN,
+        message="client/2/masked_input",
+        edit=flip(39),
+        expect="check_words_mismatch",
+        fails="unmask",
+    ),
+    # Round 3, the server takes a signature on the survivors: ctx at 7, signature at 39.
+    *_server_refuses(
+        SIGNED,
+        "survivor_signature",
+        {
+            "bad_signature_on_survivors": (flip(39), "authentication_failed"),
+            "survivor_signature_for_another_session": (flip(7), "wrong_session"),
+        },
+    ),
+    Negative(
+        name="signature_of_a_client_that_did_not_contribute",
+        base="active_full_one_dropout_after_sharing",
+        message="client/2/survivor_signature",
+        does="send as",
+        sender="client/3",
+        expect="not_eligible",
+        culprits=("client/3",),
+    ),
+    Negative(
+        name="too_few_signatures",
+        base="active_sparse_committee",
+        message="client/30/survivor_signature",
+        does="omit",
+        expect="threshold_not_met",
+        fails="close_round",
+    ),
+    # Round 4, the server takes shares: ctx at 7, a byte for what is held at 39, the first share at 40.
+    *_server_refuses(
+        PLAIN,
+        "unmasking_shares",
+        {
+            "share_out_of_range": (put(40, b"\xff" * 32), "share_out_of_range"),
+            "answer_for_another_session": (flip(7), "wrong_session"),
+            "truncated_answer": (cut_last, "truncated"),
+        },
+    ),
+    Negative(
+        name="too_few_answers",
+        base=PLAIN,
+        message="client/2/unmasking_shares",
+        does="omit",
+        expect="threshold_not_met",
+        fails="unmask",
+    ),
+    Negative(
+        name="wrong_share",
+        base=PLAIN,
+        message="client/2/unmasking_shares",
+        edit=flip(71),
+        expect="commitment_mismatch",
+        fails="unmask",
+    ),
+    Negative(
+        name="wrong_share_that_was_committed_to",
+        base=SIGNED,
+        message="client/2/unmasking_shares",
+        edit=flip(71),
+        expect="commitment_mismatch",
+        culprits=("client/2",),
+        fails="unmask",
+    ),
+    Negative(
+        name="wrong_share_corrected",
+        base=WIDE,
+        message="client/0/unmasking_shares",
+        edit=flip(40 + 32 + 31),
+        expect="ok",
+        faults=(("commitment_mismatch", ("client/0",)),),
+        fails="unmask",
+    ),
+    Negative(
+        name="wrong_share_left_out",
+        base="active_full_one_dropout_before_confirming",
+        message="client/1/unmasking_shares",
+        edit=flip(71),
+        expect="ok",
+        faults=(("commitment_mismatch", ("client/1",)),),
+        fails="unmask",
+    ),
+    # Round 0, a client takes the offer: mode, suite, topology at 73, degree at 76, threshold at 80, committee at 84,
+    # quorum at 88, minimum cohort at 92, maximum population at 96, maximum weight at 100, layout at 104.
+    *_client_refuses(
+        PLAIN,
+        "client/2/offer",
+        {
+            "minimum_cohort_below_the_floor": (put_number(92, 2), "below_floor"),
+            "weights_above_the_capacity": (put_number(100, 2), "below_floor"),
+            "population_above_the_floor": (put_number(96, 5), "below_floor"),
+            "layout_of_another_input": (put_number(126, 8), "parameter_out_of_range"),
+        },
+        blamed=(),
+    ),
+    *_client_refuses(
+        SIGNED,
+        "client/2/offer",
+        {"another_authority": (flip(249), "parameter_out_of_range")},
+        blamed=(),
+    ),
+    *_client_refuses(
+        PLAIN,
+        "client/2/offer",
+        {
+            "threshold_of_one": (put_number(80, 1), "not_canonical"),
+            "unknown_suite": (put_number(74, 2, 1), "not_canonical"),
+            "truncated_offer": (cut_last, "truncated"),
+        },
+    ),
+    # Round 1, a client takes the roster: T0 at 7, the list's length at 39 and its bytes 01 00 00 00 at 43, root at 47,
+    # opening at 79, the number of entries at 111, entries from 115 on.
+    *_client_refuses(
+        PLAIN,
+        "client/2/advertised_keys",
+        {
+            "roster_of_another_attempt": (flip(7), "wrong_session"),
+            "second_encoding_of_the_roster": (splice(39, 5, b"\x00\x00\x00\x05\x81\x00"), "roster_invalid"),
+            "roster_without_its_receiver": (put(44, b"\x01"), "roster_invalid"),
+            "another_root": (flip(47), "roster_invalid"),
+            "another_opening": (flip(79), "roster_invalid"),
+            "altered_key_of_a_neighbour": (flip(115), "roster_invalid"),
+            "truncated_roster": (cut_last, "truncated"),
+        },
+    ),
+    *_client_refuses(
+        PLAIN,
+        "client/2/advertised_keys",
+        {"cohort_too_small": (splice(39, 8, b"\x00\x00\x00\x02\x01\x00"), "threshold_not_met")},
+        blamed=(),
+    ),
+    *_client_refuses(SPARSE, "client/30/advertised_keys", {"altered_proof": (flip(-1), "roster_invalid")}),
+    # Round 2, a client takes its neighbours' shares: ctx at 7, the sharers at 39, the first entry at 40; in active mode
+    # this is 112 bytes long, its signature follows at 152, the length of the path at 216, the path at 217.
+    *_client_refuses(
+        PLAIN,
+        "client/2/delivered_shares",
+        {
+            "delivery_for_another_session": (flip(7), "wrong_session"),
+            "sharers_without_the_receiver": (flip(39, 0x02), "survivors_invalid"),
+            "sharers_beyond_the_population": (flip(39, 0x10), "not_canonical"),
+            "wrong_kind_to_a_client": (put_number(5, 24, 2), "wrong_kind"),
+            "wrong_version_to_a_client": (put(4, b"\x02"), "wrong_version"),
+        },
+    ),
+    Negative(
+        name="tampered_share",
+        base=PLAIN,
+        message="client/2/delivered_shares",
+        edit=flip(40),
+        expect="ok",
+        complaints=(("authentication_failed", ("client/1", SERVER)),),
+    ),
+    *_client_refuses(
+        SIGNED,
+        "client/2/delivered_shares",
+        {
+            "tampered_share_under_signature": (flip(40), "authentication_failed", "client/1"),
+            "bad_signature_on_delivery": (flip(152), "authentication_failed", "client/1"),
+            "bad_path_of_delivery": (flip(217), "authentication_failed", "client/1"),
+            "path_too_short": (splice(216, 33, b"\x01"), "authentication_failed", "client/1"),
+        },
+    ),
+    # In the hybrid suite client 3 sends client 1 the seed of their edge: 1200 bytes for the shares from 40 on, then a
+    # commitment, then the seed, sealed.
+    *_client_refuses(
+        HYBRID,
+        "client/1/delivered_shares",
+        {
+            "tampered_seed_of_an_edge": (flip(1272), "authentication_failed", "client/3"),
+            "another_commitment_to_the_seed_of_an_edge": (flip(1240), "commitment_mismatch", "client/3"),
+        },
+    ),
+    # Round 3, a member takes the survivors: ctx at 7, sharers at 39, contributors at 40.
+    *_client_refuses(
+        SIGNED,
+        "client/2/survivor_set",
+        {
+            "survivors_of_another_session": (flip(7), "wrong_session"),
+            "survivors_without_the_receiver": (flip(40, 0x02), "survivors_invalid"),
+            "other_sharers_than_before": (flip(39, 0x08), "survivors_invalid"),
+        },
+    ),
+    *_client_refuses(
+        "active_sparse_one_dropout_before_unmasking",
+        "client/2/survivor_set",
+        {"contributor_that_did_not_share": (flip(41, 0x08), "survivors_invalid")},
+    ),
+    # Round 4, a client takes the request: ctx at 7, contributors at 39, the number of endorsements at 40, endorsements
+    # of 164 bytes from 44 on (position, identity key, certificate, signature), the number of views at 536, views.
+    *_client_refuses(
+        SIGNED,
+        "client/2/unmasking_request",
+        {
+            "request_of_another_session": (flip(7), "wrong_session"),
+            "request_without_the_receiver": (flip(39, 0x02), "survivors_invalid"),
+            "request_for_another_set_than_signed": (flip(39, 0x08), "survivors_invalid"),
+            "one_endorsement_twice": (put_number(44 + 164, 0), "quorum_not_met"),
+            "too_few_endorsements": (splice(40, 4 + 164, b"\x00\x00\x00\x02"), "quorum_not_met"),
+            "bad_endorsement": (flip(144), "authentication_failed"),
+            "bad_view": (flip(540), "authentication_failed", "client/1"),
+            "view_left_out": (splice(536, 4 + 64, b"\x00\x00\x00\x02"), "quorum_not_met"),
+        },
+    ),
+    *_client_refuses(
+        PLAIN,
+        "client/2/unmasking_request",
+        {
+            "views_in_semi_honest_mode": (splice(44, 4, b"\x00\x00\x00\x01" + bytes(64)), "trailing_bytes"),
+            "contributors_without_the_receiver": (flip(39, 0x02), "survivors_invalid"),
+        },
+    ),
+    *_client_refuses(
+        PLAIN,
+        "client/2/unmasking_request",
+        {"too_few_contributing_neighbours": (flip(39, 0x08), "threshold_not_met")},
+        blamed=(),
+    ),
+    *_client_refuses(
+        WIDE,
+        "client/1/unmasking_request",
+        {"too_few_contributors": (put(39, b"\x1f"), "threshold_not_met")},
+        blamed=(),
+    ),
+    Negative(
+        name="second_unmasking_request",
+        base=PLAIN,
+        message="client/2/unmasking_request",
+        does="repeat",
+        edit=flip(39, 0x08),
+        expect="already_answered",
+        culprits=(SERVER,),
+    ),
+)
+
+
+# --- Vectors ----------------------------------------------------------------------------------------------------------
+
+
+def negative(case: Negative, base: Vector) -> Vector:
+    """Return the change, and the operations from the base's first to the one that fails."""
+    messages: Messages = base["messages"]
+    operations: list[Vector] = base["operations"]
+    receiver, _, shown = case.message.rpartition("/")
+    name = "offer" if shown == "offer" else case.message
+    is_taken_by_server = shown in _SENT_BY_CLIENTS
+    role = "server" if is_taken_by_server else receiver
+    index = next(place for place, each in enumerate(operations) if each["role"] == role and each.get("message") == name)
+    outcome: Vector = {"expect": case.expect, "culprits": list(case.culprits)}
+    change: Vector = {"does": case.does, "role": role, "message": name}
+    changed = {key: value for key, value in operations[index].items() if key not in {"sends", "expect"}}
+    if case.edit is not None:
+        whole = bytes.fromhex(messages[name])
+        at, removed, inserted = case.edit(whole, messages)
+        change |= {"at": at, "removes": whole[at : at + removed].hex(), "inserts": inserted.hex()}
+        changed["message"] = (whole[:at] + inserted + whole[at + removed :]).hex()
+    if case.sender:
+        change["from"] = changed["from"] = case.sender
+    steps: list[Vector] = [{"base": [0, index + (case.does == "repeat")]}]
+    if not case.fails:
+        if case.expect == "ok":
+            outcome = {"expect": "ok"}
+        if case.complaints:
+            outcome["complaints"] = _errors(case.complaints)
+        return {"base": case.base, "change": change, "operations": [*steps, changed | outcome]}
+    fails = next(place for place in range(index, len(operations)) if operations[place]["do"] == case.fails)
+    if case.does == "omit":
+        # The client does not send what the server then does not get.
+        steps = [{"base": [0, index - 1]}]
+    else:
+        steps.append(changed | {"expect": "ok"})
+    steps.append({"base": [index + 1, fails]})
+    last = {key: value for key, value in operations[fails].items() if key not in {"sends", "expect"}}
+    if case.expect == "ok":
+        outcome = {"expect": "ok", "faults": _errors(case.faults)}
+    return {"base": case.base, "change": change, "operations": [*steps, last | outcome]}
+
+
+_SENT_BY_CLIENTS = {
+    "key_advertisement",
+    "encrypted_shares",
+    "masked_input",
+    "survivor_signature",
+    "unmasking_shares",
+}
+
+
+def _errors(written: tuple[tuple[str, tuple[str, ...]], ...]) -> list[Vector]:
+    return [{"reason": reason, "culprits": list(culprits)} for reason, culprits in written]
