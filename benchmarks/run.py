@@ -11,6 +11,7 @@ from time import perf_counter
 
 import mask_expansion
 import packing
+import pairwise_mask
 import shamir
 from figures import Figure, machine
 
@@ -18,6 +19,7 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "mask expansion": mask_expansion.measure,
     "packing": packing.measure,
     "secret sharing": shamir.measure,
+    "pairwise masks": pairwise_mask.measure,
 }
 
 

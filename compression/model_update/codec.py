@@ -30,7 +30,6 @@ from secagg.contract import Aggregate, Layout, Payload, encode_update, public_pa
 from secagg.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason
 from secagg.layout import IndexSegment, RingSegment, Segment
-from secagg.ring import require_capacity
 
 MAXIMUM_EPOCH: Final = (1 << 64) - 1
 
@@ -123,7 +122,6 @@ class ModelUpdate:
             CapacityExceeded: the contributors' weight exceeds the capacity of a scheme.
         """
         self.require_layout(aggregate.layout)
-        require_capacity(aggregate.total_weight, self.capacity)
         total = dict[str, Tensor]()
         for tensor in self.tensors:
             with named(tensor.name):

@@ -31,8 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="secagg", description="Secure aggregation for federated learning.")
     parser.add_argument("--version", action="version", version=f"secagg {version('secagg')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="one masked sum with dropouts, in memory, with a picture of who sees what")
-    demo.add_argument("--clients", type=int, default=12, help="how many take part, 3 to 300 (default: %(default)s)")
+    demo = commands.add_parser("demo", help="a small session with dropouts, in memory, with a picture of who sees what")
+    demo.add_argument("--clients", type=int, default=12, help="how many take part, 3 to 100 (default: %(default)s)")
     demo.add_argument("--drop", type=int, help="how many vanish before they upload (default: 2, or fewer of few)")
     demo.add_argument(
         "--out",
@@ -41,6 +41,14 @@ def _parser() -> argparse.ArgumentParser:
         help="where the report and the picture go (default: %(default)s)",
     )
     demo.set_defaults(run=_demo)
+    _add_round_options(
+        commands.add_parser(
+            "round",
+            help="one whole session of pairwise masks in memory, with real cryptography, measured round by round",
+            description="Run one session of pairwise masks in memory, with real cryptography, and print what each "
+            "round took, who dropped out where, what was revealed, and whether the sum is exact.",
+        )
+    )
     sizes = commands.add_parser("sizes", help="the size cells of the paper's tables, computed, beside the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
@@ -48,10 +56,62 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_round_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
+    command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")
+    command.add_argument(
+        "--drop",
+        type=int,
+        default=5,
+        help="how many drop out, dealt out in turn to: before uploading, before unmasking, before sharing keys, before "
+        "the consistency check (active mode), before advertising keys (default: %(default)s)",
+    )
+    command.add_argument("--corrupted", type=int, help="how many the plan withstands (default: one in twenty)")
+    command.add_argument("--mode", choices=("active", "semi_honest"), default="active", help="(default: %(default)s)")
+    command.add_argument("--graph", choices=("sparse", "full"), default="sparse", help="(default: %(default)s)")
+    command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
+    command.add_argument(
+        "--bits",
+        type=int,
+        default=16,
+        help="of one input value; the ring has as many more as the sum needs (default: %(default)s)",
+    )
+    command.add_argument("--threads", type=int, default=1, help="that expand masks (default: %(default)s)")
+    command.add_argument(
+        "--seed", default="", help="of the inputs, up to 16 bytes count; keys and masks are fresh in every run"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    command.set_defaults(run=_round)
+
+
 def _demo(options: argparse.Namespace) -> int:
     from secagg.cli.demo import run_demo
 
     return run_demo(clients=options.clients, drop=options.drop, out=options.out)
+
+
+def _round(options: argparse.Namespace) -> int:
+    from secagg.cli.round import run_round
+    from secagg.parameters import SecurityMode, Suite
+    from secagg.protocols.pairwise_mask import Topology
+    from secagg.simulation.cohort import Setting
+
+    setting = Setting(
+        mode=SecurityMode(options.mode),
+        topology=Topology(options.graph),
+        suite=Suite[options.suite.upper()],
+        corrupted=options.clients // 20 if options.corrupted is None else options.corrupted,
+        threads=options.threads,
+    )
+    return run_round(
+        clients=options.clients,
+        dimension=options.dimension,
+        drop=options.drop,
+        input_bits=options.bits,
+        seed=options.seed,
+        setting=setting,
+        report=options.json,
+    )
 
 
 def _sizes(options: argparse.Namespace) -> int:

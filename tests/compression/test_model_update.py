@@ -262,10 +262,10 @@ def test_the_capacity_is_the_least_of_all_schemes() -> None:
     assert model({"a": ((2,), wide)}).capacity == 32767
 
 
-def test_a_weight_beyond_one_schemes_capacity_is_refused_for_all() -> None:
+def test_a_weight_beyond_one_schemes_capacity_is_refused_by_name() -> None:
     decoder = model({"a": ((2,), fixed(2)), "b": ((2,), quantizer((2,), modulus_bits=7))})
     decoder.decode(aggregate(decoder, update_of(1.0, decoder), weights=[2]))
-    with pytest.raises(CapacityExceeded) as caught:
+    with pytest.raises(CapacityExceeded, match=r"^tensor 'b': ") as caught:
         decoder.decode(aggregate(decoder, update_of(1.0, decoder), weights=[3]))
     assert caught.value.reason is Reason.CAPACITY_EXCEEDED
 
@@ -336,7 +336,10 @@ def test_a_fortran_ordered_tensor_is_encoded_as_its_copy() -> None:
 def test_an_update_of_another_epoch_is_refused_with_the_tensors_that_changed() -> None:
     old, new = model(epoch=3), model(epoch=4)
     stale = aggregate(old, update_of())
-    with pytest.raises(Misuse, match="other public parameters than those of epoch 4; fetch the parameters of epoch 4"):
+    with pytest.raises(
+        Misuse,
+        match=r"^the layout belongs to other public parameters than those of epoch 4; fetch the parameters of epoch 4",
+    ):
         new.decode(stale)
     with pytest.raises(Misuse, match=r"of epoch 3 instead of 4; 'fc\.weight' have other .*masks; fetch") as caught:
         new.require_layout(stale.layout, former=[model(epoch=2), old])
@@ -367,6 +370,12 @@ def test_a_layout_of_other_segments_is_said_to_be_of_another_model() -> None:
         model().require_layout(Layout((RingSegment(10, 3),)))
 
 
+def test_two_shapes_of_one_size_are_two_versions() -> None:
+    one, other = (model({"a": (shape, fixed(6))}).layout for shape in ((2, 3), (3, 2)))
+    assert one.segments == other.segments
+    assert one.version != other.version
+
+
 def test_differences_are_listed_one_by_one() -> None:
     base = model()
     assert base.differences(model()) == ()
@@ -389,8 +398,8 @@ def test_differences_are_listed_one_by_one() -> None:
         ((3,), fixed(2)),
         ((3, 2), quantizer((2, 3))),
         ((2, 2), ProductQuantization(shape=(3, 2), codebooks=(Codebook(CORNERS),))),
-        ((6,), RandomPruning(stream=place("a", (2, 3)), sparsity="0.5", inner=quantizer((3,)))),
-        ((6,), RandomPruning(stream=place("b", (6,)), sparsity="0.5", inner=quantizer((3,)))),
+        ((6,), RandomPruning(stream=place("a", (2, 3), epoch=7), sparsity="0.5", inner=quantizer((3,)))),
+        ((6,), RandomPruning(stream=place("b", (6,), epoch=7), sparsity="0.5", inner=quantizer((3,)))),
         ((6,), RandomPruning(stream=place("a", (6,), epoch=6), sparsity="0.5", inner=quantizer((3,)))),
         ((6,), RandomPruning(stream=place("a", (6,), epoch=7), sparsity="0.5", inner=quantizer((4,)))),
         ((6,), RandomRotation(stream=place("a", (6,), epoch=8), block_size=2, inner=quantizer((6,)))),

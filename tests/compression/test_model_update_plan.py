@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression import product_quantization
+from secagg.compression import product_quantization, scalar_quantization
 from secagg.compression.byte_accounting import (
     Accounting,
     codebook_bytes,
@@ -155,6 +155,25 @@ def test_scales_reach_over_the_sample() -> None:
     assert scheme_of(update, "conv.weight").scales == pytest.approx([largest / 127.5])
 
 
+def test_a_recipe_hands_on_everything_that_was_chosen() -> None:
+    tensor = sample()["conv.weight"]
+    chosen: dict[str, Any] = {
+        "bits": 5,
+        "modulus_bits": 9,
+        "affine": True,
+        "per_channel": True,
+        "rounding": Rounding.STOCHASTIC,
+        "wrapping_weight": 99,
+        "least_scale": 0.02,
+    }
+    here = place("conv.weight", tensor.shape)
+    assert Quantized(**chosen).make(here, tensor, None) == scalar_quantization.calibrate(tensor, **chosen)
+    books = Codebooks(block_size=4, codewords=8)
+    assert not books.make(here, tensor, None).codebooks[0].values[0].any()
+    assert replace(books, keep_zero=False).make(here, tensor, None).codebooks[0].values[0].any()
+    assert replace(books, iterations=1).make(here, tensor, None).layout != books.make(here, tensor, None).layout
+
+
 def test_a_pruned_tensor_is_calibrated_on_what_is_kept_and_a_rotated_one_on_its_rotation() -> None:
     given_sample = sample()["conv.weight"]
     pruned = scheme_of(plan(Pruned(sparsity="0.9", inner=EIGHT_BITS)).parameters(calibration=public()), "conv.weight")
@@ -241,6 +260,17 @@ def test_a_previous_aggregate_calibrates_on_its_mean() -> None:
     second = plan().parameters(epoch=1, calibration=calibration, previous=first)
     largest = float(np.abs(first.decode(total)["conv.weight"]).max()) / 4
     assert scheme_of(second, "conv.weight").scales == pytest.approx([largest / 127.5])
+
+
+def test_scales_from_the_mean_of_unlike_clients_are_too_small_for_each_of_them() -> None:
+    drawn = [np.random.default_rng(number) for number in range(16)]
+    clients = [{name: own.standard_normal(shape) / 8 for name, shape in SHAPES.items()} for own in drawn]
+    first = plan().parameters(calibration=public())
+    total = aggregate(first, *clients, weights=[1] * 16)
+    second = plan().parameters(epoch=1, calibration=Calibration.of_previous_aggregate(first, total), previous=first)
+    shares = [scheme_of(update, "conv.weight").saturated_share(clients[0]["conv.weight"]) for update in (first, second)]
+    assert shares[0] < 0.02
+    assert shares[1] > 0.25
 
 
 # --- Refreshes --------------------------------------------------------------------------------------------------------

@@ -529,3 +529,32 @@ def test_capacities_are_reckoned_in_integers(hostile: Any) -> None:
     ):
         with pytest.raises(InvalidParameters):
             reckon()
+
+
+# --- Inner products ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 64), st.integers(0, 70), st.binary(max_size=2), st.binary(max_size=2))
+def test_the_inner_product_is_that_of_the_integers(modulus_bits: int, length: int, one: bytes, other: bytes) -> None:
+    ring = Ring(modulus_bits)
+    left, right = some_vector(ring, length, b"left" + one), some_vector(ring, length, b"right" + other)
+    products = (a * b for a, b in zip(left.tolist(), right.tolist(), strict=True))
+    assert ring.inner_product(left, right) == ring.inner_product(right, left) == sum(products) % (1 << modulus_bits)
+
+
+def test_the_inner_product_of_telling_elements_wraps_as_the_integers_do(ring: Ring) -> None:
+    left, right = telling_pairs(ring)
+    products = (a * b for a, b in zip(left.tolist(), right.tolist(), strict=True))
+    assert ring.inner_product(left, right) == sum(products) % (1 << ring.modulus_bits)
+
+
+def test_an_inner_product_of_what_does_not_belong_together_is_refused() -> None:
+    ring = Ring(20)
+    vector = some_vector(ring, 5)
+    spoilt: list[Any] = [vector[1:], some_vector(Ring(7), 5), vector.reshape(1, 5), vector.tolist()]
+    for other in spoilt:
+        with pytest.raises(Misuse):
+            ring.inner_product(vector, other)
+    for other in spoilt[1:]:
+        with pytest.raises(Misuse):
+            ring.inner_product(other, vector)

@@ -20,7 +20,7 @@ from secagg.errors import (
     SecAggError,
     UnexpectedMessage,
 )
-from secagg.wire import WIRE_VERSION, AbortCode, Reader, Writer, told_to_peer
+from secagg.wire import WIRE_VERSION, AbortCode, MessageKind, Reader, Writer, message_kind, told_to_peer
 
 KIND = 0x1234
 HEADER = b"SAGG\x01\x12\x34"
@@ -241,6 +241,73 @@ def test_a_refused_field_leaves_the_message_as_it_was() -> None:
     with pytest.raises(InvalidParameters):
         writer.variable(b"ab", 1)
     assert writer.finish() == HEADER + b"\x01"
+
+
+# --- Kinds ------------------------------------------------------------------------------------------------------------
+
+
+@given(kind=st.sampled_from(MessageKind), body=st.binary(max_size=8))
+def test_the_kind_of_a_message_is_known_before_it_is_read(kind: MessageKind, body: bytes) -> None:
+    assert message_kind(write([], kind) + body) is kind
+
+
+@given(kind=st.integers(0, 0xFFFF).filter(lambda kind: kind not in set(MessageKind)), body=st.binary(max_size=8))
+def test_a_kind_that_there_is_not_is_refused(kind: int, body: bytes) -> None:
+    with pytest.raises(MalformedMessage, match=f"{kind} is no kind") as caught:
+        message_kind(write([], kind) + body)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+@given(st.binary(max_size=12))
+def test_random_bytes_have_no_kind(message: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        message_kind(message)
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_a_kind_behind_a_header_that_is_not_ours_is_refused(position: int) -> None:
+    message = bytearray(write([], MessageKind.SESSION_OFFER))
+    message[position] ^= 0x20
+    with pytest.raises(MalformedMessage) as caught:
+        message_kind(bytes(message))
+    assert caught.value.reason is (Reason.WRONG_VERSION if position == 4 else Reason.NOT_CANONICAL)
+
+
+def test_the_kinds_are_pinned() -> None:
+    assert {kind.name: kind.value for kind in MessageKind if kind >= MessageKind.SESSION_OFFER} == {
+        "SESSION_OFFER": 16,
+        "KEY_ADVERTISEMENT": 17,
+        "ADVERTISED_KEYS": 18,
+        "ENCRYPTED_SHARES": 19,
+        "DELIVERED_SHARES": 20,
+        "MASKED_INPUT": 21,
+        "SURVIVOR_SET": 22,
+        "SURVIVOR_SIGNATURE": 23,
+        "UNMASKING_REQUEST": 24,
+        "UNMASKING_SHARES": 25,
+        "SERVER_SNAPSHOT": 26,
+    }
+
+
+@pytest.mark.parametrize("length", range(7))
+@pytest.mark.xfail(strict=True, reason="what is cut within the header is read as another kind")
+def test_a_message_cut_within_its_header_is_refused_as_cut(length: int) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        message_kind(write([], MessageKind.KEY_ADVERTISEMENT)[:length])
+    assert caught.value.reason is Reason.TRUNCATED
+
+
+@pytest.mark.xfail(strict=True, reason="the kind is judged before the version")
+def test_the_kind_of_a_message_of_another_version_is_not_judged() -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        message_kind(b"SAGG\x02\xff\xff")
+    assert caught.value.reason is Reason.WRONG_VERSION
+
+
+def test_text_has_no_kind() -> None:
+    text: Any = "SAGG"
+    with pytest.raises(Misuse, match="str"):
+        message_kind(text)
 
 
 # --- What a peer is told ----------------------------------------------------------------------------------------------

@@ -353,7 +353,7 @@ def test_uploads_are_added_and_not_kept() -> None:
 class SessionMachine(RuleBasedStateMachine):
     """Clients and a server on a network that delays, repeats, reorders and loses, and a server that is restarted."""
 
-    securities = SECURITIES
+    securities = tuple(SECURITIES)
 
     def __init__(self) -> None:
         super().__init__()
@@ -559,7 +559,7 @@ class AttackedSessionMachine(SessionMachine):
     In active mode no client's two secrets come out of it, and no second sum.
     """
 
-    securities = [(SecurityMode.ACTIVE, topology) for topology in Topology]
+    securities = tuple((SecurityMode.ACTIVE, topology) for topology in Topology)
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data())
