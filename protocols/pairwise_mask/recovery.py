@@ -177,8 +177,9 @@ class Recovery:
             except PeerMisbehaved:
                 raise self._wrong_shares(client, secret, set()) from None
             recovered = corrected.secret
-            liars = {self._roster.clients[holders[point - 1]] for point in corrected.wrong_points}
-            # Without commitments nobody can tell a dealer that dealt badly from many holders that lie together.
+            # Without commitments nobody can tell a holder that lies from a dealer that dealt badly, so both are named; and
+            # where nothing can be corrected, nobody.
+            liars = {client, *(self._roster.clients[holders[point - 1]] for point in corrected.wrong_points)}
             culprits = set[ClientId]()
         if not self._is_genuine(dealer, secret, recovered):
             recovered.wipe()

@@ -1,0 +1,163 @@
+"""What every attack ends with: the error that is meant, the blame that is true, and no secret left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
+from secagg.hybrid_key_agreement import SEALING_OVERHEAD_BYTES, HybridKeyPair
+from secagg.identifiers import ClientId, Party, SessionContext
+from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.protocols.pairwise_mask import Client, ClientState, ServerState
+from secagg.secret import Secret
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, same_sum
+
+KeyPair = X25519KeyPair | HybridKeyPair
+STRANGER = (ClientId(0), X25519PublicKey((9).to_bytes(32, "little")))
+
+
+class Ledger:
+    """Every secret and every key pair that each client made while it answered."""
+
+    def __init__(self) -> None:
+        self.at_work = list[Client]()
+        self.secrets = dict[Client, list[Secret]]()
+        self.pairs = dict[Client, list[KeyPair]]()
+
+    def record(self, made: Secret | KeyPair) -> None:
+        if not self.at_work:
+            return
+        if isinstance(made, Secret):
+            self.secrets.setdefault(self.at_work[-1], []).append(made)
+        else:
+            self.pairs.setdefault(self.at_work[-1], []).append(made)
+
+
+@pytest.fixture(autouse=True)
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Record what each client makes, so that what it leaves behind can be looked at."""
+    book = Ledger()
+
+    def recorded(cls: type[Secret | X25519KeyPair | HybridKeyPair]) -> None:
+        make: Callable[..., None] = cls.__init__
+
+        def make_and_record(self: Any, *args: Any, **named: Any) -> None:
+            make(self, *args, **named)
+            book.record(self)
+
+        monkeypatch.setattr(cls, "__init__", make_and_record)
+
+    for cls in (Secret, X25519KeyPair, HybridKeyPair):
+        recorded(cls)
+    receive = Client.receive
+
+    def receive_at_work(self: Client, message: bytes) -> list[bytes]:
+        book.at_work.append(self)
+        try:
+            return receive(self, message)
+        finally:
+            book.at_work.pop()
+
+    monkeypatch.setattr(Client, "receive", receive_at_work)
+    return book
+
+
+def _is_given_up(pair: KeyPair) -> bool:
+    try:
+        _use(pair)
+    except Misuse as error:
+        return error.reason is Reason.ALREADY_SPENT
+    return False
+
+
+def _use(pair: KeyPair) -> None:
+    context = SessionContext(bytes(32))
+    match pair:
+        case HybridKeyPair():
+            pair.open("probe", bytes(1 + SEALING_OVERHEAD_BYTES), 1, b"")
+        case X25519KeyPair() if pair.role is KeyRole.MASK:
+            pair.pairwise_seed(ClientId(1), STRANGER, context)
+        case X25519KeyPair():
+            pair.channel_key_from(ClientId(1), STRANGER, context)
+
+
+@pytest.fixture
+def ended(ledger: Ledger) -> Callable[[InsecurePairwiseSession, ClientId], None]:
+    """Check that a client has left the session, keeps no secret, and answers nothing any more."""
+
+    def check(session: InsecurePairwiseSession, victim: ClientId) -> None:
+        client = session.clients[victim]
+        assert client.state is ClientState.ABORTED
+        assert [secret for secret in ledger.secrets.get(client, []) if not secret.is_wiped] == []
+        assert all(_is_given_up(pair) for pair in ledger.pairs.get(client, []))
+        to_victim = [delivery.message for delivery in session.log if delivery.receiver == victim]
+        to_victim += [outgoing.message for outgoing in session.pending if outgoing.receiver == victim]
+        assert to_victim, "something was sent to it"
+        for message in to_victim:
+            with pytest.raises(UnexpectedMessage):
+                client.receive(message)
+
+    return check
+
+
+@pytest.fixture
+def refused(ended: Callable[[InsecurePairwiseSession, ClientId], None]) -> Callable[..., SecAggError]:
+    """Check that a client refuses a message with exactly this error and this blame, and that it has left for good."""
+
+    def check(  # noqa: PLR0913, PLR0917 -- an attack and its outcome
+        session: InsecurePairwiseSession,
+        victim: ClientId,
+        message: bytes,
+        kind: type[SecAggError],
+        reason: Reason,
+        culprits: Iterable[Party] = (),
+    ) -> SecAggError:
+        with pytest.raises(SecAggError) as caught:
+            session.clients[victim].receive(message)
+        assert (type(caught.value), caught.value.reason) == (kind, reason), str(caught.value)
+        if isinstance(caught.value, PeerError):
+            assert caught.value.culprits == frozenset(culprits)
+        ended(session, victim)
+        return caught.value
+
+    return check
+
+
+@pytest.fixture
+def goes_on() -> Callable[..., None]:
+    """Check that the others finish, and that exactly these contributors' sum comes out, exact, and nothing else."""
+
+    def check(
+        session: InsecurePairwiseSession, *, without: Iterable[ClientId] = (), of: Iterable[ClientId] = ()
+    ) -> None:
+        session.drop(*without)
+        aggregate = session.finish()
+        expected = frozenset(of) or frozenset(session.client_ids) - frozenset(without)
+        assert session.server.revealed == {expected}
+        assert same_sum(aggregate, session.sum_of(expected))
+        assert session.server.state is ServerState.COMPLETED
+
+    return check
+
+
+@pytest.fixture
+def nothing_is_released() -> Callable[..., SecAggError]:
+    """Check that a session ends without a sum, with exactly this error and this blame."""
+
+    def check(
+        session: InsecurePairwiseSession, kind: type[SecAggError], reason: Reason, culprits: Iterable[Party] = ()
+    ) -> SecAggError:
+        with pytest.raises(SecAggError) as caught:
+            session.finish()
+        assert (type(caught.value), caught.value.reason) == (kind, reason), str(caught.value)
+        if isinstance(caught.value, PeerError):
+            assert caught.value.culprits == frozenset(culprits)
+        assert session.server.state is ServerState.ABORTED
+        with pytest.raises(Misuse):
+            session.server.unmask()
+        return caught.value
+
+    return check

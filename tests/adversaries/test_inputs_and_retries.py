@@ -1,0 +1,188 @@
+"""Retries of one input, masks that would repeat, and sums at the edges of their rings.
+
+| attack | defence |
+|---|---|
+| a server lets an attempt fail after the uploads and repeats it without one client | inputs are spent |
+| the same coins and the same input in two attempts, so that masks cancel | every key is bound to its attempt |
+| one recovered secret gives away another | three independent draws |
+| clients at the extremes of their range, so that the sum wraps | capacities are exact and refuse beyond |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.ring import Ring, capacity
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup
+from secagg.wire import MessageKind
+
+GoesOn = Callable[..., None]
+NothingIsReleased = Callable[..., SecAggError]
+
+
+# --- Retries ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_input_whose_attempt_failed_after_the_upload_does_not_enter_a_retry(
+    mode: SecurityMode, nothing_is_released: NothingIsReleased
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    inputs = {client: ClientInput(session.payloads[client]) for client in session.client_ids}
+    for client, own in inputs.items():
+        session.clients[client] = session.enrol(client, client_input=own)
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    # The server has everybody's upload, could have everybody's answer, and says that the attempt failed.
+    session.drop(*session.client_ids[:5])
+    nothing_is_released(session, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+    retry = InsecurePairwiseSession(session.setup.next_attempt())
+    for client, own in inputs.items():
+        again = retry.enrol(client, client_input=own)
+        with pytest.raises(Misuse) as caught:
+            again.receive(retry.server.offer)
+        assert caught.value.reason is Reason.ALREADY_SPENT
+        assert again.state is ClientState.AWAITING_OFFER
+
+
+def test_an_input_whose_attempt_failed_before_the_upload_may_enter_a_retry(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession(SessionSetup(minimum_cohort=7))
+    inputs = {client: ClientInput(session.payloads[client]) for client in session.client_ids}
+    for client, own in inputs.items():
+        session.clients[client] = session.enrol(client, client_input=own)
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    session.drop(*session.client_ids[:2])
+    with pytest.raises(ThresholdNotMet):
+        session.step()
+    retry = InsecurePairwiseSession(session.setup.next_attempt())
+    for client, own in inputs.items():
+        retry.clients[client] = retry.enrol(client, client_input=own)
+    goes_on(retry)
+
+
+def masked_words(session: InsecurePairwiseSession, client: ClientId) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return what a client uploaded, less its input: its masks."""
+    configuration = session.server.configuration
+    message = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), session.server.roster)
+    (segment,) = configuration.layout.require_rings()
+    framed = segment.length + configuration.check_words_of(segment)
+    uploaded = segment.ring.unpack(message.packed[: segment.ring.packed_bytes(framed)], framed)[: segment.length]
+    return segment.ring.subtract(uploaded, session.payloads[client].values[0])
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_two_attempts_with_the_same_input_and_the_same_coins_have_no_mask_in_common(suite: Suite) -> None:
+    layout = Layout((RingSegment(64, 64),))
+    first = InsecurePairwiseSession(SessionSetup(layout=layout, suite=suite))
+    second = InsecurePairwiseSession(first.setup.next_attempt())
+    for session in (first, second):
+        session.finish()
+    for client in first.client_ids:
+        one, other = masked_words(first, client), masked_words(second, client)
+        assert not np.isin(one, other).any(), "64 words of 64 bits: a single one in common is no accident"
+    before, after = (
+        KeyAdvertisement.decode(
+            session.sent_by(session.client_ids[0], MessageKind.KEY_ADVERTISEMENT), session.server.configuration
+        )
+        for session in (first, second)
+    )
+    assert {before.channel_key, before.mask_key}.isdisjoint({after.channel_key, after.mask_key})
+    assert before.self_mask_commitment != after.self_mask_commitment
+
+
+class CoinsChangedOnce:
+    """Coins of which one draw is another than in the original."""
+
+    def __init__(self, changed: int) -> None:
+        self._coins, self._other = InsecureSeededCoins(b"coins"), InsecureSeededCoins(b"other coins")
+        self._changed, self._draws = changed, 0
+
+    def draw(self, count: int) -> bytearray:
+        self._draws += 1
+        original = self._coins.draw(count)
+        return self._other.draw(count) if self._draws == self._changed else original
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_channel_key_mask_key_and_self_mask_seed_come_from_three_independent_draws(suite: Suite) -> None:
+    session = InsecurePairwiseSession(SessionSetup(suite=suite))
+
+    def published(changed: int) -> tuple[bytes, bytes, bytes]:
+        client = session.enrol(session.client_ids[0], coins=CoinsChangedOnce(changed))
+        (answer,) = client.receive(session.server.offer)
+        made = KeyAdvertisement.decode(answer, session.server.configuration)
+        return made.channel_key, made.mask_key, made.self_mask_commitment
+
+    original = published(0)
+    differences = {tuple(a != b for a, b in zip(original, published(draw), strict=True)) for draw in (1, 2, 3)}
+    assert differences == {(True, False, False), (False, True, False), (False, False, True)}
+
+
+# --- Edges ------------------------------------------------------------------------------------------------------------
+
+
+def extreme_session(value: int, modulus_bits: int, topology: Topology, weight: int) -> InsecurePairwiseSession:
+    """Let every client upload one value at one weight."""
+    population = 12 if topology is Topology.SPARSE else 8
+    layout = Layout((RingSegment(modulus_bits, 5),))
+    setup = SessionSetup(population=population, topology=topology, layout=layout, maximum_weight=weight)
+    payload = Payload(layout, (Ring(modulus_bits).from_integers([value] * 5),))
+    return InsecurePairwiseSession(setup, payload_of=lambda _: payload, weight_of=lambda _: weight)
+
+
+@pytest.mark.parametrize("topology", Topology)
+@pytest.mark.parametrize("weight", [1, 3])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_everybody_at_the_extreme_of_its_range_gives_the_exact_sum(topology: Topology, weight: int, sign: int) -> None:
+    population = 12 if topology is Topology.SPARSE else 8
+    bits = 5
+    bound = (1 << bits) - 1
+    modulus_bits = next(p for p in range(bits + 1, 64) if bound * population * weight < 1 << (p - 1))
+    session = extreme_session(sign * bound, modulus_bits, topology, weight)
+    aggregate = session.finish()
+    assert Ring(modulus_bits).lift(aggregate.values[0]).tolist() == [sign * bound * population * weight] * 5
+    assert aggregate.total_weight == population * weight
+
+
+def test_the_most_negative_sum_of_a_ring_is_still_exact() -> None:
+    # Eight times -16 is -128, the least value of a ring of 8 bits; the ring does not hold +128.
+    session = extreme_session(-16, 8, Topology.FULL, 1)
+    aggregate = session.finish()
+    assert Ring(8).lift(aggregate.values[0]).tolist() == [-128] * 5
+
+
+def test_a_client_refuses_a_session_in_which_the_sum_could_wrap(goes_on: GoesOn) -> None:
+    # A ring of 8 bits holds the sum of four values of 6 bits, and the session invites eight clients.
+    available = capacity(6, 8)
+    session = InsecurePairwiseSession()
+    assert available < session.server.configuration.maximum_total_weight == 8
+    client = session.enrol(session.client_ids[0], capacity=available)
+    with pytest.raises(InvalidParameters) as caught:
+        client.receive(session.server.offer)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    session.drop(session.client_ids[0])
+    goes_on(session, without=[session.client_ids[0]])
+
+
+def test_the_total_weight_is_exact_when_everybody_has_the_largest() -> None:
+    setup = SessionSetup(maximum_weight=(1 << 32) - 1)
+    session = InsecurePairwiseSession(setup, weight_of=lambda _: (1 << 32) - 1)
+    assert session.finish().total_weight == 8 * ((1 << 32) - 1)
+
+
+def test_a_client_of_a_session_with_dropouts_never_weighs_more_than_it_said(goes_on: GoesOn) -> None:
+    setup = replace(SessionSetup(), maximum_weight=7)
+    session = InsecurePairwiseSession(setup, weight_of=lambda client: 1 + (client.value - 1000) // 7 % 7)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    goes_on(session, without=[session.client_ids[6]])

@@ -1,0 +1,441 @@
+"""Clients that reveal wrong shares, dealt wrong shares, or masked with other seeds than they announced.
+
+| attack | defence |
+|---|---|
+| a share that is no field element; an answer that does not decode | refused; only its sender is left out |
+| a holder reveals a wrong share | an erasure, by its commitment (active); corrected by the code (semi_honest) |
+| more holders lie than can be corrected | no sum; the liars are named (active), nobody is (semi_honest) |
+| a dealer shares another secret than it published, or deals off the polynomial | no sum; the dealer is named (active) |
+| a hybrid client seals another edge seed than its root gives, and drops out | revealed edge seeds; it is named |
+| an upload under other masks than announced, or altered on its way | check words |
+| a weight that no client can have | the bounds on the total weight |
+| check words of inputs whose sums agree | they are a function of the revealed sum |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg import hybrid_key_agreement
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.entropy import Coins
+from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId, SessionContext
+from secagg.parameters import SecurityMode, Suite
+from secagg.prime_field import ELEMENT_BYTES, PRIME, decode, encode
+from secagg.protocols.pairwise_mask import ServerState, round1_share_keys
+from secagg.protocols.pairwise_mask.masking import MaskedVector
+from secagg.protocols.pairwise_mask.round4_unmasking import shown_bytes
+from secagg.secret import Secret
+from secagg.shamir import Share, split_many
+from secagg.simulation.pairwise_sessions import Adversary, Delivery, InsecurePairwiseSession, SessionSetup
+from secagg.wire import MessageKind
+
+GoesOn = Callable[..., None]
+NothingIsReleased = Callable[..., SecAggError]
+HEADER_BYTES, CONTEXT_BYTES, HELD_BYTES = 7, 32, 1
+SHARES_START = HEADER_BYTES + CONTEXT_BYTES + HELD_BYTES
+"""Where the first share stands in an answer among eight clients."""
+
+
+def liars(session: InsecurePairwiseSession, *positions: int, dealers: Iterable[int] = range(7)) -> Adversary:
+    """Let these clients alter the shares of these neighbours in their answers, by their place among the neighbours."""
+    chosen = {session.client_ids[position] for position in positions}
+    places = list(dealers)
+
+    def lie(delivery: Delivery) -> tuple[Delivery, ...]:
+        if delivery.sender not in chosen or delivery.kind is not MessageKind.UNMASKING_SHARES:
+            return (delivery,)
+        message, step = bytearray(delivery.message), shown_bytes(session.server.roster)
+        for place in places:
+            message[SHARES_START + place * step + ELEMENT_BYTES - 1] ^= 1
+        return (replace(delivery, message=bytes(message)),)
+
+    return lie
+
+
+def blame(faults: Iterable[PeerError]) -> set[tuple[Reason, frozenset[object]]]:
+    return {(fault.reason, frozenset(fault.culprits)) for fault in faults}
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("element", [PRIME, PRIME + 1, (1 << 256) - 1])
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_share_that_is_no_field_element_leaves_out_its_sender_only(
+    mode: SecurityMode, element: int, goes_on: GoesOn
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    liar = session.client_ids[2]
+
+    def leave_the_field(delivery: Delivery) -> tuple[Delivery, ...]:
+        if (delivery.sender, delivery.kind) != (liar, MessageKind.UNMASKING_SHARES):
+            return (delivery,)
+        message = bytearray(delivery.message)
+        message[SHARES_START : SHARES_START + ELEMENT_BYTES] = element.to_bytes(ELEMENT_BYTES, "big")
+        return (replace(delivery, message=bytes(message)),)
+
+    session.adversary = leave_the_field
+    goes_on(session)
+    ((sender, error),) = session.refusals
+    assert isinstance(error, PeerMisbehaved)
+    assert (sender, error.reason, error.culprits) == (liar, Reason.SHARE_OUT_OF_RANGE, frozenset({liar}))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [("truncated", Reason.TRUNCATED), ("longer", Reason.TRAILING_BYTES), ("no such neighbour", Reason.NOT_CANONICAL)],
+)
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_answer_that_does_not_decode_leaves_out_its_sender_only(
+    mode: SecurityMode, change: str, reason: Reason, goes_on: GoesOn
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    liar = session.client_ids[2]
+
+    def spoil(delivery: Delivery) -> tuple[Delivery, ...]:
+        if (delivery.sender, delivery.kind) != (liar, MessageKind.UNMASKING_SHARES):
+            return (delivery,)
+        message = bytearray(delivery.message)
+        if change == "no such neighbour":
+            message[SHARES_START - 1] |= 0x80
+        spoiled = {"truncated": message[:-1], "longer": message + b"\0"}.get(change, message)
+        return (replace(delivery, message=bytes(spoiled)),)
+
+    session.adversary = spoil
+    goes_on(session)
+    ((sender, error),) = session.refusals
+    assert isinstance(error, MalformedMessage)
+    assert (sender, error.reason, error.culprits) == (liar, reason, frozenset({liar}))
+
+
+def test_a_holder_that_reveals_wrong_shares_is_named_and_left_out_in_active_mode(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession()
+    liar = session.client_ids[0]
+    session.adversary = liars(session, 0)
+    goes_on(session)
+    assert blame(session.server.faults) == {(Reason.COMMITMENT_MISMATCH, frozenset({liar}))}
+
+
+def test_as_many_liars_as_leave_the_threshold_are_named_in_active_mode(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession()
+    session.adversary = liars(session, 0, 1)
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    goes_on(session)
+    both = frozenset(session.client_ids[:2])
+    assert set().union(*(fault.culprits for fault in session.server.faults)) == both
+
+
+def test_a_liar_about_the_digest_of_the_hidden_share_is_named_too(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession()
+    liar = session.client_ids[0]
+    wrong_share = liars(session, 0, dealers=[0])
+
+    def lie_about_both(delivery: Delivery) -> tuple[Delivery, ...]:
+        (lied,) = wrong_share(delivery)
+        if (lied.sender, lied.kind) != (liar, MessageKind.UNMASKING_SHARES):
+            return (lied,)
+        message = bytearray(lied.message)
+        message[SHARES_START + 2 * ELEMENT_BYTES - 1] ^= 1
+        return (replace(lied, message=bytes(message)),)
+
+    session.adversary = lie_about_both
+    goes_on(session)
+    assert blame(session.server.faults) == {(Reason.COMMITMENT_MISMATCH, frozenset({liar}))}
+
+
+def test_more_liars_than_leave_the_threshold_end_the_session_and_all_of_them_are_named(
+    nothing_is_released: NothingIsReleased,
+) -> None:
+    session = InsecurePairwiseSession()
+    session.adversary = liars(session, 1, 2, 3)
+    nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, set(session.client_ids[1:4]))
+
+
+def test_a_wrong_share_is_corrected_in_semi_honest_mode_and_its_holder_is_among_those_named(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    liar = session.client_ids[0]
+    session.adversary = liars(session, 0)
+    goes_on(session)
+    assert len(session.server.faults) == 7, "one for each neighbour whose share was wrong"
+    for fault in session.server.faults:
+        assert fault.reason is Reason.COMMITMENT_MISMATCH
+        assert liar in fault.culprits
+
+
+def test_more_wrong_shares_than_can_be_corrected_end_a_semi_honest_session_and_nobody_is_named(
+    nothing_is_released: NothingIsReleased,
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    session.adversary = liars(session, 1, 2)
+    nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, set())
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_too_few_answers_release_nothing(mode: SecurityMode, nothing_is_released: NothingIsReleased) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.drop(*session.client_ids[:4])
+    nothing_is_released(session, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+
+
+# --- Dealers ----------------------------------------------------------------------------------------------------------
+
+DEALER = 6
+
+
+@contextmanager
+def crooked_dealing(session: InsecurePairwiseSession, to: Sequence[int]) -> Generator[None]:
+    """Let one corrupted client's program deal shares off the polynomial to these places among its neighbours."""
+    attacker = session.clients[session.client_ids[DEALER]]
+    receive = attacker.receive
+    crooked = False
+
+    def deal(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
+        dealt = split_many(secrets, threshold=threshold, holders=holders, coins=coins)
+        for shares in dealt if crooked else ():
+            for place in to:
+                value = decode(shares[place].value.expose())
+                shares[place] = Share(shares[place].point, Secret("share", encode((value + 1) % PRIME)))
+        return dealt
+
+    def receive_crookedly(message: bytes) -> list[bytes]:
+        nonlocal crooked
+        crooked = True
+        try:
+            return receive(message)
+        finally:
+            crooked = False
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(round1_share_keys, "split_many", deal)
+        patched.setattr(attacker, "receive", receive_crookedly)
+        yield
+
+
+@pytest.mark.parametrize("drops_out", [False, True])
+def test_a_dealer_off_the_polynomial_ends_an_active_session_and_is_named(
+    drops_out: bool,  # noqa: FBT001 -- a parameter of the test
+    nothing_is_released: NothingIsReleased,
+) -> None:
+    session = InsecurePairwiseSession()
+    dealer = session.client_ids[DEALER]
+    with crooked_dealing(session, [0, 1, 2]):
+        session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    if drops_out:
+        session.drop(dealer)
+    nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, {dealer})
+
+
+def test_a_dealer_off_the_polynomial_ends_a_semi_honest_session_and_nobody_is_named(
+    nothing_is_released: NothingIsReleased,
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    with crooked_dealing(session, [0, 1, 2]):
+        session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, set())
+
+
+def test_a_holder_is_not_blamed_alone_for_a_share_that_its_dealer_dealt_wrong(goes_on: GoesOn) -> None:
+    # In semi-honest mode nothing tells a holder that lies from a dealer that dealt it a wrong share.
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    dealer, holder = session.client_ids[DEALER], session.client_ids[0]
+    with crooked_dealing(session, [0]):
+        session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    goes_on(session)
+    (fault,) = session.server.faults
+    assert fault.reason is Reason.COMMITMENT_MISMATCH
+    assert fault.culprits in (frozenset(), frozenset({dealer, holder}))
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_dealer_that_shares_another_secret_than_it_published_ends_the_session_and_is_named_in_active_mode(
+    mode: SecurityMode, nothing_is_released: NothingIsReleased
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    dealer = session.client_ids[DEALER]
+    # Every share is off by the same constant, so all of them lie on a polynomial: that of another secret.
+    with crooked_dealing(session, range(7)):
+        session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    blamed = {dealer} if mode is SecurityMode.ACTIVE else set[ClientId]()
+    nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, blamed)
+
+
+# --- Edge seeds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+@pytest.mark.parametrize("helped", [True, False])
+def test_a_dropped_client_that_sealed_another_seed_than_its_root_gives_is_named_and_the_round_is_saved(
+    mode: SecurityMode,
+    helped: bool,  # noqa: FBT001 -- a parameter of the test
+    goes_on: GoesOn,
+    nothing_is_released: NothingIsReleased,
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode, suite=Suite.HYBRID))
+    planned = InsecurePairwiseSession(session.setup)
+    planned.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    graph = planned.server.roster.graph
+    receiver = next(n for n in graph.neighbours(DEALER) if graph.sends_edge_seed(DEALER, n))
+    attacker, victim = session.client_ids[DEALER], session.client_ids[receiver]
+    true_seed = hybrid_key_agreement.edge_seed
+
+    def other_seed(root: Secret, sender: ClientId, to: ClientId, context: SessionContext) -> Secret:
+        if (sender, to) == (attacker, victim):
+            return Secret("another seed", bytes(32))
+        return true_seed(root, sender, to, context)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hybrid_key_agreement, "edge_seed", other_seed)
+        session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(attacker)
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    if not helped:
+        # The one client that could show the seed is gone too.
+        session.drop(victim)
+        nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, {attacker})
+        return
+    goes_on(session, of=set(session.client_ids) - {attacker})
+    assert blame(session.server.faults) == {(Reason.COMMITMENT_MISMATCH, frozenset({attacker}))}
+
+
+def test_an_edge_seed_that_is_revealed_wrong_does_not_become_a_wrong_sum(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession(SessionSetup(suite=Suite.HYBRID))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(session.client_ids[DEALER])
+
+    def lie(delivery: Delivery) -> tuple[Delivery, ...]:
+        if delivery.kind is not MessageKind.UNMASKING_SHARES:
+            return (delivery,)
+        # The edge seeds are the end of the message.
+        return (replace(delivery, message=delivery.message[:-1] + bytes([delivery.message[-1] ^ 1])),)
+
+    session.adversary = lie
+    goes_on(session, of=set(session.client_ids) - {session.client_ids[DEALER]})
+
+
+# --- Uploads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+@pytest.mark.parametrize("place", [0, 5, -1])
+def test_an_upload_that_was_altered_on_its_way_gives_no_sum_and_blames_nobody(
+    mode: SecurityMode, place: int, nothing_is_released: NothingIsReleased
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    target = session.client_ids[2]
+
+    def flip(delivery: Delivery) -> tuple[Delivery, ...]:
+        if (delivery.sender, delivery.kind) != (target, MessageKind.MASKED_INPUT):
+            return (delivery,)
+        message = bytearray(delivery.message)
+        size = session.server.configuration.masked_bytes
+        # The last byte has filler bits, which stay zero; its lowest bit is one of the weight's check words.
+        message[len(message) - size + place if place >= 0 else -1] ^= 1
+        return (replace(delivery, message=bytes(message)),)
+
+    session.adversary = flip
+    nothing_is_released(session, PeerMisbehaved, Reason.CHECK_WORDS_MISMATCH, set())
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_self_mask_of_another_seed_than_announced_gives_no_sum(
+    mode: SecurityMode, nothing_is_released: NothingIsReleased
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    attacker = session.clients[session.client_ids[2]]
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    receive, apply = attacker.receive, MaskedVector.apply
+
+    def with_a_mask_too_many(message: bytes) -> list[bytes]:
+        def apply_more(self: MaskedVector, add: Sequence[Secret], subtract: Sequence[Secret], **rest: Any) -> None:
+            apply(self, [*add, Secret("another key", bytes(16))], subtract, **rest)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(MaskedVector, "apply", apply_more)
+            return receive(message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attacker, "receive", with_a_mask_too_many)
+        session.step()
+    nothing_is_released(session, PeerMisbehaved, Reason.CHECK_WORDS_MISMATCH, set())
+
+
+@pytest.mark.parametrize("weight", [8 + 8, 64 - 7])
+def test_a_weight_that_no_client_can_have_gives_no_sum(weight: int, nothing_is_released: NothingIsReleased) -> None:
+    session = InsecurePairwiseSession(SessionSetup(maximum_weight=2))
+    attacker = session.clients[session.client_ids[2]]
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    receive, of_input = attacker.receive, MaskedVector.of_input
+
+    def overweight(message: bytes) -> list[bytes]:
+        def heavy(configuration: Any, context: SessionContext, payload: Payload, _: int) -> MaskedVector:
+            return of_input(configuration, context, payload, weight % 32)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(MaskedVector, "of_input", heavy)
+            return receive(message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attacker, "receive", overweight)
+        session.step()
+    nothing_is_released(session, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, set())
+
+
+# --- What the check words say -----------------------------------------------------------------------------------------
+
+
+def unmasked(narrow: list[int], wide: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Let everybody upload the same values, and return all that the server sees of the sum, check words included."""
+    layout = Layout((RingSegment(8, len(narrow)), RingSegment(40, 1)))
+    first, second = layout.require_rings()
+    values = (np.array(narrow, dtype=first.ring.word), np.array([wide], dtype=second.ring.word))
+    setup = SessionSetup(mode=SecurityMode.SEMI_HONEST, layout=layout)
+    session = InsecurePairwiseSession(setup, payload_of=lambda _: Payload(layout, values))
+    seen = list[list[list[int]]]()
+    check = MaskedVector.check
+
+    def watch(self: MaskedVector, context: SessionContext) -> None:
+        seen.append([vector.tolist() for vector in self.vectors])
+        check(self, context)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MaskedVector, "check", watch)
+        session.finish()
+    return seen[0]
+
+
+def test_check_words_do_not_tell_how_often_a_sum_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The sums over eight clients agree modulo 2^8 and 2^40; as integers they do not.
+    once = unmasked([1, 0, 31], 0, monkeypatch)
+    wrapped = unmasked([33, 32, 63], 1 << 37, monkeypatch)
+    assert once[0][:3] == [8, 0, 248]
+    assert len(once[0]) > 3, "there are check words"
+    assert wrapped == once
+
+
+def test_a_wrong_sum_passes_no_check_word_by_the_top_bits_of_a_wide_ring(
+    nothing_is_released: NothingIsReleased,
+) -> None:
+    # An error that is a multiple of 2^32 in a ring of 40 bits: check words modulo 2^32 would not see it.
+    layout = Layout((RingSegment(40, 4),))
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST, layout=layout))
+    target = session.client_ids[2]
+
+    def shift(delivery: Delivery) -> tuple[Delivery, ...]:
+        if (delivery.sender, delivery.kind) != (target, MessageKind.MASKED_INPUT):
+            return (delivery,)
+        message = bytearray(delivery.message)
+        # Elements of 40 bits are packed from the lowest bit on, so this is the fifth byte of the first one.
+        message[len(message) - session.server.configuration.masked_bytes + 4] ^= 1
+        return (replace(delivery, message=bytes(message)),)
+
+    session.adversary = shift
+    nothing_is_released(session, PeerMisbehaved, Reason.CHECK_WORDS_MISMATCH, set())

@@ -1,0 +1,262 @@
+"""A server that offers, or goes on with, parameters that do not protect the clients.
+
+| attack | defence |
+|---|---|
+| an offer lowers threshold, cohort, ring, suite or mode, or inflates the sizes | floors of the client |
+| an offer with more weight than the client's decoder can add up | capacity of the client |
+| an offer that names an authority of the server's | the client's own authority |
+| a threshold, a quorum or a committee that is too small for how many advertised | rules recomputed by the client |
+| honest advertisers are left out, so that the corrupted ones are a larger fraction | corruption counted absolutely |
+| fewer advertisers than the minimum cohort | checked by the server and by every client |
+| a spent input is asked for again | inputs are spent |
+
+A refused offer leaves the client as it was: it has drawn nothing, so a better offer may come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ServerId
+from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.protocols.pairwise_mask import (
+    Client,
+    ClientInput,
+    ClientState,
+    Server,
+    ServerState,
+    SessionConfiguration,
+    SessionPlan,
+    Topology,
+)
+from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
+from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload
+from secagg.wire import MessageKind
+
+Refused = Callable[..., SecAggError]
+GoesOn = Callable[..., None]
+
+
+CROWD = SessionSetup(
+    population=1000,
+    corrupted=50,
+    dropped=50,
+    mode=SecurityMode.SEMI_HONEST,
+    topology=Topology.SPARSE,
+    layout=Layout((RingSegment(8, 1),)),
+)
+
+
+class CountedCoins:
+    """Coins of a client, and how often they were drawn."""
+
+    def __init__(self, session: InsecurePairwiseSession) -> None:
+        self.draws = 0
+        self._coins = session.setup.coins_of("counted")
+
+    def draw(self, count: int) -> bytearray:
+        self.draws += 1
+        return self._coins.draw(count)
+
+
+def refuse_offer(session: InsecurePairwiseSession, client: Client, offer: bytes) -> SecAggError:
+    """Check that an offer is refused and nothing has happened: no message, no state."""
+    with pytest.raises(SecAggError) as caught:
+        client.receive(offer)
+    assert client.state is ClientState.AWAITING_OFFER
+    assert client.receive(session.server.offer), "a better offer may come"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "weakness",
+    [
+        {"threshold": 4},
+        {"minimum_cohort": 2},
+        {"maximum_population": 9},
+        {"suite": Suite.HYBRID},
+        {"mode": SecurityMode.SEMI_HONEST, "quorum": 0, "authority": bytes(32)},
+    ],
+    ids=["threshold", "cohort", "population", "suite", "mode"],
+)
+def test_an_offer_below_the_floors_is_refused_before_anything_is_drawn(
+    weakness: dict[str, Any], goes_on: GoesOn
+) -> None:
+    session = InsecurePairwiseSession()
+    victim, coins = session.client_ids[2], CountedCoins(session)
+    floors = replace(session.floors, minimum_threshold=session.server.configuration.threshold)
+    client = session.clients[victim] = session.enrol(victim, floors=floors, coins=coins)
+    weak = replace(session.server.configuration, **weakness).encode()
+    with pytest.raises(InvalidParameters) as caught:
+        client.receive(weak)
+    assert (caught.value.reason, coins.draws) == (Reason.BELOW_FLOOR, 0)
+    assert client.state is ClientState.AWAITING_OFFER
+    goes_on(session)
+
+
+@pytest.mark.parametrize(
+    ("floor", "value"),
+    [("minimum_modulus_bits", 16), ("maximum_length", 8)],
+    ids=["ring", "length"],
+)
+def test_an_offer_of_a_narrower_ring_or_a_longer_vector_than_the_client_accepts_is_refused(
+    floor: str, value: int
+) -> None:
+    session = InsecurePairwiseSession()
+    changed: dict[str, Any] = {floor: value}
+    floors: ClientFloors = replace(session.floors, **changed)
+    client = session.enrol(session.client_ids[0], floors=floors)
+    with pytest.raises(InvalidParameters) as caught:
+        client.receive(session.server.offer)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert client.state is ClientState.AWAITING_OFFER
+
+
+def test_an_offer_with_another_modulus_than_the_input_is_encoded_for_is_refused() -> None:
+    session = InsecurePairwiseSession()
+    narrow = Layout((RingSegment(16, 6), RingSegment(7, 3)))
+    offer = replace(session.server.configuration, layout=narrow).encode()
+    error = refuse_offer(session, session.clients[session.client_ids[0]], offer)
+    assert isinstance(error, InvalidParameters)
+
+
+def test_an_offer_of_more_weight_than_the_decoder_can_add_up_is_refused() -> None:
+    session = InsecurePairwiseSession(SessionSetup(maximum_weight=5))
+    most = session.server.configuration.maximum_total_weight
+    assert most == 8 * 5
+    too_small = session.enrol(session.client_ids[0], capacity=most - 1)
+    with pytest.raises(InvalidParameters) as caught:
+        too_small.receive(session.server.offer)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert session.enrol(session.client_ids[0], capacity=most).receive(session.server.offer), "the edge itself fits"
+
+
+def test_an_offer_with_a_smaller_maximum_weight_than_the_clients_is_refused() -> None:
+    session = InsecurePairwiseSession(SessionSetup(maximum_weight=5))
+    victim = session.client_ids[0]
+    heavy = session.enrol(victim, client_input=ClientInput(session.payloads[victim], 6))
+    with pytest.raises(InvalidParameters):
+        heavy.receive(session.server.offer)
+
+
+def test_an_offer_that_names_the_servers_own_authority_is_refused() -> None:
+    session = InsecurePairwiseSession()
+    offer = replace(session.server.configuration, authority=session.signing_keys[session.client_ids[0]].public_key)
+    error = refuse_offer(session, session.clients[session.client_ids[1]], offer.encode())
+    assert isinstance(error, InvalidParameters)
+
+
+def test_an_input_that_was_uploaded_is_not_offered_twice() -> None:
+    session = InsecurePairwiseSession()
+    victim, coins = session.client_ids[0], CountedCoins(session)
+    spent = ClientInput(session.payloads[victim])
+    spent.spend()
+    client = session.enrol(victim, client_input=spent, coins=coins)
+    with pytest.raises(Misuse) as caught:
+        client.receive(session.server.offer)
+    assert (caught.value.reason, coins.draws) == (Reason.ALREADY_SPENT, 0)
+    assert client.state is ClientState.AWAITING_OFFER
+
+
+# --- Parameters that only show when it is known how many advertised ---------------------------------------------------
+
+
+def roster_for(session: InsecurePairwiseSession) -> PublishedRoster:
+    """Return what a server publishes that checks nothing."""
+    configuration = session.server.configuration
+    advertised = {
+        client: KeyAdvertisement.decode(session.sent_by(client, MessageKind.KEY_ADVERTISEMENT), configuration)
+        for client in session.clients
+    }
+    return PublishedRoster(configuration, session.setup.plan(session.authority.public_key).opening, advertised)
+
+
+def careless(session: InsecurePairwiseSession, configuration: SessionConfiguration) -> None:
+    """Let the session go on with a configuration that its server did not plan."""
+    opening = session.setup.plan(session.authority.public_key).opening
+    session.server = Server(SessionPlan(configuration, opening, corrupted=0, dropped=0, privacy_bits=1))
+    session.pending = [replace(outgoing, message=session.server.offer) for outgoing in session.pending]
+    session.deliver(session.pending)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the_client(
+    mode: SecurityMode, refused: Refused
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    weak = {SecurityMode.SEMI_HONEST: 3, SecurityMode.ACTIVE: 5}[mode]
+    floors = replace(session.floors, assumed_corrupted=3)
+    victim = session.client_ids[4]
+    session.clients[victim] = session.enrol(victim, floors=floors)
+    careless(session, replace(session.server.configuration, threshold=weak))
+    roster = roster_for(session)
+    message = roster.message_to(4).encode()
+    refused(session, victim, message, PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})
+
+
+@pytest.mark.parametrize(
+    "weakness", [{"quorum": 4}, {"committee_size": 3, "quorum": 2}], ids=["quorum too small", "committee too small"]
+)
+def test_a_committee_that_can_sign_two_sets_ends_the_session_for_the_client(
+    weakness: dict[str, Any], refused: Refused
+) -> None:
+    session = InsecurePairwiseSession()
+    careless(session, replace(session.server.configuration, **weakness))
+    message = roster_for(session).message_to(0).encode()
+    refused(session, session.client_ids[0], message, PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})
+
+
+def test_leaving_honest_advertisers_out_does_not_raise_the_corrupted_fraction_that_a_client_accepts(
+    refused: Refused,
+) -> None:
+    session = InsecurePairwiseSession(CROWD)
+    # The server keeps all 50 corrupted clients and 350 of the 950 honest ones.
+    session.drop(*session.client_ids[400:])
+    careless(session, session.server.configuration)
+    session.pending = list(session.server.close_round())
+    victim = session.client_ids[0]
+    refused(session, victim, session.take(victim), PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})
+
+
+def test_the_same_parameters_are_accepted_while_the_planned_population_advertises() -> None:
+    session = InsecurePairwiseSession(CROWD)
+    session.step()
+    victim = session.client_ids[0]
+    assert session.clients[victim].receive(session.take(victim))
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_roster_smaller_than_the_minimum_cohort_is_refused_by_the_client(
+    mode: SecurityMode, refused: Refused
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode, minimum_cohort=7))
+    session.drop(*session.client_ids[:2])
+    session.deliver(session.pending)
+    victim = session.client_ids[2]
+    message = roster_for(session).message_to(0).encode()
+    refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+
+
+def test_a_roster_smaller_than_the_minimum_cohort_is_not_published_by_the_server() -> None:
+    session = InsecurePairwiseSession(SessionSetup(minimum_cohort=7))
+    session.drop(*session.client_ids[:2])
+    with pytest.raises(ThresholdNotMet) as caught:
+        session.step()
+    assert (caught.value.needed, caught.value.present) == (7, 6)
+    assert session.server.state is ServerState.ABORTED
+
+
+def test_the_payload_of_an_offer_that_was_refused_is_still_unspent() -> None:
+    session = InsecurePairwiseSession()
+    victim = session.client_ids[0]
+    own = ClientInput(insecure_payload(session.setup.layout, b"own"))
+    client = session.enrol(victim, client_input=own)
+    refuse_offer(session, client, replace(session.server.configuration, minimum_cohort=2).encode())
+    assert not own.is_spent

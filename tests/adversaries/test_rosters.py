@@ -1,0 +1,579 @@
+"""A server, or a client, that puts other keys, other clients or other neighbours into the roster.
+
+| attack | defence |
+|---|---|
+| one client counted twice | the list has one encoding, in which nobody can stand twice |
+| a client's own entry altered or left out; other entries than those of its neighbours | tree over the roster |
+| a graph seed that the server likes better | commitment in the offer |
+| keys of two clients swapped; the server's key in place of a client's | certificate and signature (active) |
+| invented clients | the authority's certificates (active) |
+| certificates and signatures altered, of another authority, or of another attempt | the same |
+| two clients shown different lists, or offered different models | the context, in every key and signature |
+| a key of low order, in a second encoding, or used twice | checked by the server and by every neighbour |
+
+``semi_honest`` mode claims nothing against a server that puts keys of its own in the roster; a test says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from secagg.errors import (
+    AuthenticationFailed,
+    MalformedMessage,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+)
+from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
+from secagg.identity import Certificate, issue_certificate
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, sign_advertisement
+from secagg.protocols.pairwise_mask.merkle import MerkleTree
+from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
+from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, PublishedRoster
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from secagg.simulation.pairwise_sessions import (
+    Delivery,
+    InsecurePairwiseSession,
+    SessionSetup,
+    insecure_signing_key,
+)
+from secagg.wire import MessageKind
+
+Refused = Callable[..., SecAggError]
+GoesOn = Callable[..., None]
+NothingIsReleased = Callable[..., SecAggError]
+P = 2**255 - 19
+HEADER_BYTES = 7
+
+
+def at_rosters(mode: SecurityMode = SecurityMode.ACTIVE, **others: object) -> InsecurePairwiseSession:
+    """Play until the rosters are on their way."""
+    session = InsecurePairwiseSession(replace(SessionSetup(mode=mode), **others))  # type: ignore[arg-type]
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    return session
+
+
+def advertised(session: InsecurePairwiseSession) -> dict[ClientId, KeyAdvertisement]:
+    configuration = session.server.configuration
+    return {
+        client: KeyAdvertisement.decode(session.sent_by(client, MessageKind.KEY_ADVERTISEMENT), configuration)
+        for client in session.client_ids
+    }
+
+
+def shown(session: InsecurePairwiseSession, victim: ClientId, others: Mapping[ClientId, KeyAdvertisement]) -> bytes:
+    """Return a roster that fits together and holds the given advertisements, as the victim is shown it."""
+    published = PublishedRoster(session.server.configuration, session.server.roster.opening, others)
+    position = published.roster.position_of(victim)
+    assert position is not None
+    return published.message_to(position).encode()
+
+
+def altered(session: InsecurePairwiseSession, victim: ClientId, **changes: object) -> bytes:
+    """Return the victim's roster with some fields changed."""
+    message = AdvertisedKeys.decode(session.take(victim), session.server.configuration)
+    return replace(message, **changes).encode()  # type: ignore[arg-type]
+
+
+# --- The list and the tree --------------------------------------------------------------------------------------------
+
+FIRST_TWO = [ClientId(1000), ClientId(1007)]
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        encode_clients(FIRST_TWO) + b"\xff" * 9 + b"\x01",
+        encode_clients(FIRST_TWO) + b"\x80\x00",
+        encode_clients(FIRST_TWO) + b"\x80",
+        encode_clients([ClientId(1)]),
+    ],
+    ids=["the same client again by wrapping around", "a second encoding of a gap", "an unfinished gap", "one client"],
+)
+def test_a_list_that_would_hold_a_client_twice_or_is_not_in_its_one_encoding_is_refused(
+    clients: bytes, refused: Refused, goes_on: GoesOn
+) -> None:
+    session = at_rosters()
+    victim = session.client_ids[0]
+    message = altered(session, victim, clients=clients)
+    refused(session, victim, message, PeerMisbehaved, Reason.ROSTER_INVALID, {ServerId()})
+    goes_on(session, without=[victim])
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_client_whose_own_entry_was_altered_leaves(mode: SecurityMode, refused: Refused, goes_on: GoesOn) -> None:
+    session = at_rosters(mode)
+    victim, entries = session.client_ids[3], advertised(session)
+    entries[victim] = replace(entries[victim], mask_key=bytes([9]) + bytes(31))
+    message = shown(session, victim, entries)
+    session.take(victim)
+    refused(session, victim, message, PeerMisbehaved, Reason.ROSTER_INVALID, {ServerId()})
+    goes_on(session, without=[victim])
+
+
+def test_a_client_that_is_not_on_the_list_leaves(refused: Refused, goes_on: GoesOn) -> None:
+    session = at_rosters()
+    victim, other = session.client_ids[3], session.client_ids[4]
+    entries = advertised(session)
+    del entries[victim]
+    session.take(victim)
+    message = shown(session, other, entries)
+    refused(session, victim, message, PeerMisbehaved, Reason.ROSTER_INVALID, {ServerId()})
+    goes_on(session, without=[victim])
+
+
+def test_a_graph_seed_other_than_the_one_the_offer_commits_to_is_refused(refused: Refused, goes_on: GoesOn) -> None:
+    session = at_rosters(population=12, topology=Topology.SPARSE)
+    victim = session.client_ids[3]
+    entries, opening = advertised(session), bytes(32)
+    # The whole message fits together; only the commitment tells.
+    published = PublishedRoster(session.server.configuration, opening, entries)
+    session.take(victim)
+    message = published.message_to(3).encode()
+    refused(session, victim, message, PeerMisbehaved, Reason.ROSTER_INVALID, {ServerId()})
+    goes_on(session, without=[victim])
+
+
+def test_other_clients_than_those_the_graph_gives_are_not_taken_for_neighbours(
+    refused: Refused, goes_on: GoesOn
+) -> None:
+    session = at_rosters(population=12, topology=Topology.SPARSE)
+    victim, graph = session.client_ids[3], session.server.roster.graph
+    stranger = next(p for p in range(12) if p != 3 and p not in graph.neighbours(3))
+    message = AdvertisedKeys.decode(session.take(victim), session.server.configuration)
+    entry = advertised(session)[session.client_ids[stranger]].entry
+    forged = replace(message, entries=(entry, *message.entries[1:])).encode()
+    refused(session, victim, forged, PeerMisbehaved, Reason.ROSTER_INVALID, {ServerId()})
+    goes_on(session, without=[victim])
+
+
+@pytest.mark.parametrize("change", ["an entry less", "an entry more", "a node less", "a node more", "another root"])
+def test_a_proof_of_the_wrong_form_is_refused(change: str, refused: Refused, goes_on: GoesOn) -> None:
+    session = at_rosters(population=12, topology=Topology.SPARSE)
+    victim = session.client_ids[3]
+    message = AdvertisedKeys.decode(session.take(victim), session.server.configuration)
+    assert message.proof
+    forged = {
+        "an entry less": replace(message, entries=message.entries[1:]),
+        "an entry more": replace(message, entries=(*message.entries, message.entries[0])),
+        "a node less": replace(message, proof=message.proof[1:]),
+        "a node more": replace(message, proof=(*message.proof, message.proof[0])),
+        "another root": replace(message, root=bytes(32)),
+    }[change]
+    refused(session, victim, forged.encode(), PeerMisbehaved, Reason.ROSTER_INVALID, {ServerId()})
+    goes_on(session, without=[victim])
+
+
+def test_a_roster_of_another_attempt_is_refused(refused: Refused, goes_on: GoesOn) -> None:
+    session, later = at_rosters(), at_rosters(attempt=1)
+    victim = session.client_ids[3]
+    session.take(victim)
+    message = later.take(victim)
+    refused(session, victim, message, PeerMisbehaved, Reason.WRONG_SESSION, {ServerId()})
+    goes_on(session, without=[victim])
+
+
+# --- Keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_keys_of_two_clients_cannot_be_swapped_in_active_mode(refused: Refused, goes_on: GoesOn) -> None:
+    session = at_rosters()
+    victim, (one, other) = session.client_ids[0], session.client_ids[1:3]
+    entries = advertised(session)
+    swapped = {
+        one: replace(entries[one], channel_key=entries[other].channel_key, mask_key=entries[other].mask_key),
+        other: replace(entries[other], channel_key=entries[one].channel_key, mask_key=entries[one].mask_key),
+    }
+    session.take(victim)
+    message = shown(session, victim, entries | swapped)
+    refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {one, ServerId()})
+    goes_on(session, without=[victim])
+
+
+def test_the_entry_of_one_client_does_not_pass_under_the_name_of_another(refused: Refused, goes_on: GoesOn) -> None:
+    session = at_rosters()
+    victim, (one, other) = session.client_ids[0], session.client_ids[1:3]
+    entries = advertised(session)
+    renamed = {
+        one: replace(entries[other], client=one),
+        other: replace(entries[one], client=other),
+    }
+    session.take(victim)
+    message = shown(session, victim, entries | renamed)
+    refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {one, ServerId()})
+    goes_on(session, without=[victim])
+
+
+@pytest.mark.parametrize("credential", ["the old one", "signed by a corrupted client", "self-made"])
+def test_a_key_of_the_attackers_does_not_pass_for_another_clients_in_active_mode(
+    credential: str, refused: Refused, goes_on: GoesOn
+) -> None:
+    session = at_rosters()
+    victim, target, corrupted = session.client_ids[:3]
+    entries = advertised(session)
+    keys = entries[corrupted]
+    forged = replace(entries[target], channel_key=keys.channel_key, mask_key=keys.mask_key)
+    member = session.member(corrupted)
+    if credential == "signed by a corrupted client":
+        forged = sign_advertisement(forged, member)
+    elif credential == "self-made":
+        own = insecure_signing_key("the attacker", b"")
+        fake = issue_certificate(own, target, own.public_key)
+        forged = sign_advertisement(forged, replace(member, signing_key=own, certificate=fake))
+    session.take(victim)
+    message = shown(session, victim, entries | {target: forged})
+    refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {target, ServerId()})
+    goes_on(session, without=[victim])
+
+
+def test_semi_honest_mode_trusts_the_server_for_the_keys_as_its_name_says() -> None:
+    session = at_rosters(SecurityMode.SEMI_HONEST)
+    victim, target, corrupted = session.client_ids[:3]
+    entries = advertised(session)
+    entries[target] = replace(
+        entries[target], channel_key=entries[corrupted].mask_key, mask_key=entries[corrupted].channel_key
+    )
+    del entries[corrupted]
+    assert session.clients[victim].receive(shown(session, victim, entries))
+    assert session.clients[victim].state is ClientState.AWAITING_DELIVERED_SHARES
+
+
+def test_keys_that_one_client_alone_is_shown_fit_nobody_elses_in_semi_honest_mode_either() -> None:
+    session = at_rosters(SecurityMode.SEMI_HONEST)
+    victim, (one, other) = session.client_ids[0], session.client_ids[1:3]
+    entries = advertised(session)
+    swapped = {
+        one: replace(entries[one], channel_key=entries[other].channel_key, mask_key=entries[other].mask_key),
+        other: replace(entries[other], channel_key=entries[one].channel_key, mask_key=entries[one].mask_key),
+    }
+    session.take(victim)
+    (answer,) = session.clients[victim].receive(shown(session, victim, entries | swapped))
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(victim, answer)
+    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, frozenset({victim}))
+
+
+def bad_key(keys: KeyAdvertisement, others: KeyAdvertisement, defect: str) -> KeyAdvertisement:
+    """Return an advertisement with one key that no honest client would have made; its X25519 part comes last."""
+    before = keys.mask_key[:-32]
+    bad: dict[str, dict[str, bytes]] = {
+        "top bit": {"mask_key": keys.mask_key[:-1] + bytes([keys.mask_key[-1] | 0x80])},
+        "u + p": {"mask_key": before + (P + 9).to_bytes(32, "little")},
+        "order 1": {"mask_key": before + bytes(32)},
+        "order 4": {"channel_key": keys.channel_key[:-32] + (P - 1).to_bytes(32, "little")},
+        "another client's": {"mask_key": others.mask_key},
+        "another client's in the other role": {"channel_key": others.mask_key},
+        "one key for both roles": {"mask_key": keys.channel_key},
+    }
+    return replace(keys, **bad[defect])  # type: ignore[arg-type]
+
+
+DEFECTS: dict[str, tuple[type[PeerError], Reason]] = {
+    "top bit": (MalformedMessage, Reason.PUBLIC_KEY_NOT_CANONICAL),
+    "u + p": (MalformedMessage, Reason.PUBLIC_KEY_NOT_CANONICAL),
+    "order 1": (PeerMisbehaved, Reason.PUBLIC_KEY_LOW_ORDER),
+    "order 4": (PeerMisbehaved, Reason.PUBLIC_KEY_LOW_ORDER),
+    "another client's": (PeerMisbehaved, Reason.PUBLIC_KEY_REUSED),
+    "another client's in the other role": (PeerMisbehaved, Reason.PUBLIC_KEY_REUSED),
+    "one key for both roles": (PeerMisbehaved, Reason.PUBLIC_KEY_REUSED),
+}
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_bad_key_that_a_corrupted_client_advertises_is_stopped_by_the_server(
+    mode: SecurityMode, defect: str, suite: Suite, goes_on: GoesOn
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode, suite=suite))
+    honest, attacker = session.client_ids[4], session.client_ids[5]
+
+    def replace_key(delivery: Delivery) -> tuple[Delivery, ...]:
+        if (delivery.sender, delivery.kind) != (attacker, MessageKind.KEY_ADVERTISEMENT):
+            return (delivery,)
+        configuration = session.server.configuration
+        own = KeyAdvertisement.decode(delivery.message, configuration)
+        other = KeyAdvertisement.decode(session.sent_by(honest, MessageKind.KEY_ADVERTISEMENT), configuration)
+        forged = bad_key(own, other, defect)
+        if mode is SecurityMode.ACTIVE:
+            forged = sign_advertisement(forged, session.member(attacker))
+        return (replace(delivery, message=forged.encode()),)
+
+    session.adversary = replace_key
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    ((sender, error),) = session.refusals
+    kind, reason = DEFECTS[defect]
+    assert isinstance(error, PeerError)
+    assert (sender, type(error), error.reason) == (attacker, kind, reason)
+    both = {attacker, honest} if defect.startswith("another") else {attacker}
+    assert error.culprits == both
+    goes_on(session, without=[attacker])
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_bad_key_that_the_server_lets_pass_is_stopped_by_every_neighbour(
+    mode: SecurityMode, defect: str, refused: Refused, goes_on: GoesOn
+) -> None:
+    session = at_rosters(mode)
+    victim, honest, attacker = session.client_ids[0], session.client_ids[4], session.client_ids[5]
+    entries = advertised(session)
+    forged = bad_key(entries[attacker], entries[honest], defect)
+    active = mode is SecurityMode.ACTIVE
+    entries[attacker] = sign_advertisement(forged, session.member(attacker)) if active else forged
+    session.take(victim)
+    message = shown(session, victim, entries)
+    kind, reason = DEFECTS[defect]
+    if defect.startswith("another"):
+        # Whoever copied whose key, the server would have noticed.
+        culprits = {honest, attacker, ServerId()}
+    else:
+        culprits = {attacker} if active else {attacker, ServerId()}
+    refused(session, victim, message, kind, reason, culprits)
+    goes_on(session, without=[victim])
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_neighbour_with_the_clients_own_key_is_refused(mode: SecurityMode, refused: Refused, goes_on: GoesOn) -> None:
+    session = at_rosters(mode)
+    victim, attacker = session.client_ids[0], session.client_ids[5]
+    entries = advertised(session)
+    forged = replace(entries[attacker], mask_key=entries[victim].mask_key)
+    active = mode is SecurityMode.ACTIVE
+    entries[attacker] = sign_advertisement(forged, session.member(attacker)) if active else forged
+    session.take(victim)
+    message = shown(session, victim, entries)
+    refused(session, victim, message, PeerMisbehaved, Reason.PUBLIC_KEY_REUSED, {attacker, ServerId()})
+    goes_on(session, without=[victim])
+
+
+# --- Identities -------------------------------------------------------------------------------------------------------
+
+
+def invented(session: InsecurePairwiseSession, count: int) -> dict[ClientId, KeyAdvertisement]:
+    """Return clients of the server's making, certified by an authority of its own."""
+    own = insecure_signing_key("the server's authority", b"")
+    made = dict[ClientId, KeyAdvertisement]()
+    entries = list(advertised(at_rosters(session.setup.mode, seed=b"keys of nobody")).values())
+    for index, keys in enumerate(entries[:count]):
+        client = ClientId(2000 + index)
+        identity = insecure_signing_key(str(client), b"")
+        certificate = issue_certificate(own, client, identity.public_key)
+        member = replace(
+            session.member(session.client_ids[0]), client=client, signing_key=identity, certificate=certificate
+        )
+        unsigned = replace(keys, client=client, attempt=session.server.configuration.context.digest)
+        made[client] = sign_advertisement(unsigned, member)
+    return made
+
+
+def test_invented_clients_are_stopped_by_an_honest_server(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession(SessionSetup(population=8, late=1))
+    missing = session.client_ids[7]
+    session.drop(missing)
+    session.deliver(session.pending)
+    session.pending = []
+    for client, advertisement in invented(session, 1).items():
+        with pytest.raises(AuthenticationFailed) as caught:
+            session.server.receive(client, advertisement.encode())
+        assert caught.value.culprits == {client}
+    goes_on(session, without=[missing])
+
+
+def test_invented_clients_do_not_fill_a_roster_up_to_the_minimum_cohort(refused: Refused) -> None:
+    session = at_rosters()
+    victim = session.client_ids[0]
+    entries = {victim: advertised(session)[victim]} | invented(session, 7)
+    session.take(victim)
+    message = shown(session, victim, entries)
+    first = min(client for client in entries if client != victim)
+    refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {first, ServerId()})
+
+
+@pytest.mark.parametrize("place", [0, 31, 32, 63, 95, 96, 127, 159])
+def test_a_flipped_bit_in_identity_key_certificate_or_signature_is_noticed_by_server_and_neighbour(
+    place: int, refused: Refused, goes_on: GoesOn
+) -> None:
+    session = InsecurePairwiseSession()
+    victim, target = session.client_ids[0], session.client_ids[4]
+
+    def flip(delivery: Delivery) -> tuple[Delivery, ...]:
+        if (delivery.sender, delivery.kind) != (target, MessageKind.KEY_ADVERTISEMENT):
+            return (delivery,)
+        # The credential is the end of the message: key, certificate, signature.
+        message = bytearray(delivery.message)
+        message[place - 160] ^= 1
+        return (replace(delivery, message=bytes(message)),)
+
+    session.adversary = flip
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    ((sender, error),) = session.refusals
+    assert isinstance(error, AuthenticationFailed)
+    assert (sender, error.culprits) == (target, frozenset({target}))
+    entries = advertised(session)
+    session.take(victim)
+    message = shown(session, victim, entries)
+    refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {target, ServerId()})
+    goes_on(session, without=[target, victim])
+
+
+def test_a_certificate_of_another_authority_is_refused(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession()
+    target = session.client_ids[4]
+    other = insecure_signing_key("another authority", b"")
+    key = session.signing_keys[target].public_key
+    session.clients[target] = session.enrol(target, certificate=issue_certificate(other, target, key))
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    ((sender, error),) = session.refusals
+    assert isinstance(error, AuthenticationFailed)
+    assert (sender, error.culprits) == (target, frozenset({target}))
+    goes_on(session, without=[target])
+
+
+def test_a_certificate_is_not_another_clients() -> None:
+    session = InsecurePairwiseSession()
+    one, other = session.client_ids[:2]
+    key = session.signing_keys[other].public_key
+    genuine = issue_certificate(session.authority_key, other, key)
+    with pytest.raises(AuthenticationFailed):
+        session.authority.verify(Certificate(one, genuine.public_key, genuine.signature))
+
+
+def test_a_signed_advertisement_of_another_attempt_is_refused_even_if_it_is_relabelled(goes_on: GoesOn) -> None:
+    earlier, session = at_rosters(), InsecurePairwiseSession(SessionSetup(attempt=1))
+    target = session.client_ids[4]
+    old = advertised(earlier)[target]
+    relabelled = replace(old, attempt=session.server.configuration.context.digest)
+    for message, reason in (
+        (old.encode(), Reason.WRONG_SESSION),
+        (relabelled.encode(), Reason.AUTHENTICATION_FAILED),
+    ):
+        fresh = InsecurePairwiseSession(session.setup)
+        with pytest.raises(PeerError) as caught:
+            fresh.server.receive(target, message)
+        assert (caught.value.reason, caught.value.culprits) == (reason, frozenset({target}))
+        goes_on(fresh, without=[target])
+
+
+# --- Split views ------------------------------------------------------------------------------------------------------
+
+
+def split_lists(mode: SecurityMode) -> tuple[InsecurePairwiseSession, ClientId, bytes]:
+    """Show one client a list in which a client that is not its neighbour has another name; it cannot tell.
+
+    The tree is the true one: of its leaves the victim knows only those of its neighbours, which stay where they are.
+    """
+    session = at_rosters(mode, population=12, dropped=2, topology=Topology.SPARSE)
+    victim, roster, entries = session.client_ids[3], session.server.roster, advertised(session)
+    tree = MerkleTree([entry_digest(client, entries[client].entry) for client in session.client_ids])
+    for far in range(4, 12):
+        names = list(session.client_ids)
+        names[far] = ClientId(names[far].value + 1)
+        split = roster_of(roster.configuration, encode_clients(names), tree.root, roster.opening)
+        neighbours = split.graph.neighbours(3)
+        if far not in neighbours:
+            break
+    else:
+        raise AssertionError("every client is a neighbour")
+    message = AdvertisedKeys(
+        attempt=roster.configuration.context.digest,
+        clients=encode_clients(names),
+        root=tree.root,
+        opening=roster.opening,
+        entries=tuple(entries[session.client_ids[position]].entry for position in neighbours),
+        proof=tuple(tree.prove((3, *neighbours))),
+    )
+    session.take(victim)
+    (answer,) = session.clients[victim].receive(message.encode())
+    return session, victim, answer
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_client_that_is_shown_another_list_is_in_a_session_of_its_own(mode: SecurityMode, goes_on: GoesOn) -> None:
+    session, victim, answer = split_lists(mode)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(victim, answer)
+    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, frozenset({victim}))
+    goes_on(session, without=[victim])
+
+
+def relabel(message: bytes, context: bytes) -> bytes:
+    """Write another context into a message, as a server does that wants it to pass."""
+    return message[:HEADER_BYTES] + context + message[HEADER_BYTES + CONTEXT_BYTES :]
+
+
+def test_shares_made_under_another_list_do_not_pass_a_neighbours_check_in_active_mode(
+    refused: Refused, goes_on: GoesOn
+) -> None:
+    session, victim, answer = split_lists(SecurityMode.ACTIVE)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    roster = session.server.roster
+    neighbour = roster.graph.neighbours(3)[0]
+    # The server skips its own check, and puts the relabelled shares among the genuine ones.
+    relayed = {
+        position: RelayedShares(roster, position, EncryptedShares.decode(sent, roster, position), None)
+        for position in range(12)
+        for sent in [
+            relabel(answer, roster.context.digest)
+            if position == 3
+            else session.sent_by(session.client_ids[position], MessageKind.ENCRYPTED_SHARES)
+        ]
+    }
+    message = deliver_shares(roster, roster.set_of(range(12)), relayed, neighbour).encode()
+    target = session.client_ids[neighbour]
+    session.take(target)
+    refused(session, target, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {victim, ServerId()})
+    session.drop(target)
+    goes_on(session, without=[victim, target])
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_clients_that_were_offered_different_models_agree_on_nothing(mode: SecurityMode, goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    victim = session.client_ids[5]
+    own_model = replace(session.server.configuration, model_digest=b"\7" * 32).encode()
+    session.pending = [
+        replace(outgoing, message=own_model) if outgoing.receiver == victim else outgoing
+        for outgoing in session.pending
+    ]
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    ((sender, error),) = session.refusals
+    assert isinstance(error, PeerMisbehaved)
+    assert (sender, error.reason, error.culprits) == (victim, Reason.WRONG_SESSION, frozenset({victim}))
+    goes_on(session, without=[victim])
+
+
+def test_a_server_that_relabels_what_a_client_with_another_model_sends_gets_no_sum(
+    nothing_is_released: NothingIsReleased,
+) -> None:
+    # Semi-honest mode has no signatures, so the relabelled messages pass; yet nothing in them fits.
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    victim = session.client_ids[5]
+    own_offer = replace(session.server.configuration, model_digest=b"\7" * 32)
+    contexts = dict[str, bytes]()
+
+    def relay(delivery: Delivery) -> tuple[Delivery, ...]:
+        message = delivery.message
+        before_roster = delivery.state is ServerState.AWAITING_KEY_ADVERTISEMENTS
+        truth = session.server.configuration if before_roster else session.server.roster
+        if delivery.sender == victim:
+            contexts["own"] = message[HEADER_BYTES : HEADER_BYTES + CONTEXT_BYTES]
+            message = relabel(message, truth.context.digest)
+        elif delivery.receiver == victim:
+            message = own_offer.encode() if before_roster else relabel(message, contexts["own"])
+        return (replace(delivery, message=message),)
+
+    session.adversary = relay
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    client = session.clients[victim]
+    assert client.state is ClientState.AWAITING_UNMASKING_REQUEST, "it noticed nothing"
+    assert [complaint.reason for complaint in client.complaints] == [Reason.AUTHENTICATION_FAILED] * 7
+    nothing_is_released(session, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)

@@ -1,0 +1,563 @@
+"""A server that shows different sets of survivors, to learn both secrets of a client or the sum of a few.
+
+| attack | defence |
+|---|---|
+| both secrets of one client, by a second request or in one answer | one answer, one secret of each neighbour |
+| a client asked for shares, or for its signature, that is itself declared dropped | refused |
+| a contributor that never shared; other sharers than before masking | the sets must fit what the client masked under |
+| too small a set, among all or among the neighbours | minimum cohort and threshold, checked by every client |
+| one half of the committee shown one set, the other half another | quorums that overlap in an honest member |
+| a certificate for another set than the one that this client signed | a member unmasks only what it signed |
+| signatures twice, of outsiders, too few, altered, or from another round, session or member | the certificate's rules |
+| a client shown fewer sharers before it masked | signed views |
+| signatures in semi_honest mode | refused: there is one form of every message |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId, ServerId, SessionContext
+from secagg.identity import issue_certificate
+from secagg.labels import Label
+from secagg.parameters import SecurityMode, Suite
+from secagg.prime_field import ELEMENT_BYTES
+from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan, Topology
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature, signed_survivors
+from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, UnmaskingRequest
+from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
+from secagg.secret import Secret
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_signing_key
+from secagg.wire import MessageKind
+
+Refused = Callable[..., SecAggError]
+GoesOn = Callable[..., None]
+EVERYBODY = range(8)
+
+
+def at(state: ServerState, mode: SecurityMode = SecurityMode.ACTIVE, **others: object) -> InsecurePairwiseSession:
+    """Play until the messages that open this round are on their way."""
+    session = InsecurePairwiseSession(replace(SessionSetup(mode=mode), **others))  # type: ignore[arg-type]
+    session.reach(state)
+    return session
+
+
+def survivor_set(session: InsecurePairwiseSession, contributors: Iterable[int], sharers: Iterable[int]) -> bytes:
+    roster = session.server.roster
+    message = SurvivorSet(
+        context=roster.context.digest, sharers=roster.set_of(sharers), contributors=roster.set_of(contributors)
+    )
+    return message.encode()
+
+
+def signature_on(session: InsecurePairwiseSession, signer: int, contributors: Iterable[int]) -> bytes:
+    """Sign as a corrupted member of the committee does, whatever it signed before."""
+    roster, client = session.server.roster, session.client_ids[signer]
+    everybody = roster.set_of(range(roster.population))
+    parts = signed_survivors(roster.context, client, everybody, roster.set_of(contributors))
+    return session.member(client).sign(Label.SIGNED_SURVIVORS, *parts)
+
+
+def ask(session: InsecurePairwiseSession, member: int, contributors: Iterable[int]) -> bytes:
+    """Show a set to a member of the committee, and return its signature."""
+    client = session.clients[session.client_ids[member]]
+    (answer,) = client.receive(survivor_set(session, contributors, range(session.server.roster.population)))
+    return SurvivorSignature.decode(answer).signature
+
+
+def endorsement(session: InsecurePairwiseSession, position: int, signature: bytes) -> Endorsement:
+    member = session.member(session.client_ids[position])
+    assert member.certificate is not None
+    return Endorsement(
+        position=position,
+        identity_key=member.certificate.public_key,
+        certificate=member.certificate.signature,
+        signature=signature,
+    )
+
+
+def request(
+    session: InsecurePairwiseSession, receiver: int, contributors: Iterable[int], signatures: dict[int, bytes]
+) -> bytes:
+    """Return a request whose every part is as good as the server can make it."""
+    roster, survivors = session.server.roster, session.server.roster.set_of(contributors)
+    present = [other for other in roster.graph.neighbours(receiver) if other in survivors]
+    if session.setup.mode is SecurityMode.SEMI_HONEST:
+        present = []
+    views = tuple(
+        MaskedInput.decode(session.sent_by(session.client_ids[other], MessageKind.MASKED_INPUT), roster).signature
+        for other in present
+    )
+    message = UnmaskingRequest(
+        context=roster.context.digest,
+        contributors=survivors,
+        endorsements=tuple(endorsement(session, position, signatures[position]) for position in sorted(signatures)),
+        views=views,
+    )
+    return message.encode()
+
+
+def certified(session: InsecurePairwiseSession, contributors: Iterable[int]) -> dict[int, bytes]:
+    """Return a quorum's signatures, as if a majority of the committee were corrupted."""
+    quorum, chosen = session.server.configuration.quorum, tuple(contributors)
+    return {signer: signature_on(session, signer, chosen) for signer in chosen[:quorum]}
+
+
+# --- Both secrets of one client ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_second_request_with_another_set_gets_nothing(mode: SecurityMode, refused: Refused) -> None:
+    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode)
+    victim = session.client_ids[0]
+    assert session.clients[victim].receive(session.take(victim))
+    without_one = [0, 1, 2, 3, 4, 5, 6]
+    signatures = certified(session, without_one) if mode is SecurityMode.ACTIVE else {}
+    second = request(session, 0, without_one, signatures)
+    refused(session, victim, second, PeerMisbehaved, Reason.ALREADY_ANSWERED, {ServerId()})
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_second_request_for_the_same_set_gets_the_same_bytes(mode: SecurityMode, goes_on: GoesOn) -> None:
+    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode)
+    client = session.clients[session.client_ids[0]]
+    message = next(o.message for o in session.pending if o.receiver == client.client)
+    assert client.receive(message) == client.receive(message)
+    goes_on(session)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+@pytest.mark.parametrize("suite", Suite)
+def test_of_each_neighbour_a_client_shows_a_share_of_one_secret_and_none_of_the_other(
+    suite: Suite, mode: SecurityMode, goes_on: GoesOn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls: type[ClassicSuite | HybridSuite] = ClassicSuite if suite is Suite.CLASSIC else HybridSuite
+    opened, open_shares = dict[tuple[ClientId, ClientId], bytes](), cls.open_shares
+
+    def watch(
+        self: ClassicSuite | HybridSuite, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes
+    ) -> Secret:
+        both = open_shares(self, own, peer, context, sealed)  # type: ignore[arg-type]
+        opened[own.client, peer.client] = bytes(both.expose())
+        return both
+
+    session = at(ServerState.AWAITING_MASKED_INPUTS, mode, suite=suite)
+    dropped = session.client_ids[5]
+    receive = session.clients[dropped].receive
+    with monkeypatch.context() as patched:
+        patched.setattr(cls, "open_shares", watch)
+        assert receive(session.take(dropped)), "it uploads, and the upload is lost"
+        session.step()
+    goes_on(session, without=[dropped])
+    contributors = set(session.client_ids) - {dropped}
+    assert len(opened) == 8 * 7
+    for holder in contributors:
+        answer = session.sent_by(holder, MessageKind.UNMASKING_SHARES)
+        for dealer in set(session.client_ids) - {holder}:
+            root_share, seed_share = opened[holder, dealer][:ELEMENT_BYTES], opened[holder, dealer][ELEMENT_BYTES:]
+            assert (root_share in answer, seed_share in answer) == (dealer == dropped, dealer != dropped)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_unmasking_request_that_declares_its_receiver_dropped_gets_nothing(
+    mode: SecurityMode, refused: Refused
+) -> None:
+    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode)
+    victim = session.client_ids[3]
+    session.take(victim)
+    others = [0, 1, 2, 4, 5, 6, 7]
+    signatures = certified(session, others) if mode is SecurityMode.ACTIVE else {}
+    message = request(session, 3, others, signatures)
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
+
+
+def test_a_member_of_the_committee_does_not_sign_a_set_that_it_is_not_in(refused: Refused, goes_on: GoesOn) -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    victim = session.client_ids[3]
+    session.take(victim)
+    message = survivor_set(session, [0, 1, 2, 4, 5, 6, 7], EVERYBODY)
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
+    # It contributed before it left, so its input stays in the sum.
+    goes_on(session, without=[victim], of=session.client_ids)
+
+
+# --- Sets that do not fit ---------------------------------------------------------------------------------------------
+
+
+def without_a_sharer(mode: SecurityMode, state: ServerState) -> InsecurePairwiseSession:
+    """Play with one client that advertised and never shared: it stands at position 7 of the roster."""
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    session.drop(session.client_ids[7])
+    session.reach(state)
+    return session
+
+
+def test_a_member_does_not_sign_a_contributor_that_never_shared(refused: Refused) -> None:
+    session = without_a_sharer(SecurityMode.ACTIVE, ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    victim = session.client_ids[3]
+    session.take(victim)
+    message = survivor_set(session, EVERYBODY, range(7))
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
+
+
+def test_a_client_does_not_unmask_a_contributor_that_never_shared(refused: Refused) -> None:
+    session = without_a_sharer(SecurityMode.SEMI_HONEST, ServerState.AWAITING_UNMASKING_SHARES)
+    victim = session.client_ids[3]
+    session.take(victim)
+    message = request(session, 3, EVERYBODY, {})
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
+
+
+@pytest.mark.parametrize("sharers", [range(7), EVERYBODY], ids=["fewer", "more"])
+def test_a_member_does_not_sign_other_sharers_than_it_masked_under(sharers: range, refused: Refused) -> None:
+    if sharers == EVERYBODY:
+        session = without_a_sharer(SecurityMode.ACTIVE, ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    else:
+        session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    victim = session.client_ids[3]
+    session.take(victim)
+    message = survivor_set(session, range(7), sharers)
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_sets_of_another_session_are_refused(mode: SecurityMode, refused: Refused) -> None:
+    earlier, session = (at(ServerState.AWAITING_UNMASKING_SHARES, mode, attempt=attempt) for attempt in (0, 1))
+    victim = session.client_ids[3]
+    session.take(victim)
+    refused(session, victim, earlier.take(victim), PeerMisbehaved, Reason.WRONG_SESSION, {ServerId()})
+
+
+def test_a_survivor_set_of_another_session_is_not_signed(refused: Refused, goes_on: GoesOn) -> None:
+    earlier, session = (at(ServerState.AWAITING_SURVIVOR_SIGNATURES, attempt=attempt) for attempt in (0, 1))
+    victim = session.client_ids[3]
+    session.take(victim)
+    refused(session, victim, earlier.take(victim), PeerMisbehaved, Reason.WRONG_SESSION, {ServerId()})
+    goes_on(session, without=[victim], of=session.client_ids)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_set_below_the_minimum_cohort_is_not_unmasked(mode: SecurityMode, refused: Refused) -> None:
+    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode, minimum_cohort=7)
+    victim = session.client_ids[0]
+    session.take(victim)
+    few = [0, 1, 2, 3, 4, 5]
+    signatures = certified(session, few) if mode is SecurityMode.ACTIVE else {}
+    error = refused(session, victim, request(session, 0, few, signatures), ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+    assert isinstance(error, ThresholdNotMet)
+    assert (error.needed, error.present) == (7, 6)
+
+
+def test_a_set_below_the_minimum_cohort_is_not_signed(refused: Refused) -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES, minimum_cohort=7)
+    victim = session.client_ids[0]
+    session.take(victim)
+    message = survivor_set(session, [0, 1, 2, 3, 4, 5], EVERYBODY)
+    error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+    assert isinstance(error, ThresholdNotMet)
+    assert (error.needed, error.present) == (7, 6)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_set_with_fewer_neighbours_of_a_client_than_the_threshold_is_not_unmasked(
+    mode: SecurityMode, refused: Refused
+) -> None:
+    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode, population=20, topology=Topology.SPARSE)
+    victim, roster = session.client_ids[0], session.server.roster
+    session.take(victim)
+    threshold, neighbours = session.server.configuration.threshold, roster.graph.neighbours(0)
+    gone = set(neighbours[: len(neighbours) - threshold + 1])
+    chosen = [position for position in range(20) if position not in gone]
+    if mode is SecurityMode.ACTIVE:
+        # The victim signed another set, so what refuses it is shown on a fresh client that signed this one.
+        session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES, population=20, topology=Topology.SPARSE)
+        ask(session, 0, chosen)
+    signatures = certified(session, chosen) if mode is SecurityMode.ACTIVE else {}
+    message = request(session, 0, chosen, signatures)
+    session.pending = [outgoing for outgoing in session.pending if outgoing.receiver != victim]
+    error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+    assert isinstance(error, ThresholdNotMet)
+    assert (error.needed, error.present) == (threshold, threshold - 1)
+
+
+# --- Split sets -------------------------------------------------------------------------------------------------------
+
+ONE_SET, OTHER_SET = [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 7]
+
+
+@pytest.mark.parametrize("first", [3, 4])
+def test_two_sets_do_not_both_get_a_certificate_even_if_a_corrupted_member_signs_both(
+    first: int, ended: Callable[[InsecurePairwiseSession, ClientId], None]
+) -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    quorum = session.server.configuration.quorum
+    corrupted, honest = 0, [1, 2, 3, 4, 5]
+    # 6 and 7 are the ones whose inputs the server wants to tell apart: each is in one set only, and signs that one.
+    ones, others = [*honest[: first - 1], 6], [*honest[first - 1 :], 7]
+    signatures: dict[str, dict[int, bytes]] = {"one": {}, "other": {}}
+    for name, group, chosen in (("one", ones, ONE_SET), ("other", others, OTHER_SET)):
+        for member in group:
+            signatures[name][member] = ask(session, member, chosen)
+        signatures[name][corrupted] = signature_on(session, corrupted, chosen)
+    assert sorted(len(made) >= quorum for made in signatures.values()) == [False, True]
+    answered = set[str]()
+    for name, group, chosen in (("one", ones, ONE_SET), ("other", others, OTHER_SET)):
+        for member in group:
+            client = session.clients[session.client_ids[member]]
+            message = request(session, member, chosen, signatures[name])
+            if len(signatures[name]) >= quorum:
+                assert client.receive(message)
+                answered.add(name)
+                continue
+            with pytest.raises(PeerMisbehaved) as caught:
+                client.receive(message)
+            assert (caught.value.reason, caught.value.culprits) == (Reason.QUORUM_NOT_MET, frozenset({ServerId()}))
+            ended(session, client.client)
+    assert len(answered) == 1
+
+
+def test_signatures_on_two_sets_do_not_add_up_to_a_certificate(refused: Refused) -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    victim = session.client_ids[1]
+    signatures = {member: ask(session, member, ONE_SET) for member in (1, 2, 3, 6)}
+    signatures[4] = ask(session, 4, OTHER_SET)
+    message = request(session, 1, ONE_SET, signatures)
+    session.pending.clear()
+    refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {ServerId()})
+
+
+def test_a_member_signs_one_set_only(refused: Refused) -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    victim = session.client_ids[1]
+    session.clients[victim].receive(session.take(victim))
+    second = survivor_set(session, ONE_SET, EVERYBODY)
+    refused(session, victim, second, PeerMisbehaved, Reason.ALREADY_ANSWERED, {ServerId()})
+
+
+def test_a_member_does_not_unmask_another_set_than_it_signed(refused: Refused) -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    victim = session.client_ids[1]
+    ask(session, 1, ONE_SET)
+    message = request(session, 1, OTHER_SET, certified(session, OTHER_SET))
+    session.pending.clear()
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
+
+
+# --- The certificate --------------------------------------------------------------------------------------------------
+
+
+def with_committee_of_five() -> tuple[InsecurePairwiseSession, int, list[int]]:
+    """Play with a small committee, and return a client that is not on it, and who is."""
+    session = InsecurePairwiseSession()
+    plan = session.setup.plan(session.authority.public_key)
+    small = replace(plan.configuration, committee_size=5, quorum=4)
+    session.server = Server(SessionPlan(small, plan.opening, plan.corrupted, plan.dropped, plan.privacy_bits))
+    session.pending = [replace(outgoing, message=session.server.offer) for outgoing in session.pending]
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    committee = list(session.server.roster.committee)
+    return session, next(position for position in EVERYBODY if position not in committee), committee
+
+
+def forged_certificate(session: InsecurePairwiseSession, committee: list[int], forgery: str) -> list[Endorsement]:
+    """Return what stands in for the last of four genuine endorsements."""
+    genuine = [endorsement(session, member, signature_on(session, member, EVERYBODY)) for member in committee[:4]]
+    first, last = genuine[0], genuine[3]
+    outsiders = [position for position in EVERYBODY if position not in committee]
+    own = insecure_signing_key("the server's authority", b"")
+    identity = insecure_signing_key("an invented member", b"")
+    fake = issue_certificate(own, session.client_ids[last.position], identity.public_key)
+    roster = session.server.roster
+    parts = signed_survivors(
+        roster.context, session.client_ids[last.position], roster.set_of(EVERYBODY), roster.set_of(EVERYBODY)
+    )
+    client = session.client_ids[last.position]
+    upload = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), roster)
+    other = {
+        "too few": [],
+        "twice": [genuine[2]],
+        "out of order": [first],
+        "an outsider": [endorsement(session, outsiders[-1], signature_on(session, outsiders[-1], EVERYBODY))],
+        "a flipped bit": [replace(last, signature=bytes([last.signature[0] ^ 1]) + last.signature[1:])],
+        "from round 2": [replace(last, signature=upload.signature)],
+        "of another member": [replace(last, signature=first.signature)],
+        "of a corrupted client in a member's name": [
+            replace(
+                last, signature=session.member(session.client_ids[outsiders[0]]).sign(Label.SIGNED_SURVIVORS, *parts)
+            )
+        ],
+        "of an invented member": [
+            replace(
+                last,
+                identity_key=identity.public_key,
+                certificate=fake.signature,
+                signature=identity.sign(Label.SIGNED_SURVIVORS, *parts),
+            )
+        ],
+    }[forgery]
+    return [*genuine[1:3], first, *genuine[3:]] if forgery == "out of order" else [*genuine[:3], *other]
+
+
+@pytest.mark.parametrize(
+    ("forgery", "kind", "reason"),
+    [
+        ("too few", PeerMisbehaved, Reason.QUORUM_NOT_MET),
+        ("twice", PeerMisbehaved, Reason.QUORUM_NOT_MET),
+        ("out of order", PeerMisbehaved, Reason.QUORUM_NOT_MET),
+        ("an outsider", PeerMisbehaved, Reason.QUORUM_NOT_MET),
+        ("a flipped bit", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
+        ("from round 2", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
+        ("of another member", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
+        ("of a corrupted client in a member's name", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
+        ("of an invented member", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
+    ],
+)
+def test_a_forged_certificate_unmasks_nothing(
+    forgery: str, kind: type[SecAggError], reason: Reason, refused: Refused
+) -> None:
+    session, outside, committee = with_committee_of_five()
+    victim = session.client_ids[outside]
+    genuine = UnmaskingRequest.decode(session.take(victim), session.server.roster)
+    forged = replace(genuine, endorsements=tuple(forged_certificate(session, committee, forgery)))
+    refused(session, victim, forged.encode(), kind, reason, {ServerId()})
+
+
+def test_the_certificate_that_the_forgeries_start_from_is_accepted(goes_on: GoesOn) -> None:
+    session, outside, committee = with_committee_of_five()
+    victim = session.client_ids[outside]
+    genuine = UnmaskingRequest.decode(session.take(victim), session.server.roster)
+    endorsements = [endorsement(session, member, signature_on(session, member, EVERYBODY)) for member in committee[:4]]
+    again = replace(genuine, endorsements=tuple(endorsements)).encode()
+    (answer,) = session.clients[victim].receive(again)
+    session.server.receive(victim, answer)
+    goes_on(session)
+
+
+def test_a_certificate_of_another_attempt_unmasks_nothing(refused: Refused) -> None:
+    earlier, session = (at(ServerState.AWAITING_UNMASKING_SHARES, attempt=attempt) for attempt in (0, 1))
+    victim = session.client_ids[3]
+    roster = session.server.roster
+    old = UnmaskingRequest.decode(earlier.take(victim), roster)
+    genuine = UnmaskingRequest.decode(session.take(victim), roster)
+    forged = replace(genuine, endorsements=old.endorsements).encode()
+    refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {ServerId()})
+
+
+def test_a_signature_of_the_committee_counts_once_and_for_its_signer(goes_on: GoesOn) -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    one, other = session.client_ids[:2]
+    (answer,) = session.clients[one].receive(session.take(one))
+    session.drop(other)
+    with pytest.raises(AuthenticationFailed) as caught:
+        session.server.receive(other, answer)
+    assert caught.value.culprits == {other}
+    session.server.receive(one, answer)
+    goes_on(session, without=[other], of=session.client_ids)
+
+
+# --- Views ------------------------------------------------------------------------------------------------------------
+
+
+def with_a_split_view() -> tuple[InsecurePairwiseSession, int, int]:
+    """Show client 3 fewer sharers than the others before it masks: client 6 is missing."""
+    session = at(ServerState.AWAITING_MASKED_INPUTS)
+    roster, cheated, hidden = session.server.roster, 3, 6
+    relayed = {
+        position: RelayedShares(
+            roster,
+            position,
+            EncryptedShares.decode(
+                session.sent_by(session.client_ids[position], MessageKind.ENCRYPTED_SHARES), roster, position
+            ),
+            None,
+        )
+        for position in EVERYBODY
+    }
+    fewer = roster.set_of(position for position in EVERYBODY if position != hidden)
+    message = deliver_shares(roster, fewer, relayed, cheated).encode()
+    client = session.client_ids[cheated]
+    session.pending = [
+        replace(outgoing, message=message) if outgoing.receiver == client else outgoing for outgoing in session.pending
+    ]
+    return session, cheated, hidden
+
+
+def test_an_upload_under_fewer_sharers_does_not_count(goes_on: GoesOn) -> None:
+    session, cheated, _ = with_a_split_view()
+    victim = session.client_ids[cheated]
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    ((sender, error),) = session.refusals
+    assert isinstance(error, AuthenticationFailed)
+    assert (sender, error.culprits) == (victim, frozenset({victim}))
+    goes_on(session, without=[victim])
+
+
+def test_neighbours_do_not_unmask_a_client_that_masked_under_fewer_sharers(refused: Refused) -> None:
+    session, cheated, _ = with_a_split_view()
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    # The server counts the upload nevertheless, and a majority of the committee is corrupted, so that only views help.
+    signatures = certified(session, EVERYBODY)
+    session.pending.clear()
+    target = session.client_ids[0]
+    ask(session, 0, EVERYBODY)
+    message = request(session, 0, EVERYBODY, signatures)
+    blamed = {session.client_ids[cheated], ServerId()}
+    refused(session, target, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
+
+
+def test_the_cheated_client_itself_signs_no_survivors(refused: Refused) -> None:
+    session, cheated, _ = with_a_split_view()
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    victim = session.client_ids[cheated]
+    message = survivor_set(session, EVERYBODY, EVERYBODY)
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
+
+
+@pytest.mark.parametrize("change", ["one less", "one more", "swapped", "a flipped bit", "from round 3"])
+def test_views_that_do_not_belong_to_the_neighbours_unmask_nothing(change: str, refused: Refused) -> None:
+    session = at(ServerState.AWAITING_UNMASKING_SHARES)
+    victim, roster = session.client_ids[0], session.server.roster
+    genuine = UnmaskingRequest.decode(session.take(victim), roster)
+    views, first = genuine.views, session.client_ids[1]
+    signed = SurvivorSignature.decode(session.sent_by(first, MessageKind.SURVIVOR_SIGNATURE))
+    forged, number = {
+        "one less": (views[1:], True),
+        "one more": ((*views, views[-1]), True),
+        "swapped": ((views[1], views[0], *views[2:]), False),
+        "a flipped bit": ((bytes([views[0][0] ^ 1]) + views[0][1:], *views[1:]), False),
+        "from round 3": ((signed.signature, *views[1:]), False),
+    }[change]
+    message = replace(genuine, views=forged).encode()
+    if number:
+        refused(session, victim, message, PeerMisbehaved, Reason.QUORUM_NOT_MET, {ServerId()})
+    else:
+        refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {first, ServerId()})
+
+
+@pytest.mark.parametrize("field", ["endorsements", "views"])
+def test_semi_honest_requests_hold_no_signatures(field: str, refused: Refused) -> None:
+    session = at(ServerState.AWAITING_UNMASKING_SHARES, SecurityMode.SEMI_HONEST)
+    victim = session.client_ids[0]
+    genuine = UnmaskingRequest.decode(session.take(victim), session.server.roster)
+    extra = Endorsement(position=1, identity_key=bytes(32), certificate=bytes(64), signature=bytes(64))
+    forged = (
+        replace(genuine, endorsements=(extra,)) if field == "endorsements" else replace(genuine, views=(bytes(64),))
+    )
+    refused(session, victim, forged.encode(), MalformedMessage, Reason.TRAILING_BYTES, {ServerId()})
+
+
+def test_nobody_is_asked_before_the_quorum_is_there() -> None:
+    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    quorum = session.server.configuration.quorum
+    session.drop(*session.client_ids[quorum - 1 :])
+    with pytest.raises(ThresholdNotMet) as caught:
+        session.step()
+    assert (caught.value.needed, caught.value.present) == (quorum, quorum - 1)
+    assert session.server.state is ServerState.ABORTED
+    assert all(client.state is ClientState.AWAITING_UNMASKING_REQUEST for client in session.clients.values())
