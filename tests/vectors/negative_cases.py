@@ -277,7 +277,7 @@ NEGATIVES: tuple[Negative, ...] = (
         message="client/0/unmasking_shares",
         edit=flip(40 + 32 + 31),
         expect="ok",
-        faults=(("commitment_mismatch", ("client/0",)),),
+        faults=(("commitment_mismatch", ("client/0", "client/130")),),
         fails="unmask",
     ),
     Negative(
