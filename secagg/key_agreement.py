@@ -112,6 +112,8 @@ class X25519KeyPair(Confined):
             private = X25519PrivateKey.from_private_bytes(scalar.expose())
         self._private: X25519PrivateKey | None = private
         self._sealed_for = set[tuple[RosterEntry, SessionContext]]()
+        self._incoming = dict[tuple[RosterEntry, SessionContext], Secret]()
+        """Channel keys of the other direction, made by the same exchange and kept until they are asked for."""
         self.public_key = X25519PublicKey(private.public_key().public_bytes_raw())
 
     def pairwise_seed(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
@@ -120,7 +122,9 @@ class X25519KeyPair(Confined):
         Implements: [BIK+17] Fig. 4, Round 2, the key agreement of s_{u,v}.
         """
         low, high = sorted([(own_id, self.public_key), peer], key=lambda entry: entry[0])
-        return self._derive("pairwise_seed", KeyRole.MASK, peer, context, Label.PAIRWISE_SEED, (low, high))
+        self._check(KeyRole.MASK, own_id, peer, context)
+        with self._exchange(*peer) as shared_secret:
+            return _derived("pairwise_seed", shared_secret, context, Label.PAIRWISE_SEED, low, high)
 
     def channel_key_to(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
         """Return the key under which this client seals its one message to the peer.
@@ -134,39 +138,41 @@ class X25519KeyPair(Confined):
                 f"the key for the one message to {peer[0]} was given out before; send the same bytes again",
                 reason=Reason.ALREADY_SPENT,
             )
-        ends = ((own_id, self.public_key), peer)
-        key = self._derive("channel_key", KeyRole.CHANNEL, peer, context, Label.CHANNEL_KEY, ends)
+        self._check(KeyRole.CHANNEL, own_id, peer, context)
+        own = (own_id, self.public_key)
+        with self._exchange(*peer) as shared_secret:
+            outgoing = _derived("channel_key", shared_secret, context, Label.CHANNEL_KEY, own, peer)
+            self._incoming[peer, context] = _derived(
+                "channel_key", shared_secret, context, Label.CHANNEL_KEY, peer, own
+            )
         self._sealed_for.add((peer, context))
-        return key
+        return outgoing
 
     def channel_key_from(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
         """Return the key under which the peer seals its one message to this client."""
-        ends = (peer, (own_id, self.public_key))
-        return self._derive("channel_key", KeyRole.CHANNEL, peer, context, Label.CHANNEL_KEY, ends)
+        self._check(KeyRole.CHANNEL, own_id, peer, context)
+        if incoming := self._incoming.pop((peer, context), None):
+            return incoming
+        with self._exchange(*peer) as shared_secret:
+            own = (own_id, self.public_key)
+            return _derived("channel_key", shared_secret, context, Label.CHANNEL_KEY, peer, own)
 
     def wipe(self) -> None:
-        """Give up the private key; the backend frees it."""
+        """Give up the private key, which the backend frees, and overwrite what was derived with it."""
         self._private = None
+        for key in self._incoming.values():
+            key.wipe()
+        self._incoming.clear()
 
-    def _derive(  # noqa: PLR0913, PLR0917 -- everything that a key is bound to
-        self,
-        kind: str,
-        role: KeyRole,
-        peer: RosterEntry,
-        context: SessionContext,
-        label: Label,
-        ends: tuple[RosterEntry, RosterEntry],
-    ) -> Secret:
+    def _check(self, role: KeyRole, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> None:
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
         if self.role is not role:
             raise Misuse(f"this key pair is for the {self.role.value} role; use the {role.value} key pair here")
         if type(context) is not SessionContext:
             raise Misuse("what two clients derive is bound to a SessionContext")
-        (first, first_key), (second, second_key) = ends
-        if first == second:
-            raise Misuse(f"{first} agrees on no key with itself; leave it out of its own neighbours")
-        parts = (first.encode(), second.encode(), first_key.encoded, second_key.encoded)
-        with self._exchange(*peer) as shared_secret:
-            return derive(kind, KEY_BYTES, shared_secret, context.digest, label, *parts)
+        if own_id == peer[0]:
+            raise Misuse(f"{own_id} agrees on no key with itself; leave it out of its own neighbours")
 
     def _exchange(self, peer_id: ClientId, peer_key: X25519PublicKey) -> Secret:
         if self._private is None:
@@ -190,6 +196,14 @@ class X25519KeyPair(Confined):
 
     def __repr__(self) -> str:
         return f"<X25519KeyPair {self.role.value}>"
+
+
+def _derived(  # noqa: PLR0913, PLR0917 -- everything that a key is bound to
+    kind: str, shared_secret: Secret, context: SessionContext, label: Label, first: RosterEntry, second: RosterEntry
+) -> Secret:
+    (first_id, first_key), (second_id, second_key) = first, second
+    parts = (first_id.encode(), second_id.encode(), first_key.encoded, second_key.encoded)
+    return derive(kind, KEY_BYTES, shared_secret, context.digest, label, *parts)
 
 
 def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> None:

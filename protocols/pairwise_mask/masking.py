@@ -3,14 +3,15 @@
 A client's vector has, for each segment of the layout, its values times the client's weight and then the segment's check
 words; the last segment holds the weight alone. Each segment has a part of every mask's stream to itself.
 
-Check words are the inner products of a segment with public random vectors over its own ring. They are linear, so the
-words of a sum are the sum of the words, and they are functions of what the sum reveals anyway. A wrong seed or a lost
-upload makes them disagree. They do not stop a malicious client, which can compute the words of whatever it sends.
+Check words are inner products of a segment with one public random vector over its own ring, shifted for each word.
+They are linear, so the words of a sum are the sum of the words, and they are functions of what the sum reveals
+anyway. A wrong seed or a lost upload makes them disagree. They do not stop a malicious client, which can compute the
+words of whatever it sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate as running_sum
 from typing import Final
 
@@ -88,7 +89,7 @@ class MaskedVector:
                 reduce_into(inputs, segment.modulus_bits)
         framed.vectors[-1][0] = weight
         for index, (segment, vector) in enumerate(zip(configuration.segments, framed.vectors, strict=True)):
-            vector[segment.length :] = list(_check_words(segment, vector, index, context))
+            vector[segment.length :] = _check_words(segment, vector, index, context)
         return framed
 
     def apply(self, add: Sequence[Secret], subtract: Sequence[Secret], *, threads: int = 1) -> None:
@@ -98,10 +99,10 @@ class MaskedVector:
         ):
             accumulate(vector, segment.ring, add=add, subtract=subtract, first_segment=first, threads=threads)
 
-    def pack(self) -> bytes:
-        """Return the vectors at exactly their bits for each element."""
+    def pack(self) -> tuple[bytes, ...]:
+        """Return each vector at exactly its bits for each element; together they are what travels."""
         pairs = zip(self._configuration.segments, self.vectors, strict=True)
-        return b"".join(segment.ring.pack(vector) for segment, vector in pairs)
+        return tuple(segment.ring.pack(vector) for segment, vector in pairs)
 
     def add_packed(self, packed: bytes | memoryview) -> None:
         """Add what another client packed; nothing is added unless all of it decodes.
@@ -131,8 +132,7 @@ class MaskedVector:
             PeerMisbehaved: they disagree; ``culprits`` is empty, because the sum does not say whose part is wrong.
         """
         for index, (segment, vector) in enumerate(zip(self._configuration.segments, self.vectors, strict=True)):
-            words = zip(_check_words(segment, vector, index, context), vector[segment.length :], strict=False)
-            if any(computed != int(received) for computed, received in words):
+            if _check_words(segment, vector, index, context) != vector[segment.length :].tolist():
                 raise PeerMisbehaved(
                     "the sum does not agree with its check words: a client masked with other seeds than it announced, "
                     "or an upload was altered; discard the sum and start another attempt",
@@ -159,19 +159,24 @@ def _framed_length(configuration: SessionConfiguration, segment: RingSegment) ->
     return segment.length + configuration.check_words_of(segment)
 
 
-def _check_words(segment: RingSegment, vector: RingVector, index: int, context: SessionContext) -> Iterator[int]:
-    """Compute as many words as stand behind the segment, from vectors that are never held whole."""
+def _check_words(segment: RingSegment, vector: RingVector, index: int, context: SessionContext) -> list[int]:
+    """Compute as many words as stand behind the segment, from a public vector that is never held whole.
+
+    Word w is the inner product of the values with the public vector from element w on. An error whose last element of
+    least valuation v is unit times 2^v reaches the words through as many elements of the public vector as there are
+    words; modulo 2 their matrix is triangular with ones on the diagonal. So the words of any one error are uniform and
+    independent multiples of 2^v, as if each word had a public vector of its own.
+    """
     ring, per_piece = segment.ring, SEGMENT_BYTES // segment.ring.word_bytes
-    per_word = segment_count(ring, segment.length)
+    words = [0] * (vector.size - segment.length)
     # The context is public; a Secret is merely what a key is handed over in.
     with (
         Secret("session context", context.digest) as source,
         expand_secret("check_key", _CHECK_KEY_BYTES, source, Label.CHECK_VECTOR, index.to_bytes(4, "big")) as key,
     ):
-        for word in range(vector.size - segment.length):
-            total = 0
-            for start in range(0, segment.length, per_piece):
-                piece = vector[start : min(start + per_piece, segment.length)]
-                public = expand(key, ring, piece.size, start=start, first_segment=word * per_word)
-                total += ring.inner_product(piece, public)
-            yield total & low_bits(ring.modulus_bits)
+        for start in range(0, segment.length, per_piece):
+            piece = vector[start : min(start + per_piece, segment.length)]
+            public = expand(key, ring, piece.size + len(words) - 1, start=start)
+            for word in range(len(words)):
+                words[word] += ring.inner_product(piece, public[word : word + piece.size])
+    return [word & low_bits(ring.modulus_bits) for word in words]

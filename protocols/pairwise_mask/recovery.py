@@ -177,8 +177,8 @@ class Recovery:
             except PeerMisbehaved:
                 raise self._wrong_shares(client, secret, set()) from None
             recovered = corrected.secret
-            # Without commitments nobody can tell a holder that lies from a dealer that dealt badly, so both are named; and
-            # where nothing can be corrected, nobody.
+            # Without commitments nobody can tell a holder that lies from a dealer that dealt badly, so both are named;
+            # where nothing can be corrected, nobody is.
             liars = {client, *(self._roster.clients[holders[point - 1]] for point in corrected.wrong_points)}
             culprits = set[ClientId]()
         if not self._is_genuine(dealer, secret, recovered):

@@ -63,12 +63,16 @@ class MaskedInput:
     context: bytes
     signature: bytes
     """Empty in semi-honest mode."""
-    packed: bytes = field(repr=False)
+    packed: tuple[bytes, ...] = field(repr=False)
+    """The vectors, one after another; in one piece when they were received."""
 
     def encode(self) -> bytes:
         """Return the canonical encoding."""
         writer = Writer(MessageKind.MASKED_INPUT).fixed(self.context, CONTEXT_BYTES)
-        return writer.fixed(self.signature, len(self.signature)).fixed(self.packed, len(self.packed)).finish()
+        writer.fixed(self.signature, len(self.signature))
+        for vector in self.packed:
+            writer.fixed(vector, len(vector))
+        return writer.finish()
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster) -> MaskedInput:
@@ -77,7 +81,7 @@ class MaskedInput:
         masked = cls(
             context=reader.fixed(CONTEXT_BYTES),
             signature=reader.fixed(signature_bytes(roster)),
-            packed=reader.fixed(roster.configuration.masked_bytes),
+            packed=(reader.fixed(roster.configuration.masked_bytes),),
         )
         reader.finish()
         return masked
@@ -194,7 +198,7 @@ def accept_masked_input(  # noqa: PLR0913, PLR0917 -- what the session has agree
     if identity is not None:
         parts = signed_view(roster.context, client, sharers)
         identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits={client})
-    total.add_packed(message.packed)
+    total.add_packed(b"".join(message.packed))
 
 
 def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet) -> tuple[bytes, ...]:

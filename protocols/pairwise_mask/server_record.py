@@ -77,7 +77,7 @@ class ServerRecord:
         writer.integer(len(self.excluded), 4)
         for client in sorted(self.excluded):
             writer.fixed(client.encode(), 8)
-        packed = b"" if self.total is None else self.total.pack()
+        packed = b"" if self.total is None else b"".join(self.total.pack())
         return writer.integer(len(packed), 8).fixed(packed, len(packed)).finish()
 
     @classmethod

@@ -77,7 +77,7 @@ def masked_words(session: InsecurePairwiseSession, client: ClientId) -> np.ndarr
     message = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), session.server.roster)
     (segment,) = configuration.layout.require_rings()
     framed = segment.length + configuration.check_words_of(segment)
-    uploaded = segment.ring.unpack(message.packed[: segment.ring.packed_bytes(framed)], framed)[: segment.length]
+    uploaded = segment.ring.unpack(message.packed[0][: segment.ring.packed_bytes(framed)], framed)[: segment.length]
     return segment.ring.subtract(uploaded, session.payloads[client].values[0])
 
 

@@ -142,7 +142,7 @@ def test_the_uploads_of_whole_sessions_are_uniform(mode: SecurityMode, topology:
         for delivery in session.log:
             if delivery.kind is MessageKind.MASKED_INPUT:
                 vector = MaskedVector(session.server.configuration)
-                vector.add_packed(MaskedInput.decode(delivery.message, session.server.roster).packed)
+                vector.add_packed(MaskedInput.decode(delivery.message, session.server.roster).packed[0])
                 uploads.append(vector)
         for vector in uploads:
             counts[2].update(vector.vectors[0].tolist())

@@ -21,7 +21,7 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -661,9 +661,16 @@ def test_garbage_is_refused_and_changes_nothing() -> None:
     server = server_in(SecurityMode.ACTIVE, ServerState.AWAITING_MASKED_INPUTS, without=session.client_ids[0])
     before = server.snapshot()
     for garbage in (b"", b"SAGG", b"\x00" * 40, b"SAGG\x01\x00\x63", b"SAGG\x02\x00\x15"):
-        with pytest.raises(MalformedMessage):
+        with pytest.raises(MalformedMessage) as caught:
             server.receive(session.client_ids[0], garbage)
+        assert caught.value.culprits == frozenset({session.client_ids[0]})
+        client, _ = client_in(SecurityMode.ACTIVE, ClientState.AWAITING_DELIVERED_SHARES)
+        with pytest.raises(MalformedMessage) as refused:
+            client.receive(garbage)
+        assert refused.value.culprits == frozenset[Party]({ServerId()})
+        go_on(client, SecurityMode.ACTIVE)
     assert server.snapshot() == before
+    assert server.faults == []
 
 
 def test_a_large_active_session_has_a_committee_of_some() -> None:

@@ -37,12 +37,13 @@ class Frame:
         return max(self._check_words, -(-64 // bits))
 
     def check_words(self, index: int, values: Sequence[int]) -> list[int]:
-        """Return the inner products of a segment with public vectors over its ring."""
+        """Return the inner products of a segment with a public vector over its ring, shifted for each word."""
         bits, length = self.segments[index]
+        words = self.words_behind(index)
         key = expand(self._context, 16, "check-vector", number(index, 4))
-        per_word = _stream_segments(bits, length)
-        publics = (_elements(key, bits, length, word * per_word) for word in range(self.words_behind(index)))
-        return [sum(a * b for a, b in zip(values, public, strict=True)) % (1 << bits) for public in publics]
+        public = _elements(key, bits, length + words - 1, 0)
+        shifted = (public[word : word + length] for word in range(words))
+        return [sum(a * b for a, b in zip(values, window, strict=True)) % (1 << bits) for window in shifted]
 
     def self_mask(self, seed: bytes, client: int) -> Vectors:
         """Return the mask of a client's own seed."""
