@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := build/peers/.venv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types bench dist-check vectors clean
+.PHONY: help demo test lint types bench bench-peers dist-check vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-12s%s\n", $$1, $$2 }'
@@ -31,6 +32,10 @@ types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json
 	$(BIN)/python benchmarks/run.py --json build/bench.json
 
+bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an environment of their own
+	$(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json
+	$(PEERS)/bin/python benchmarks/run.py "product quantization"
+
 dist-check: $(INSTALLED)  ## build the distributions, install the wheel elsewhere, and check both
 	$(BIN)/python .ci/check_distributions.py
 
@@ -47,4 +52,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
+	touch $@
+
+# Flower pins other versions of some of its dependencies than constraints.txt, so only the two that matter are held.
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check \
+	  flwr==1.41.0 faiss-cpu==1.15.1 $$(grep -E '^(numpy|cryptography)==' constraints.txt) -e .
 	touch $@

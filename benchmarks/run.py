@@ -10,8 +10,11 @@ from pathlib import Path
 from time import perf_counter
 
 import mask_expansion
+import overflow
 import packing
 import pairwise_mask
+import product_quantization
+import scalar_quantization
 import shamir
 from figures import Figure, machine
 
@@ -20,6 +23,9 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "packing": packing.measure,
     "secret sharing": shamir.measure,
     "pairwise masks": pairwise_mask.measure,
+    "scalar quantization": scalar_quantization.measure,
+    "overflow": overflow.measure,
+    "product quantization": product_quantization.measure,
 }
 
 

@@ -7,7 +7,7 @@ it points at nobody, nobody is. Messages name parameters, counts and identifiers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ class Reason(StrEnum):
     INTERNAL_ERROR = "internal_error"
     """A state that cannot occur did. Attribution: this library; please report it."""
     ATTESTATION_INVALID = "attestation_invalid"
-    """Evidence of an enclave, or its collateral, does not verify. Attribution: its maker or any relay; not decidable."""
+    """An enclave's evidence or its collateral does not verify. Attribution: its maker or any relay; not decidable."""
     COLLATERAL_STALE = "collateral_stale"
     """Collateral verifies and is not of this time. Attribution: whoever handed it over, or a wrong clock."""
     ATTESTATION_REFUSED = "attestation_refused"
@@ -143,7 +143,7 @@ class PeerError(SecAggError):
 
 
 @contextmanager
-def blaming(*culprits: Party) -> Iterator[None]:
+def blaming(*culprits: Party) -> Generator[None]:
     """Name who handed over the bytes, where an error below could not know it: decoders see bytes and not senders."""
     try:
         yield

@@ -152,9 +152,10 @@ def message_kind(message: bytes) -> MessageKind:
     Raises:
         MalformedMessage: they do not begin with a header of this version, or the kind is none of the table's.
     """
-    if not isinstance(message, bytes | bytearray | memoryview):
-        raise Misuse(f"a message is bytes; got {type(message).__name__}")
-    header = bytes(message[: _HEADER.size])
+    try:
+        header = bytes(memoryview(message)[: _HEADER.size])
+    except TypeError:
+        raise Misuse(f"a message is bytes; got {type(message).__name__}") from None
     received = int.from_bytes(header[-2:], "big")
     try:
         kind = MessageKind(received)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 from secagg.aead import AeadHeader, SealingKey, open_sealed
 from secagg.compression.fixed_point import FixedPoint
@@ -23,6 +29,10 @@ from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, Sessio
 from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
 from secagg.parameters import ClientFloors, SecurityMode, Suite
 from secagg.prime_field import PRIME
+from secagg.protocols.enclave.attestation import Verifier
+from secagg.protocols.enclave.attestation.certificate_chains import Certificate, verify_chain
+from secagg.protocols.enclave.attestation.revocation import check_not_revoked
+from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
 from secagg.ring import Ring, require_capacity
 from secagg.secret import Secret
 from secagg.shamir import Share, correct, reconstruct, split
@@ -117,6 +127,25 @@ def present_a_share_above_the_prime() -> None:
     Share(1, Secret("share", PRIME.to_bytes(32, "big"))).check(culprits=[ALICE])
 
 
+def chain_to_a_root_of_nobody() -> object:
+    return verify_chain([b"leaf", b"root"], roots=frozenset(), scheme=ECDSA_P256, now=datetime(2031, 2, 1, tzinfo=UTC))
+
+
+def present_last_months_revocation_list() -> object:
+    key = ec.derive_private_key(7, ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+    start, end, now = (datetime(2031, month, 1, tzinfo=UTC) for month in (1, 2, 3))
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, start, now).sign(key, hashes.SHA256())
+    listed = x509.CertificateRevocationListBuilder(name, start, end).sign(key, hashes.SHA256())
+    issuer = Certificate(1, name.public_bytes(), name.public_bytes(), certificate)
+    return check_not_revoked([], listed.public_bytes(Encoding.DER), issuer=issuer, scheme=ECDSA_P256, now=now)
+
+
+def attest_without_hardware() -> object:
+    simulated: Any = object()
+    return Verifier().verify(simulated, None, datetime(2031, 2, 1, tzinfo=UTC))
+
+
 PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.PARAMETER_OUT_OF_RANGE: lambda: ClientId(-1),
     Reason.BELOW_FLOOR: offer_a_small_cohort,
@@ -143,6 +172,9 @@ PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.INPUT_OUT_OF_RANGE: lambda: Ring(8).from_integers([128]),
     Reason.CONTRACT_VIOLATION: lambda: encode_update(DeceptiveScheme(), np.zeros(2), InsecureSeededCoins(b"coins")),
     Reason.INTERNAL_ERROR: lambda: told_to_peer(UnlistedError("unlisted", reason=Reason.API_MISUSE)),
+    Reason.ATTESTATION_INVALID: chain_to_a_root_of_nobody,
+    Reason.COLLATERAL_STALE: present_last_months_revocation_list,
+    Reason.ATTESTATION_REFUSED: attest_without_hardware,
 }
 """For each reason a call into the library that ends in it."""
 
@@ -161,6 +193,9 @@ BLAME: dict[Reason, set[Party]] = {
     Reason.SHARE_OUT_OF_RANGE: {ALICE},
     Reason.SHARE_DUPLICATE: set(),
     Reason.SHARES_IRRECONCILABLE: set(),
+    Reason.ATTESTATION_INVALID: set(),
+    Reason.COLLATERAL_STALE: set(),
+    Reason.ATTESTATION_REFUSED: set(),
 }
 """Whom the calls above blame: nobody where the function cannot know who sent what it was given."""
 

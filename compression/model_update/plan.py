@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
 from secagg.compression.model_update.recipes import Recipe, Scheme
@@ -107,8 +106,8 @@ class UpdatePlan:
                     raise InvalidParameters(
                         f"{recipe} does not fit the shape {self.shapes[name]}; choose another recipe"
                     )
-        object.__setattr__(self, "shapes", MappingProxyType(dict(self.shapes)))
-        object.__setattr__(self, "chosen", MappingProxyType(dict(self.chosen)))
+        object.__setattr__(self, "shapes", dict(self.shapes))
+        object.__setattr__(self, "chosen", dict(self.chosen))
 
     def recipe(self, name: str) -> Recipe:
         """Return how a tensor is sent."""

@@ -1,7 +1,19 @@
 """What the server broadcasts when parameters are refreshed: canonical bytes, and how many a round costs.
 
 After the header of every message stand the epoch (8 bytes), the source (1), the number of tensors (4), and the tensors:
-name (2-byte length within 4, then UTF-8), number of dimensions (1), dimensions (8 each), scheme.
+name (length in 4 bytes, then UTF-8), number of dimensions (1), dimensions (8 each), scheme. Shapes, names and epochs of
+schemes follow from their place and are not repeated. A scheme is its tag (1) and:
+
+1. fixed point: clip (float64), fraction bits (1), modulus bits (1);
+2. identity: bound (8), modulus bits (1);
+3. scalar quantization: bits, modulus bits, rounding (1 each), wrapping weight (8; 0 for none), 1 if affine (1), number
+   of scales (4), scales (float32 each), and if affine zero points (2 each, signed);
+4. product quantization: number of codebooks (1), and for each its length in 4 bytes and its own encoding;
+5. random pruning: seed (32), number of coordinates kept (8), inner scheme;
+6. rotation: seed (32), block size (4), inner scheme;
+7. count sketch: seed (32), rows (1), columns (4), inner scheme.
+
+Integers and floats are big-endian.
 """
 
 from __future__ import annotations

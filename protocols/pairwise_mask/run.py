@@ -19,7 +19,7 @@ from secagg.protocols.pairwise_mask.transitions import ServerState
 Dropouts = Mapping[ServerState, frozenset[ClientId]]
 """Who is gone before sending what the server awaits in a state, and for good."""
 Observer = Callable[[ServerState, ClientId, bytes, bytes], None]
-"""Told of each delivery: the round, the client, what it was sent, and what it answered (empty if it dropped out)."""
+"""Told of each answer: the round, the client, what it was sent, and what it answers."""
 
 
 def run(  # noqa: PLR0913 -- all but two have defaults

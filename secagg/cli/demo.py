@@ -128,7 +128,7 @@ def _received(server: Server, upload: bytes) -> RingVector:
     """Take the masked values out of an upload, as anybody could."""
     (segment,) = server.configuration.layout.require_rings()
     length = segment.length + server.configuration.check_words_of(segment)
-    packed = MaskedInput.decode(upload, server.roster).packed[: segment.ring.packed_bytes(length)]
+    packed = MaskedInput.decode(upload, server.roster).packed[0][: segment.ring.packed_bytes(length)]
     return segment.ring.unpack(packed, length)[: segment.length]
 
 

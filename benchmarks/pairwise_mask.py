@@ -1,0 +1,196 @@
+"""What the pairwise protocol costs beyond its masks: a client's upload, the server's unmasking, memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from figures import Figure, best_seconds
+from secagg.entropy import SystemCoins
+from secagg.mask_expansion import accumulate
+from secagg.parameters import SecurityMode
+from secagg.prime_field import random_root
+from secagg.protocols.pairwise_mask import Server, ServerState, Topology
+from secagg.ring import Ring
+from secagg.secret import Secret
+from secagg.shamir import reconstruct, split
+from secagg.simulation.cohort import Cohort, Setting, WindowedInputs, gather, spread_dropouts
+from secagg.simulation.measured_run import MeasuredClient
+from secagg.simulation.traffic import bonawitz_bits, expansion
+
+LENGTH = 1 << 20
+NEIGHBOURS = 100
+CLIENTS, DROPPED, SPARSE_NEIGHBOURS, SERVER_LENGTH = 100, 5, 30, 1_000_000
+MODULUS_BITS = 32
+ROUNDS = 7
+MIB = 1 << 20
+
+
+def measure() -> Iterator[Figure]:
+    """Take every figure of this file; each ratio comes from contenders that ran in turns."""
+    for mode in SecurityMode:
+        yield from _client_step(mode)
+    yield from _server_unmask()
+    yield from _traffic()
+
+
+def _client_step(mode: SecurityMode) -> Iterator[Figure]:
+    """Time the step from the neighbours' shares to the upload, against expanding and adding its masks alone."""
+    steps = uploads_of(NEIGHBOURS, LENGTH, mode)
+    ring, floor = Ring(MODULUS_BITS), Ring(MODULUS_BITS).zeros(LENGTH)
+    keys = [Secret.random("mask_key", 16, SystemCoins()) for _ in range(NEIGHBOURS + 1)]
+    # A client uploads once, so each round takes the next client.
+    seconds = best_seconds(
+        {
+            "masks": partial(accumulate, floor, ring, add=keys[::2], subtract=keys[1::2]),
+            "step": lambda: next(steps)(),  # noqa: PLW0108 -- another step in every round
+        },
+        ROUNDS,
+    )
+    size = f"k={NEIGHBOURS}, 2^20 x {MODULUS_BITS} bits"
+    yield Figure(name=f"masks alone, {size}, {mode.value}", value=1000 * seconds["masks"], unit="ms")
+    yield Figure(
+        name=f"client step / masks alone, {size}, {mode.value}",
+        value=seconds["step"] / seconds["masks"],
+        unit="ratio",
+        at_most=2.0,
+    )
+    uploaded = list[bytes]()
+    peak = _peak_of(lambda: uploaded.extend(next(steps)()))
+    vector_bytes = LENGTH * ring.word_bytes
+    yield Figure(
+        name=f"client step, peak beyond payload and upload, {mode.value}",
+        value=(peak - len(uploaded[0])) / MIB,
+        unit="MiB",
+        at_most=(vector_bytes + 2 * MIB) / MIB,
+    )
+
+
+def uploads_of(neighbours: int, length: int, mode: SecurityMode) -> Iterator[Callable[[], list[bytes]]]:
+    """Bring a full graph of clients to the point where each has its neighbours' shares, and return their steps."""
+    server, clients = shared(cohort_of(neighbours + 1, length, Setting(mode=mode, topology=Topology.FULL)))
+    return (
+        partial(clients[outgoing.receiver.value - 1].receive, outgoing.message) for outgoing in server.close_round()
+    )
+
+
+def cohort_of(clients: int, length: int, setting: Setting, dropped: int = 0) -> Cohort:
+    """Make a cohort whose ring has exactly 32 bits; some clients may vanish before they upload."""
+    inputs = WindowedInputs(
+        input_bits=MODULUS_BITS - (clients - 1).bit_length(), length=length, clients=clients, seed=b"benchmark"
+    )
+    places = [ServerState.AWAITING_MASKED_INPUTS]
+    dropouts = spread_dropouts(clients, dropped, setting.mode, places)
+    return gather(inputs.payload_of, clients, capacity=inputs.capacity, dropouts=dropouts, setting=setting)
+
+
+def shared(cohort: Cohort) -> tuple[Server, tuple[MeasuredClient, ...]]:
+    """Have everybody advertise and share keys."""
+    server, clients = Server(cohort.plan), cohort.clients
+    for client in clients:
+        server.receive(client.client, client.receive(server.offer)[0])
+    for outgoing in server.close_round():
+        server.receive(outgoing.receiver, clients[outgoing.receiver.value - 1].receive(outgoing.message)[0])
+    return server, clients
+
+
+def answered(clients: int, dropped: int, neighbours: int, length: int) -> Server:
+    """Bring a session with dropouts before uploading to the point where nothing is left but to unmask."""
+    cohort = cohort_of(clients, length, Setting(corrupted=DROPPED), dropped)
+    configuration = replace(cohort.plan.configuration, degree=neighbours, threshold=neighbours // 2 + DROPPED + 1)
+    server, members = shared(replace(cohort, plan=replace(cohort.plan, configuration=configuration)))
+    gone = cohort.dropouts[ServerState.AWAITING_MASKED_INPUTS]
+    while server.state is not ServerState.AWAITING_UNMASKING_SHARES:
+        for outgoing in server.close_round():
+            if outgoing.receiver not in gone:
+                (answer,) = members[outgoing.receiver.value - 1].receive(outgoing.message)
+                server.receive(outgoing.receiver, answer)
+    return server
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of a server's time: every mask that is left at the speed of masks alone, a reconstruction for each."""
+
+    masks: int
+    reconstructions: int
+    mask_seconds: float
+    reconstruction_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """What it predicts, on one thread."""
+        return self.masks * self.mask_seconds + self.reconstructions * self.reconstruction_seconds
+
+
+def _server_unmask() -> Iterator[Figure]:
+    """Time the last step of the server against its model, whose constants are measured in turns with it."""
+    server = answered(CLIENTS, DROPPED, SPARSE_NEIGHBOURS, SERVER_LENGTH)
+    snapshot, threshold = server.snapshot(), server.configuration.threshold
+    counts = list[int]()
+    ring, total = Ring(MODULUS_BITS), Ring(MODULUS_BITS).zeros(SERVER_LENGTH)
+    keys = [Secret.random("mask_key", 16, SystemCoins()) for _ in range(100)]
+    shares = split(
+        random_root("root", SystemCoins()), threshold=threshold, holders=SPARSE_NEIGHBOURS, coins=SystemCoins()
+    )
+    restored = [Server.restore(snapshot) for _ in range(ROUNDS)]
+    seconds = best_seconds(
+        {
+            "masks": partial(accumulate, total, ring, add=keys, subtract=[]),
+            "reconstruction": lambda: reconstruct(shares[:threshold], threshold=threshold),
+            "unmask": lambda: restored.pop().unmask(lambda _, count: counts.append(count)),
+        },
+        ROUNDS,
+    )
+    model = Model(counts[-1], CLIENTS, seconds["masks"] / len(keys), seconds["reconstruction"])
+    size = f"{CLIENTS} clients, {DROPPED} dropped, k={SPARSE_NEIGHBOURS}, 10^6 x {MODULUS_BITS} bits"
+    yield Figure(name=f"server unmask, {size}", value=1000 * seconds["unmask"], unit="ms", note=f"{model.masks} masks")
+    yield Figure(name="the model of it", value=1000 * model.seconds, unit="ms")
+    yield Figure(name="server unmask / model", value=seconds["unmask"] / model.seconds, unit="ratio", at_most=1.3)
+    last = Server.restore(snapshot)
+    peak = _peak_of(last.unmask)
+    yield Figure(
+        name="server unmask, peak memory in vectors", value=peak / (SERVER_LENGTH * ring.word_bytes), unit="vectors"
+    )
+
+
+def _traffic() -> Iterator[Figure]:
+    """Count a client's bytes: in a full graph against the published formula, in a sparse one against its vector."""
+    clients, length = 64, 1 << 14
+    inputs = WindowedInputs(input_bits=16, length=length, clients=clients, seed=b"benchmark")
+    for mode, topology in ((SecurityMode.SEMI_HONEST, Topology.FULL), (SecurityMode.ACTIVE, Topology.SPARSE)):
+        setting = Setting(mode=mode, topology=topology, corrupted=clients // 20)
+        cohort = gather(inputs.payload_of, clients, capacity=inputs.capacity, dropouts={}, setting=setting)
+        rounds = cohort.run().rounds
+        sent = sum(figures.bytes_up for figures in rounds) / clients
+        both = sent + sum(figures.bytes_down for figures in rounds) / clients
+        size = f"{topology.value} graph of {clients}"
+        if topology is Topology.FULL:
+            formula = bonawitz_bits(clients, length) / 8
+            yield Figure(
+                name=f"client's bytes / [BIK+17]'s formula, 2^14 values, {size}", value=both / formula, unit="ratio"
+            )
+            excess = (both - formula) / (clients - 1)
+            yield Figure(name="the difference for each neighbour", value=excess, unit="bytes", note="32 are tags")
+        else:
+            vector, degree = inputs.layout.payload_bytes, cohort.plan.configuration.degree
+            each = (sent - vector) / degree
+            yield Figure(name=f"sent beyond the vector for each neighbour, {size}", value=each, unit="bytes")
+    for clients, log2_length in ((1 << 10, 20), (1 << 14, 24)):
+        name = f"[BIK+17]'s expansion, {clients} clients, 2^{log2_length} values"
+        yield Figure(name=name, value=expansion(clients, 1 << log2_length), unit="times")
+
+
+def _peak_of(step: Callable[[], object]) -> int:
+    """Return how much more memory a step held at most than was held before it."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept = step()
+        _, peak = tracemalloc.get_traced_memory()
+        del kept
+    finally:
+        tracemalloc.stop()
+    return peak - before

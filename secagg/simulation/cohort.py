@@ -1,0 +1,192 @@
+"""A cohort that lives in one process: clients with real keys, certificates where the mode asks for them, and inputs.
+
+Everything cryptographic is the library's own, with the coins of production. What is simulated is that the clients, the
+authority and the server are strangers to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.identity import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
+from secagg.mask_expansion import expand
+from secagg.parameters import LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
+from secagg.protocols.pairwise_mask import ClientInput, ServerState, SessionPlan, Topology, plan_session
+from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
+from secagg.protocols.pairwise_mask.run import Observer
+from secagg.ring import MAXIMUM_MODULUS_BITS, Ring, capacity
+from secagg.secret import Secret
+from secagg.simulation.measured_run import MeasuredClient, MeasuredRun, Progress, measured_run
+
+PLACES: Final = (
+    ServerState.AWAITING_MASKED_INPUTS,
+    ServerState.AWAITING_UNMASKING_SHARES,
+    ServerState.AWAITING_ENCRYPTED_SHARES,
+    ServerState.AWAITING_SURVIVOR_SIGNATURES,
+    ServerState.AWAITING_KEY_ADVERTISEMENTS,
+)
+"""Where clients drop out, in the order in which a number of them is dealt out; the costliest comes first."""
+_SEED_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The choices that a rehearsal leaves to whoever starts it."""
+
+    mode: SecurityMode = SecurityMode.ACTIVE
+    topology: Topology = Topology.SPARSE
+    suite: Suite = Suite.CLASSIC
+    corrupted: int = 0
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """A planned session with everybody who is invited to it, and who of them will drop out where."""
+
+    plan: SessionPlan
+    clients: tuple[MeasuredClient, ...]
+    dropouts: dict[ServerState, frozenset[ClientId]]
+    threads: int
+
+    def run(self, progress: Progress | None = None, sent: Observer | None = None) -> MeasuredRun:
+        """Run the session, once."""
+        return measured_run(
+            self.plan, self.clients, dropouts=self.dropouts, sent=sent, progress=progress, threads=self.threads
+        )
+
+
+def gather(
+    inputs: Callable[[int], Payload],
+    clients: int,
+    *,
+    capacity: int,
+    dropouts: dict[ServerState, frozenset[ClientId]],
+    setting: Setting,
+) -> Cohort:
+    """Plan a session that withstands these dropouts, and make its clients; they are numbered from 1.
+
+    Args:
+        inputs: what the client of a number uploads.
+        capacity: of the decoder of the inputs.
+    Raises:
+        InvalidParameters: no such session is safe; the message says what to relax.
+    """
+    coins = SystemCoins()
+    everybody = client_ids(clients)
+    payloads = {client: inputs(client.value) for client in everybody}
+    authority = _new_signing_key() if setting.mode is SecurityMode.ACTIVE else None
+    gone = frozenset[ClientId]().union(*dropouts.values())
+    late = dropouts.get(ServerState.AWAITING_KEY_ADVERTISEMENTS, frozenset())
+    plan = plan_session(
+        payloads[everybody[0]].layout,
+        coins,
+        population=clients,
+        corrupted=setting.corrupted,
+        dropped=len(gone - late),
+        late=len(late),
+        mode=setting.mode,
+        suite=setting.suite,
+        topology=setting.topology,
+        authority=NO_AUTHORITY if authority is None else authority.public_key,
+    )
+    floors = ClientFloors(
+        suites=frozenset({setting.suite}),
+        modes=frozenset({setting.mode}),
+        minimum_cohort=plan.configuration.minimum_cohort,
+        minimum_threshold=LEAST_THRESHOLD,
+        minimum_modulus_bits=1,
+        maximum_length=sum(segment.length for segment in plan.configuration.layout.segments),
+        maximum_population=clients,
+        assumed_corrupted=setting.corrupted,
+        privacy_bits=plan.privacy_bits,
+    )
+
+    def new_client(client: ClientId) -> MeasuredClient:
+        signing_key = None if authority is None else _new_signing_key()
+        return MeasuredClient(
+            client,
+            ClientInput(payloads[client]),
+            floors=floors,
+            capacity=capacity,
+            coins=coins,
+            authority=None if authority is None else Authority(authority.public_key),
+            signing_key=signing_key,
+            certificate=None
+            if authority is None or signing_key is None
+            else issue_certificate(authority, client, signing_key.public_key),
+            threads=setting.threads,
+        )
+
+    return Cohort(plan, tuple(map(new_client, everybody)), dropouts, setting.threads)
+
+
+def client_ids(clients: int) -> list[ClientId]:
+    """Return the ids of a cohort."""
+    return [ClientId(number) for number in range(1, clients + 1)]
+
+
+def spread_dropouts(
+    clients: int, dropped: int, mode: SecurityMode, places: Iterable[ServerState] = PLACES
+) -> dict[ServerState, frozenset[ClientId]]:
+    """Deal dropouts out to the rounds, one after another, and take clients from all over the cohort.
+
+    A client that is to vanish before the consistency check vanishes before unmasking if it is not on the committee.
+    """
+    if not 0 <= dropped < clients:
+        raise InvalidParameters(f"of {clients} clients, 0 to {clients - 1} can drop out; got {dropped}")
+    due = [
+        place
+        for place in places
+        if mode is SecurityMode.ACTIVE or place is not ServerState.AWAITING_SURVIVOR_SIGNATURES
+    ]
+    dealt: dict[ServerState, set[ClientId]] = {place: set() for place in PLACES}
+    for turn in range(dropped):
+        client, place = ClientId(1 + turn * clients // dropped), due[turn % len(due)]
+        dealt[place].add(client)
+        if place is ServerState.AWAITING_SURVIVOR_SIGNATURES:
+            dealt[ServerState.AWAITING_UNMASKING_SHARES].add(client)
+    return {place: frozenset(gone) for place, gone in dealt.items()}
+
+
+class WindowedInputs:
+    """Inputs for any number of clients in the memory of one: a client's is its own window of one public stream.
+
+    The values of each are uniform over the integers of ``input_bits`` bits. The ring is the narrowest that no sum of
+    them can leave.
+    """
+
+    def __init__(self, *, input_bits: int, length: int, clients: int, seed: bytes) -> None:
+        """Draw the stream from a seed that anybody may know."""
+        modulus_bits = input_bits + (clients - 1).bit_length()
+        if modulus_bits > MAXIMUM_MODULUS_BITS:
+            raise InvalidParameters(
+                f"the sum of {clients} inputs of {input_bits} bits takes {modulus_bits}, and no ring has more than "
+                f"{MAXIMUM_MODULUS_BITS}; take fewer clients or fewer bits"
+            )
+        self.layout = Layout((RingSegment(modulus_bits, length),))
+        self.capacity = capacity(input_bits, modulus_bits)
+        self._ring, self._length = Ring(modulus_bits), length
+        with Secret("public seed", seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0")) as key:
+            drawn = expand(key, Ring(input_bits), length + clients + 1)
+        self._stream = self._ring.from_integers(Ring(input_bits).lift(drawn))
+
+    def payload_of(self, number: int) -> Payload:
+        """Return the input of one client; it is a view, and nobody writes to it."""
+        return Payload(self.layout, (self._stream[number : number + self._length],))
+
+    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+        """Whether a sum is exactly that of these clients' inputs."""
+        windows = (self.payload_of(client.value).values[0] for client in contributors)
+        return bool((self._ring.sum(windows, self._length) == aggregate.values[0]).all())
+
+
+def _new_signing_key() -> SigningKey:
+    with Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) as seed:
+        return SigningKey(seed)

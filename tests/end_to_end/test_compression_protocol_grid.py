@@ -1,0 +1,302 @@
+"""Every scheme under pairwise masks: what the server decodes is what it would decode from payloads in the clear.
+
+The grid is scheme x mode x topology x dropouts. Sums modulo 2^p are exact, so every comparison is of bytes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.compression.count_sketch import CountSketch
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.identity import Identity
+from secagg.compression.model_update import (
+    Calibration,
+    CalibrationSource,
+    Codebooks,
+    ModelUpdate,
+    Plain,
+    Pruned,
+    Quantized,
+    Rotated,
+    Sketched,
+    UpdatePlan,
+    decode_parameters,
+    encode_parameters,
+)
+from secagg.compression.product_quantization import Codebook, ProductQuantization
+from secagg.compression.public_stream import PublicStream
+from secagg.compression.random_pruning import RandomPruning
+from secagg.compression.rotation import RandomRotation
+from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.contract import Aggregate, LinearDecoder
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.plan import plan_session
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
+
+SHAPE = (4, 10)
+SEED = bytes(range(32))
+MAXIMUM_WEIGHT = 3
+POPULATIONS = {Topology.FULL: 8, Topology.SPARSE: 12}
+SHAPES = {"conv.weight": (4, 2, 3, 3), "conv.bias": (4,), "embedding.weight": (6, 8), "fc.weight": (4, 10), "scale": ()}
+
+Update = Any
+Place = tuple[SecurityMode, Topology]
+
+
+def numbers(client: ClientId) -> np.random.Generator:
+    return np.random.default_rng(list(client.encode()))
+
+
+def matrix(client: ClientId) -> Update:
+    return numbers(client).standard_normal(SHAPE).astype(np.float32)
+
+
+def vector(client: ClientId) -> Update:
+    return matrix(client).reshape(-1)
+
+
+def votes(client: ClientId) -> Update:
+    return numbers(client).integers(-9, 10, 40)
+
+
+def tensors(client: ClientId) -> Update:
+    return {name: numbers(client).standard_normal(shape) for name, shape in SHAPES.items()}
+
+
+def quantized(bits: int, modulus_bits: int, **more: Any) -> ScalarQuantization:
+    shape = more.pop("shape", SHAPE)
+    return ScalarQuantization(shape=shape, bits=bits, modulus_bits=modulus_bits, scales=(4 / 2**bits,), **more)
+
+
+def fixed(length: int) -> FixedPoint:
+    return FixedPoint(length=length, clip=8.0, fraction_bits=20, modulus_bits=32)
+
+
+def stream() -> PublicStream:
+    return PublicStream(seed=SEED, round_number=0, tensor_name="fc.weight", shape=SHAPE)
+
+
+def mixed_model(epoch: int = 0, calibration: Calibration | None = None) -> ModelUpdate:
+    """Return a model with a tensor in each scheme of rings."""
+    plan = UpdatePlan(
+        shapes=SHAPES,
+        plain=Plain(clip=8.0, fraction_bits=20),
+        compressed=Quantized(bits=8, modulus_bits=14, affine=True, per_channel=True, rounding=Rounding.STOCHASTIC),
+        chosen={
+            "embedding.weight": Pruned(
+                sparsity="0.5", inner=Rotated(block_size=8, inner=Quantized(bits=4, modulus_bits=14))
+            ),
+            "fc.weight": Sketched(rows=2, columns=8, inner=Plain(clip=64.0, fraction_bits=16)),
+        },
+        seed=SEED,
+    )
+    chosen = calibration or Calibration(CalibrationSource.PUBLIC_BATCH, tensors(ClientId(1)))
+    return plan.parameters(epoch=epoch, calibration=chosen)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scheme, and what its clients have."""
+
+    decoder: LinearDecoder[Any]
+    update_of: Callable[[ClientId], Update] = matrix
+
+
+CASES = {
+    "integers": Case(Identity(length=40, bound=9, modulus_bits=11), votes),
+    "fixed point": Case(fixed(40), vector),
+    "2 bits in 8": Case(quantized(2, 8)),
+    "4 bits in 11, affine": Case(quantized(4, 11, zero_points=(3,))),
+    "8 bits in 16": Case(quantized(8, 16)),
+    "8 bits in 16, affine and stochastic": Case(quantized(8, 16, zero_points=(-7,), rounding=Rounding.STOCHASTIC)),
+    "16 bits in 22": Case(quantized(16, 22, rounding=Rounding.STOCHASTIC)),
+    "8 bits in 8, wrapping": Case(quantized(8, 8, wrapping_weight=64)),
+    "a scale for each channel": Case(
+        ScalarQuantization(shape=SHAPE, bits=5, modulus_bits=12, scales=(0.1, 0.2, 0.4, 0.8), zero_points=(0, 1, -2, 3))
+    ),
+    "pruned to 8 bits": Case(
+        RandomPruning(stream=stream(), sparsity="0.8", inner=quantized(8, 14, shape=(8,), zero_points=(5,)))
+    ),
+    "pruned to fixed point": Case(RandomPruning(stream=stream(), sparsity="0.9", inner=fixed(4))),
+    "rotated to 4 bits": Case(RandomRotation(stream=stream(), block_size=8, inner=quantized(4, 11, shape=(40,)))),
+    "sketched": Case(CountSketch(length=40, rows=3, columns=8, seed=SEED, inner=fixed(24)), vector),
+    "sketched to 8 bits": Case(
+        CountSketch(length=40, rows=3, columns=8, seed=SEED, inner=quantized(8, 14, shape=(24,))), vector
+    ),
+    "a model of all of them": Case(mixed_model(), tensors),
+}
+
+DROPOUTS: dict[str, tuple[ServerState, ...]] = {
+    "nobody drops out": (),
+    "one before the keys, one before the upload": (
+        ServerState.AWAITING_KEY_ADVERTISEMENTS,
+        ServerState.AWAITING_MASKED_INPUTS,
+    ),
+    "one before the upload, one after it": (
+        ServerState.AWAITING_MASKED_INPUTS,
+        ServerState.AWAITING_UNMASKING_SHARES,
+    ),
+}
+
+
+def weight_of(client: ClientId) -> int:
+    return 1 + int(numbers(client).integers(MAXIMUM_WEIGHT))
+
+
+def session_of(
+    decoder: LinearDecoder[Any],
+    update_of: Callable[[ClientId], Update],
+    *,
+    place: Place = (SecurityMode.ACTIVE, Topology.FULL),
+    late: int = 0,
+    capacity: int | None = None,
+) -> InsecurePairwiseSession:
+    """Start a session whose clients insist on the capacity of their decoder, or on another one."""
+    mode, topology = place
+    setup = SessionSetup(
+        population=POPULATIONS[topology],
+        mode=mode,
+        topology=topology,
+        late=late,
+        dropped=2 - late,
+        layout=decoder.layout,
+        maximum_weight=MAXIMUM_WEIGHT,
+    )
+    session = InsecurePairwiseSession(
+        setup,
+        payload_of=lambda client: decoder.encode(update_of(client), InsecureSeededCoins(client.encode())),
+        weight_of=weight_of,
+    )
+    granted = decoder.capacity if capacity is None else capacity
+    session.clients = {client: session.enrol(client, capacity=granted) for client in session.client_ids}
+    return session
+
+
+def play(session: InsecurePairwiseSession, dropouts: tuple[ServerState, ...] = ()) -> tuple[Aggregate, list[ClientId]]:
+    """Play to the end, one client dropping out in each of the states; return the sum and who is in it."""
+    contributors = list(session.client_ids)
+    for position, state in enumerate(dropouts):
+        session.reach(state)
+        session.drop(session.client_ids[3 * position])
+        if state is not ServerState.AWAITING_UNMASKING_SHARES:
+            contributors.remove(session.client_ids[3 * position])
+    total = session.finish()
+    assert not session.errors
+    assert not session.refusals
+    return total, contributors
+
+
+def same_trees(one: Any, other: Any) -> bool:
+    if hasattr(one, "keys"):
+        return one.keys() == other.keys() and all(same_trees(one[name], other[name]) for name in one)
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+@pytest.mark.parametrize("dropouts", DROPOUTS.values(), ids=list(DROPOUTS))
+@pytest.mark.parametrize("topology", Topology)
+@pytest.mark.parametrize("mode", SecurityMode)
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_the_server_decodes_what_it_would_decode_from_payloads_in_the_clear(
+    case: Case, mode: SecurityMode, topology: Topology, dropouts: tuple[ServerState, ...]
+) -> None:
+    late = dropouts.count(ServerState.AWAITING_KEY_ADVERTISEMENTS)
+    session = session_of(case.decoder, case.update_of, place=(mode, topology), late=late)
+    total, contributors = play(session, dropouts)
+    ideal = session.sum_of(contributors)
+    assert same_sum(total, ideal)
+    assert (
+        total.contributors
+        == len(contributors)
+        == POPULATIONS[topology] - len(dropouts) + dropouts.count(ServerState.AWAITING_UNMASKING_SHARES)
+    )
+    assert total.total_weight == sum(map(weight_of, contributors)) > total.contributors
+    assert same_trees(case.decoder.decode(total), case.decoder.decode(ideal))
+
+
+def test_the_decoded_sum_is_near_the_sum_of_what_the_clients_had() -> None:
+    decoder = fixed(40)
+    session = session_of(decoder, vector)
+    total, contributors = play(session, (ServerState.AWAITING_MASKED_INPUTS,))
+    expected = sum(weight_of(client) * vector(client).astype(np.float64) for client in contributors)
+    assert np.abs(decoder.decode(total) - expected).max() <= total.total_weight * 2.0**-21
+
+
+def test_clients_and_server_need_nothing_in_common_but_the_broadcast() -> None:
+    broadcast = encode_parameters(mixed_model())
+    server = decode_parameters(broadcast)
+    session = session_of(server, tensors)
+    session.payloads = {
+        client: decode_parameters(broadcast).encode(tensors(client), InsecureSeededCoins(client.encode()))
+        for client in session.client_ids
+    }
+    session.clients = {client: session.enrol(client, capacity=server.capacity) for client in session.client_ids}
+    total, contributors = play(session)
+    mean = server.mean(total)
+    weights = [weight_of(client) for client in contributors]
+    expected = np.average([tensors(client)["conv.bias"] for client in contributors], axis=0, weights=weights)
+    assert np.abs(mean["conv.bias"] - expected).max() <= 2.0**-21
+
+
+def test_the_sum_of_one_round_calibrates_the_next_and_an_update_of_the_old_epoch_is_refused() -> None:
+    first = mixed_model()
+    total, _ = play(session_of(first, tensors))
+    second = mixed_model(epoch=1, calibration=Calibration.of_previous_aggregate(first, total))
+    session = session_of(second, tensors)
+    stale = session.client_ids[0]
+    session.payloads[stale] = first.encode(tensors(stale), InsecureSeededCoins(b"stale"))
+    session.clients[stale] = session.enrol(stale, capacity=second.capacity)
+    refreshed = session.finish()
+    assert list(session.errors) == [stale]
+    assert session.refusals == []
+    assert same_sum(refreshed, session.sum_of(session.client_ids[1:]))
+    with pytest.raises(Misuse, match="of epoch 0 instead of 1"):
+        second.require_layout(first.layout, former=[first])
+    with pytest.raises(Misuse):
+        first.decode(refreshed)
+
+
+def test_clients_leave_where_the_weights_could_exceed_their_capacity() -> None:
+    decoder = quantized(8, 16)
+    most = POPULATIONS[Topology.FULL] * MAXIMUM_WEIGHT
+    play(session_of(decoder, matrix, capacity=most))
+    session = session_of(decoder, matrix, capacity=most - 1)
+    session.deliver(session.pending)
+    assert set(session.errors) == set(session.client_ids)
+    assert {error.reason for errors in session.errors.values() for error in errors} == {Reason.BELOW_FLOOR}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        ProductQuantization(shape=SHAPE, codebooks=(Codebook(np.eye(4, 2)),)),
+        UpdatePlan(
+            shapes=SHAPES,
+            plain=Plain(clip=8.0, fraction_bits=20),
+            compressed=Codebooks(block_size=2, codewords=4),
+            seed=SEED,
+        ).parameters(calibration=Calibration(CalibrationSource.PUBLIC_BATCH, tensors(ClientId(1)))),
+    ],
+    ids=["a tensor", "a model"],
+)
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_protocol_of_sums_refuses_indices(decoder: LinearDecoder[Any], mode: SecurityMode) -> None:
+    with pytest.raises(InvalidParameters, match="holds indices"):
+        plan_session(
+            decoder.layout,
+            InsecureSeededCoins(b"plan"),
+            population=8,
+            corrupted=1,
+            dropped=1,
+            mode=mode,
+            topology=Topology.FULL,
+            authority=bytes(31) + b"1" if mode is SecurityMode.ACTIVE else bytes(32),
+        )
