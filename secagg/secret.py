@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import NoReturn, Self, SupportsIndex
 
 from secagg.entropy import Coins
@@ -105,6 +107,17 @@ class Secret(Confined):
 
     def __getitem__(self, _: object) -> NoReturn:
         self._refuse()
+
+
+@contextmanager
+def abandoned_on_error(*secrets: Secret) -> Generator[None]:
+    """Overwrite secrets if what is done with them fails; they are whoever's they were if it does not."""
+    try:
+        yield
+    except BaseException:
+        for secret in secrets:
+            secret.wipe()
+        raise
 
 
 class _Buffer(bytearray):

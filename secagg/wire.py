@@ -157,12 +157,11 @@ def message_kind(message: bytes) -> MessageKind:
     except TypeError:
         raise Misuse(f"a message is bytes; got {type(message).__name__}") from None
     received = int.from_bytes(header[-2:], "big")
+    Reader(header, received)
     try:
-        kind = MessageKind(received)
+        return MessageKind(received)
     except ValueError:
         raise MalformedMessage(f"{received} is no kind of message", reason=Reason.NOT_CANONICAL) from None
-    Reader(header, kind)
-    return kind
 
 
 class AbortCode(IntEnum):

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import (
+    CapacityExceeded,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    Reason,
+    UnexpectedMessage,
+)
 from secagg.identifiers import AttemptContext
 from secagg.identity import IDENTITY_KEY_BYTES
 from secagg.labels import Label, bind
@@ -89,6 +96,8 @@ class SessionConfiguration:
                 require_range("maximum_population of a full graph", self.maximum_population, LEAST_COHORT, MAX_HOLDERS)
             case Topology.SPARSE:
                 require_range("degree", self.degree, LEAST_DEGREE, min(most, MAX_HOLDERS))
+                if self.degree % 2:
+                    raise InvalidParameters(f"the degree of a sparse graph is even; got {self.degree}")
                 most = self.degree
         require_range("threshold", self.threshold, LEAST_THRESHOLD, most)
         self._check_certification()
@@ -259,7 +268,7 @@ class SessionConfiguration:
                 graph_commitment=reader.fixed(DIGEST_BYTES),
                 server_nonce=reader.fixed(DIGEST_BYTES),
             )
-        except InvalidParameters as error:
+        except (InvalidParameters, CapacityExceeded, UnexpectedMessage) as error:
             raise MalformedMessage(f"the offer is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
         reader.finish()
         return configuration

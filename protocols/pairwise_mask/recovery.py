@@ -90,12 +90,14 @@ class Recovery:
         roster, client = self._roster, self._roster.clients[dropped]
         attempt = roster.configuration.context
         keys = MaskKeys(client, self._suite.key_pair(root, KeyRole.MASK, attempt), root)
-        for position in self._masked_with(dropped):
-            contributor = roster.clients[position]
-            with self._edge_seed(dropped, position, keys) as seed:
-                key = pairwise_mask_key(seed, client, contributor, roster.context, roster.configuration)
-            yield not adds_pairwise_mask(contributor, client), key
-        keys.pair.wipe()
+        try:
+            for position in self._masked_with(dropped):
+                contributor = roster.clients[position]
+                with self._edge_seed(dropped, position, keys) as seed:
+                    key = pairwise_mask_key(seed, client, contributor, roster.context, roster.configuration)
+                yield not adds_pairwise_mask(contributor, client), key
+        finally:
+            keys.pair.wipe()
 
     def _edge_seed(self, dropped: int, contributor: int, keys: MaskKeys) -> Secret:
         roster, peer = self._roster, self._advertisers[contributor].keys
@@ -247,8 +249,10 @@ def remove_masks(
     Implements: [BIK+17] Fig. 4, Round 4, server, the last equation.
     """
     done, count, keys = 0, recovery.mask_count, recovery.keys()
-    while batch := list(islice(keys, MASKS_PER_STEP)):
+    while done < count:
+        batch = list[SignedKey]()
         try:
+            batch.extend(islice(keys, MASKS_PER_STEP))
             total.apply(
                 [key for is_added, key in batch if is_added],
                 [key for is_added, key in batch if not is_added],

@@ -46,7 +46,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     verify_delivered_entry,
 )
 from secagg.protocols.pairwise_mask.suites import key_suite
-from secagg.secret import Confined, Secret
+from secagg.secret import Confined, Secret, abandoned_on_error
 from secagg.shamir import Share
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -270,8 +270,8 @@ def _open_shares(state: Shared, entries: Mapping[int, SharesEntry]) -> tuple[dic
         culprits: set[Party] = {peer.client} if entry.commitment else {peer.client, ServerId()}
         try:
             both = suite.open_shares(keys, peer, roster.context, entry.sealed)
-            place = share_place(roster, neighbour, state.key_set.position)
-            _check_shares(both, place, entry.commitment)
+            with abandoned_on_error(both):
+                _check_shares(both, share_place(roster, neighbour, state.key_set.position), entry.commitment)
         except PeerError as error:
             error.culprits, error.round_name = frozenset(culprits), ROUND
             complaints.append(error)

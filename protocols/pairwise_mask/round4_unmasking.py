@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from secagg.errors import (
+    InternalError,
     MalformedMessage,
     PeerError,
     PeerMisbehaved,
     Reason,
     ThresholdNotMet,
 )
-from secagg.identifiers import CONTEXT_BYTES, ServerId
+from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
 from secagg.identity import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.key_agreement import KEY_BYTES
 from secagg.labels import Label
@@ -32,6 +34,7 @@ from secagg.protocols.pairwise_mask.client_set import ClientSet
 from secagg.protocols.pairwise_mask.commitments import SharedSecret
 from secagg.protocols.pairwise_mask.member import Member
 from secagg.protocols.pairwise_mask.roster import Roster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
 from secagg.protocols.pairwise_mask.round2_masked_input import Masked, share_of, share_place, signed_view
 from secagg.protocols.pairwise_mask.round3_consistency_check import (
     Confirmed,
@@ -205,6 +208,44 @@ def revealed_secret(position: int, contributors: ClientSet) -> SharedSecret:
 
 
 # --- Server -----------------------------------------------------------------------------------------------------------
+
+
+def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes]) -> tuple[Endorsement, ...]:
+    """Return a certificate: as many of the committee's signatures as it takes, with what verifies them."""
+    quorum, endorsements = published.roster.configuration.quorum, list[Endorsement]()
+    for position, signature in sorted(signatures.items())[:quorum]:
+        credential = published.advertisements[position].credential
+        if credential is None:
+            raise InternalError("a signature of the committee was accepted from a client without an identity")
+        endorsements.append(
+            Endorsement(
+                position=position,
+                identity_key=credential.identity_key,
+                certificate=credential.certificate,
+                signature=signature,
+            )
+        )
+    return tuple(endorsements)
+
+
+def request_unmasking(
+    roster: Roster,
+    contributors: ClientSet,
+    views: Mapping[ClientId, bytes],
+    endorsements: tuple[Endorsement, ...],
+    position: int,
+) -> UnmaskingRequest:
+    """Return the request to one contributor, with the signed views of its neighbours in active mode.
+
+    Implements: [BIK+17] Fig. 4, Round 4, server, the first step.
+    """
+    signed = tuple[bytes, ...]()
+    if roster.configuration.mode is SecurityMode.ACTIVE:
+        present = (other for other in roster.graph.neighbours(position) if other in contributors)
+        signed = tuple(views[roster.clients[other]] for other in present)
+    return UnmaskingRequest(
+        context=roster.context.digest, contributors=contributors, endorsements=endorsements, views=signed
+    )
 
 
 class RevealedShares:

@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from itertools import islice
 from typing import TypeVar
 
 from secagg.contract import Aggregate
 from secagg.errors import (
+    AuthenticationFailed,
     InternalError,
+    MalformedMessage,
     Misuse,
     PeerError,
     PeerMisbehaved,
@@ -48,9 +49,10 @@ from secagg.protocols.pairwise_mask.round3_consistency_check import (
     SurvivorSignature,
     check_survivor_signature,
 )
-from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, RevealedShares, UnmaskingRequest
+from secagg.protocols.pairwise_mask.round4_unmasking import RevealedShares, endorsements_of, request_unmasking
 from secagg.protocols.pairwise_mask.server_record import ServerRecord
 from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS, ServerState
+from secagg.secret import Confined
 from secagg.wire import MessageKind, message_kind
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class Outgoing:
     message: bytes = field(repr=False)
 
 
-class Server:
+class Server(Confined):
     """The server of a session, without input or output of its own."""
 
     def __init__(self, plan: SessionPlan, *, threads: int = 1) -> None:
@@ -129,7 +131,8 @@ class Server:
         Raises:
             UnexpectedMessage: it is not due now; nothing has changed.
             MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
-            PeerError: it is wrong. Its sender is excluded from what follows, and nothing else has changed.
+            PeerError: it is wrong. Its sender is excluded from what follows, and nothing else has changed; for a second
+                message that differs from the first, nothing at all has, and the first one counts.
         """
         with blaming(sender):
             self._receive(sender, message)
@@ -168,23 +171,57 @@ class Server:
     def close_round(self) -> Iterator[Outgoing]:
         """Wait for nobody else, and return the messages of the next round, made one at a time.
 
+        Take a snapshot before the first of them is sent; ``outgoing`` gives them again.
+
         Raises:
             ThresholdNotMet: too few clients are left; the session is over and nothing is released.
             Misuse: there is no round to close; the last one is closed by ``unmask``.
         """
         match self.state:
             case ServerState.AWAITING_KEY_ADVERTISEMENTS:
-                return self._publish_roster()
+                self._publish_roster()
             case ServerState.AWAITING_ENCRYPTED_SHARES:
-                return self._deliver_shares()
+                self._require(len(self._relayed), "clients that shared keys")
+                self._sharers = self.roster.set_of(self._relayed)
+                self._record.state = ServerState.AWAITING_MASKED_INPUTS
             case ServerState.AWAITING_MASKED_INPUTS:
-                return self._announce_survivors()
+                self._require(len(self._record.views), "contributors")
+                self._contributors = self._set_of_clients(self._record.views)
+                active = self.configuration.mode is SecurityMode.ACTIVE
+                self._record.state = (
+                    ServerState.AWAITING_SURVIVOR_SIGNATURES if active else ServerState.AWAITING_UNMASKING_SHARES
+                )
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:
-                return self._request_unmasking()
+                self._require(len(self._record.signatures), "signatures of the committee", self.configuration.quorum)
+                self._record.state = ServerState.AWAITING_UNMASKING_SHARES
             case ServerState.AWAITING_UNMASKING_SHARES:
                 raise Misuse("this is the last round; call unmask()")
             case _:
                 raise Misuse(f"the session is {self.state}")
+        return self.outgoing()
+
+    def outgoing(self) -> Iterator[Outgoing]:
+        """Return the messages of the open round, made one at a time; as often as asked, always the same bytes."""
+        match self.state:
+            case ServerState.AWAITING_ENCRYPTED_SHARES:
+                published = self._agreed(self._published)
+                everybody = range(self.roster.population)
+                return self._to_each(everybody, lambda position: published.message_to(position).encode())
+            case ServerState.AWAITING_MASKED_INPUTS:
+                sharers = self._agreed(self._sharers)
+                relayed = dict(self._relayed)
+                return self._to_each(
+                    sharers, lambda position: deliver_shares(self.roster, sharers, relayed, position).encode()
+                )
+            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
+                sharers, contributors = self._agreed(self._sharers), self._agreed(self._contributors)
+                context = self.roster.context.digest
+                survivors = SurvivorSet(context=context, sharers=sharers, contributors=contributors).encode()
+                return self._to_each(sorted(self._committee.intersection(contributors)), lambda _: survivors)
+            case ServerState.AWAITING_UNMASKING_SHARES:
+                return self._unmasking_requests(self._agreed(self._contributors))
+            case _:
+                return iter(())
 
     def unmask(self, progress: Callable[[int, int], None] | None = None) -> Aggregate:
         """Recover the masks that are left, remove them, and return the sum.
@@ -214,6 +251,9 @@ class Server:
 
     # --- Serialisation ------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<Server, {self.state}>"
+
     def snapshot(self) -> bytes:
         """Return everything from which ``restore`` makes a server that goes on where this one stands.
 
@@ -227,7 +267,10 @@ class Server:
         record = ServerRecord.decode(snapshot)
         server = cls(record.plan, threads=threads)
         server._record = record
-        server._rebuild()
+        try:
+            server._rebuild()
+        except (PeerMisbehaved, AuthenticationFailed) as error:
+            raise MalformedMessage(f"the snapshot contradicts itself: {error}", reason=Reason.NOT_CANONICAL) from None
         return server
 
     def _rebuild(self) -> None:
@@ -304,12 +347,6 @@ class Server:
 
     def _accept_advertisement(self, sender: ClientId, message: bytes) -> None:
         advertisement = KeyAdvertisement.decode(message, self.configuration)
-        if advertisement.client != sender:
-            raise PeerMisbehaved(
-                f"{sender} advertises keys for {advertisement.client}",
-                reason=Reason.NOT_ELIGIBLE,
-                culprits={sender},
-            )
         if len(self._record.advertisements) >= self.configuration.maximum_population:
             raise PeerMisbehaved(
                 f"{sender} advertises keys and {self.configuration.maximum_population} clients have done so",
@@ -320,6 +357,12 @@ class Server:
         self._record.advertisements[sender] = message
 
     def _admit(self, sender: ClientId, advertisement: KeyAdvertisement) -> None:
+        if advertisement.client != sender:
+            raise PeerMisbehaved(
+                f"{sender} advertises keys for {advertisement.client}",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits={sender},
+            )
         self._verified[sender] = check_advertisement(self.configuration, self._owners, advertisement)
         self._owners |= {advertisement.channel_key: sender, advertisement.mask_key: sender}
 
@@ -334,7 +377,7 @@ class Server:
 
     # --- Closing rounds -----------------------------------------------------------------------------------------------
 
-    def _publish_roster(self) -> Iterator[Outgoing]:
+    def _publish_roster(self) -> None:
         advertised = len(self._record.advertisements)
         self._require(advertised, "advertisers")
         plan = self._record.plan
@@ -347,8 +390,6 @@ class Server:
             raise
         self._fix_roster()
         self._record.state = ServerState.AWAITING_ENCRYPTED_SHARES
-        published = self._agreed(self._published)
-        return self._to_each(range(self.roster.population), lambda position: published.message_to(position).encode())
 
     def _fix_roster(self) -> None:
         advertised = {
@@ -360,63 +401,15 @@ class Server:
         if self.configuration.mode is SecurityMode.ACTIVE:
             self._committee = frozenset(self.roster.committee)
 
-    def _deliver_shares(self) -> Iterator[Outgoing]:
-        self._require(len(self._relayed), "clients that shared keys")
-        sharers = self.roster.set_of(self._relayed)
-        self._sharers = sharers
-        self._record.state = ServerState.AWAITING_MASKED_INPUTS
-        relayed = dict(self._relayed)
-        return self._to_each(sharers, lambda position: deliver_shares(self.roster, sharers, relayed, position).encode())
-
-    def _announce_survivors(self) -> Iterator[Outgoing]:
-        self._require(len(self._record.views), "contributors")
-        self._contributors = self._set_of_clients(self._record.views)
-        if self.configuration.mode is SecurityMode.SEMI_HONEST:
-            return self._ask_for_shares()
-        self._record.state = ServerState.AWAITING_SURVIVOR_SIGNATURES
-        survivors = SurvivorSet(
-            context=self.roster.context.digest,
-            sharers=self._agreed(self._sharers),
-            contributors=self._contributors,
-        ).encode()
-        members = [position for position in self.roster.committee if position in self._contributors]
-        return self._to_each(members, lambda _: survivors)
-
-    def _request_unmasking(self) -> Iterator[Outgoing]:
-        self._require(len(self._record.signatures), "signatures of the committee", self.configuration.quorum)
-        return self._ask_for_shares()
-
-    def _ask_for_shares(self) -> Iterator[Outgoing]:
-        contributors = self._agreed(self._contributors)
-        self._record.state = ServerState.AWAITING_UNMASKING_SHARES
-        endorsements = tuple(
-            self._endorsement(self._position_of(client), signature)
-            for client, signature in islice(sorted(self._record.signatures.items()), self.configuration.quorum)
-        )
+    def _unmasking_requests(self, contributors: ClientSet) -> Iterator[Outgoing]:
+        published, record = self._agreed(self._published), self._record
+        signatures = {self._position_of(client): signature for client, signature in record.signatures.items()}
+        endorsements = endorsements_of(published, signatures)
         return self._to_each(
-            contributors, lambda position: self._unmasking_request(position, contributors, endorsements).encode()
-        )
-
-    def _unmasking_request(
-        self, position: int, contributors: ClientSet, endorsements: tuple[Endorsement, ...]
-    ) -> UnmaskingRequest:
-        views = tuple[bytes, ...]()
-        if self.configuration.mode is SecurityMode.ACTIVE:
-            present = (other for other in self.roster.graph.neighbours(position) if other in contributors)
-            views = tuple(self._record.views[self.roster.clients[other]] for other in present)
-        return UnmaskingRequest(
-            context=self.roster.context.digest, contributors=contributors, endorsements=endorsements, views=views
-        )
-
-    def _endorsement(self, position: int, signature: bytes) -> Endorsement:
-        credential = self._agreed(self._published).advertisements[position].credential
-        if credential is None:
-            raise Misuse("an endorsement needs a certified identity")
-        return Endorsement(
-            position=position,
-            identity_key=credential.identity_key,
-            certificate=credential.certificate,
-            signature=signature,
+            contributors,
+            lambda position: request_unmasking(
+                self.roster, contributors, record.views, endorsements, position
+            ).encode(),
         )
 
     # --- Unmasking ----------------------------------------------------------------------------------------------------
@@ -425,8 +418,8 @@ class Server:
         sharers, contributors = self._agreed(self._sharers), self._agreed(self._contributors)
         total = self._agreed(self._record.total)
         self._require(len(contributors), "contributors")
-        self.revealed = revealed_sets(transcript_of(self.roster, sharers, contributors))
-        sizes = sorted(map(len, self.revealed))
+        revealed = revealed_sets(transcript_of(self.roster, sharers, contributors))
+        sizes = sorted(map(len, revealed))
         _LOG.info("the session reveals the sums of %d sets of clients, of sizes %s", len(sizes), sizes)
         smallest = sizes[0] if sizes else 0
         self._require(smallest, "contributors in the smallest set whose sum would be revealed")
@@ -442,6 +435,7 @@ class Server:
                 f"{self.configuration.maximum_weight} do not give",
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
+        self.revealed = revealed
         return Aggregate(self.configuration.layout, total.inputs(), len(contributors), total.weight)
 
     # --- Small things -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ not its signatures, which were checked before: keep it where only the server wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,7 @@ from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.wire import MessageKind, Reader, Writer
 
 _STATES = tuple(ServerState)
+_FINAL_STATES = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
 _TABLE_LIMIT: Final = (1 << 32) - 1
 _MAXIMUM_OFFER_BYTES: Final = 1 << 22
 
@@ -61,7 +62,7 @@ class ServerRecord:
 
     def encode(self) -> bytes:
         """Return the canonical encoding."""
-        if self.state in {ServerState.COMPLETED, ServerState.ABORTED}:
+        if self.state in _FINAL_STATES:
             raise Misuse(f"a session that is {self.state} is not resumed; start another attempt")
         writer = Writer(MessageKind.SERVER_SNAPSHOT).integer(_STATES.index(self.state), 1)
         writer.variable(self.plan.configuration.encode(), _MAXIMUM_OFFER_BYTES).fixed(self.plan.opening, OPENING_BYTES)
@@ -89,23 +90,38 @@ class ServerRecord:
         """
         reader = Reader(snapshot, MessageKind.SERVER_SNAPSHOT)
         state = reader.integer(1)
-        if state >= len(_STATES):
-            raise MalformedMessage(f"{state} is no state of a server", reason=Reason.NOT_CANONICAL)
+        if state >= len(_STATES) or _STATES[state] in _FINAL_STATES:
+            raise MalformedMessage(f"{state} is no state that a server goes on from", reason=Reason.NOT_CANONICAL)
         configuration = SessionConfiguration.decode(reader.variable(_MAXIMUM_OFFER_BYTES))
         opening = reader.fixed(OPENING_BYTES)
         plan = SessionPlan(configuration, opening, reader.integer(8), reader.integer(8), reader.integer(2))
         record = cls(plan, _STATES[state])
         for table in (record.advertisements, record.shares, record.views, record.signatures, record.answers):
-            for _ in range(reader.integer(4)):
-                client = ClientId(reader.integer(8))
-                table[client] = reader.variable(_TABLE_LIMIT)
-        for _ in range(reader.integer(4)):
-            client, kind = ClientId(reader.integer(8)), MessageKind(reader.integer(2))
-            record.seen.setdefault(client, {})[kind] = reader.fixed(DIGEST_BYTES)
-        record.excluded = {ClientId(reader.integer(8)) for _ in range(reader.integer(4))}
+            for key in _increasing(reader, 8):
+                table[ClientId(key)] = reader.variable(_TABLE_LIMIT)
+        for key in _increasing(reader, 10):
+            try:
+                kind = MessageKind(key & 0xFFFF)
+            except ValueError:
+                raise MalformedMessage(f"{key & 0xFFFF} is no kind of message", reason=Reason.NOT_CANONICAL) from None
+            record.seen.setdefault(ClientId(key >> 16), {})[kind] = reader.fixed(DIGEST_BYTES)
+        record.excluded = {ClientId(key) for key in _increasing(reader, 8)}
         packed = reader.fixed(reader.integer(8))
         reader.finish()
         if packed:
+            if len(packed) != configuration.masked_bytes:
+                raise MalformedMessage("the sum has another length than the session's", reason=Reason.NOT_CANONICAL)
             record.total = MaskedVector(configuration)
             record.total.add_packed(packed)
         return record
+
+
+def _increasing(reader: Reader, size: int) -> Iterator[int]:
+    """Read the keys of a table, each before what the caller reads for it, and refuse any other order than theirs."""
+    previous = -1
+    for _ in range(reader.integer(4)):
+        key = reader.integer(size)
+        if key <= previous:
+            raise MalformedMessage("a table of the snapshot is not in increasing order", reason=Reason.NOT_CANONICAL)
+        previous = key
+        yield key

@@ -143,7 +143,6 @@ def test_an_offer_of_indices_is_refused_as_malformed() -> None:
         SessionConfiguration.decode(ACTIVE_FULL.encode().replace(rings, indices))
 
 
-@pytest.mark.xfail(strict=True, reason="decode() lets what the constructor raises through")
 def test_an_offer_whose_weights_do_not_add_up_is_refused_as_malformed() -> None:
     """A sum of weights reaches 2^47 at most, which 2^15 clients of weight 2^32 - 1 stay below and 2^20 do not."""
     encoded = replace(SPARSE, maximum_population=1 << 15, maximum_weight=(1 << 32) - 1).encode()
@@ -153,7 +152,6 @@ def test_an_offer_whose_weights_do_not_add_up_is_refused_as_malformed() -> None:
         SessionConfiguration.decode(encoded.replace(numbers, (1 << 20).to_bytes(4, "big") + b"\xff\xff\xff\xff"))
 
 
-@pytest.mark.xfail(strict=True, reason="an unexpected message is one that is not due, and this one is due")
 def test_an_offer_with_another_kind_of_message_for_a_layout_is_refused_as_malformed() -> None:
     layout = LAYOUT.encode()
     renamed = layout[:5] + MessageKind.PAYLOAD.to_bytes(2, "big") + layout[7:]

@@ -300,7 +300,6 @@ def test_a_share_that_is_dealt_out_of_range_is_missing_and_evicts_nobody(mode: S
     assert not session.refusals
 
 
-@pytest.mark.xfail(strict=True, reason="the pair that was opened is dropped and not wiped")
 def test_a_share_that_is_not_the_committed_one_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
     session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE))
     dealer, victim, *_ = session.client_ids
