@@ -46,7 +46,7 @@ def roots(self_made: ModuleType) -> Roots:
 
     return Roots(
         nitro=frozenset({fingerprint(self_made.nitro.chain()[0])}),
-        amd={fingerprint(self_made.snp.authorities()[0]): self_made.snp.PRODUCT},
+        amd=frozenset({fingerprint(self_made.snp.authorities()[0])}),
         intel=frozenset({fingerprint(self_made.intel.authorities()[0])}),
     )
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.protocols.enclave.attestation.certificate_chains import Chain, read_pem_chain, verify_chain
-from secagg.protocols.enclave.attestation.der import elements, only, small_integer
+from secagg.protocols.enclave.attestation.der import SEQUENCE, elements, only, read_signed, small_integer
 from secagg.protocols.enclave.attestation.revocation import check_not_revoked
 from secagg.protocols.enclave.attestation.roots import PINNED_ROOTS
 from secagg.protocols.enclave.attestation.signatures import ECDSA_P256, ECDSA_P384, RSA_PSS
@@ -37,7 +38,8 @@ class Forge:
 
     def verify(self, chain: list[Any], **changes: Any) -> Chain:
         roots = frozenset({hashlib.sha256(self.root.der).digest()})
-        arguments = {"roots": roots, "scheme": ECDSA_P256, "now": self.made.NOW} | changes
+        arguments: dict[str, Any] = {"roots": roots, "scheme": ECDSA_P256, "now": self.made.NOW}
+        arguments |= changes
         return verify_chain([issued.der for issued in chain], **arguments)
 
     def verified(self) -> Chain:
@@ -63,7 +65,17 @@ def test_a_root_that_is_not_pinned_is_refused_whatever_its_name(forge: Forge, re
     assert refusal(lambda: forge.verify([*chain[:2], impostor]), "not a pinned root") is Reason.ATTESTATION_INVALID
     assert refusal(lambda: forge.verify(chain, roots=PINNED_ROOTS.intel)) is Reason.ATTESTATION_INVALID
     assert refusal(lambda: forge.verify([forge.root]), "from 2 to 6") is Reason.ATTESTATION_INVALID
-    assert refusal(lambda: forge.verify([*chain[:1], *[chain[1]] * 5, chain[2]])) is Reason.ATTESTATION_INVALID
+
+
+def test_a_chain_has_a_greatest_length(forge: Forge, refusal: Refusal) -> None:
+    chain = [forge.root]
+    for number in range(4):
+        chain.insert(0, forge.made.issue(f"authority {number}", forge.made.p256(80 + number), chain[0], ca=True))
+    longest = [forge.made.issue("leaf", forge.made.p256(90), chain[0]), *chain]
+    assert len(forge.verify(longest).certificates) == 6
+    chain.insert(0, forge.made.issue("one more", forge.made.p256(91), chain[0], ca=True))
+    longer = [forge.made.issue("leaf", forge.made.p256(90), chain[0]), *chain]
+    assert refusal(lambda: forge.verify(longer), "from 2 to 6") is Reason.ATTESTATION_INVALID
 
 
 @pytest.mark.parametrize("which", ["leaf", "authority"])
@@ -72,7 +84,7 @@ def test_a_certificate_is_refused_before_and_after_its_time(forge: Forge, refusa
     second = timedelta(seconds=1)
     for times in ({"start": now + second}, {"end": now - second}):
         chain = forge.chain(**{which: times})
-        assert refusal(lambda chain=chain: forge.verify(chain), "is valid from") is Reason.ATTESTATION_INVALID
+        assert refusal(partial(forge.verify, chain), "is valid from") is Reason.ATTESTATION_INVALID
     for times in ({"start": now}, {"end": now}):
         forge.verify(forge.chain(**{which: times}))
 
@@ -128,7 +140,7 @@ def test_no_more_authorities_stand_below_one_than_it_allows(forge: Forge, refusa
         if lower:
             forge.verify(chain)
         else:
-            assert refusal(lambda chain=chain: forge.verify(chain), "more authorities") is Reason.ATTESTATION_INVALID
+            assert refusal(partial(forge.verify, chain), "more authorities") is Reason.ATTESTATION_INVALID
 
 
 def test_the_scheme_is_the_vendors_and_not_the_certificates(forge: Forge, refusal: Refusal) -> None:
@@ -149,9 +161,9 @@ def test_each_scheme_refuses_keys_of_another_kind(self_made: ModuleType, refusal
             signature = made.sign(key, b"message")
             if name == own:
                 scheme.verify(key.public_key(), signature, b"message", "it")
-                assert refusal(lambda k=key, x=scheme, s=signature: x.verify(k.public_key(), s, b"other", "it"))
+                assert refusal(partial(scheme.verify, key.public_key(), signature, b"other", "it"))
             else:
-                assert refusal(lambda k=key, x=scheme, s=signature: x.verify(k.public_key(), s, b"message", "it"))
+                assert refusal(partial(scheme.verify, key.public_key(), signature, b"message", "it"))
 
 
 def test_the_salt_of_a_signature_has_the_vendors_length(self_made: ModuleType, refusal: Refusal) -> None:
@@ -173,12 +185,55 @@ def test_a_certificate_numbered_zero_is_read_without_a_warning(forge: Forge) -> 
 def test_what_is_no_certificate_is_malformed(forge: Forge, refusal: Refusal) -> None:
     leaf, middle, root = (issued.der for issued in forge.chain())
     roots = frozenset({hashlib.sha256(root).digest()})
-    big = b"\x30\x82\x20\x00" + bytes(8192)
-    for wrong in (b"", b"0", b"\x30\x00", leaf[:-1], leaf + b"\0", b"\x31" + leaf[1:], big, b"\x30\x84" + bytes(9)):
+    der, parts = forge.made.der, only(leaf, SEQUENCE).children()
+    version_1 = der(0x30, b"".join(field.encoded for field in parts[0].children()[1:]))
+    forms = [
+        b"",
+        b"0",
+        b"\x30\x00",
+        leaf[:-1],
+        leaf + b"\0",
+        leaf + b"\5\0",
+        b"\x31" + leaf[1:],
+        b"\x30\x84" + bytes(9),
+    ]
+    forms += [der(0x30, content, parts[1].encoded, parts[2].encoded) for content in (b"\x30\0", b"\5\0", version_1)]
+    for wrong in forms:
         for chain in ([wrong, middle, root], [leaf, wrong, root]):
             with pytest.raises(MalformedMessage):
                 verify_chain(chain, roots=roots, scheme=ECDSA_P256, now=forge.made.NOW)
     assert refusal(lambda: forge.verify([])) is Reason.ATTESTATION_INVALID
+    with pytest.raises(MalformedMessage) as caught:
+        verify_chain([bytes(8193), middle, root], roots=roots, scheme=ECDSA_P256, now=forge.made.NOW)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+def test_every_byte_of_a_certificate_matters(forge: Forge) -> None:
+    leaf, middle, root = forge.chain()
+    for position in range(len(leaf.der)):
+        for bit in (0, position % 7 + 1):
+            changed = bytearray(leaf.der)
+            changed[position] ^= 1 << bit
+            altered = type(leaf)(leaf.name, bytes(changed), leaf.key, leaf.serial)
+            with pytest.raises((MalformedMessage, PeerMisbehaved)):
+                pytest.fail(f"bit {bit} of byte {position} was ignored: {forge.verify([altered, middle, root])}")
+
+
+def test_what_is_signed_has_one_frame(forge: Forge) -> None:
+    content, algorithm, signature = (b"\x30\x03\x02\x01\x05", b"\x30\x00", b"\x03\x03\x00ab")
+    assert read_signed(forge.made.der(0x30, content, algorithm, signature)).signature == b"ab"
+    frames = {
+        "a part less": (content, algorithm),
+        "a part more": (content, algorithm, signature, b"\5\0"),
+        "bits left over": (content, algorithm, b"\x03\x03\x01ab"),
+        "an empty signature": (content, algorithm, b"\x03\x00"),
+        "a string for a signature": (content, algorithm, b"\x04\x03\x00ab"),
+        "a set for an algorithm": (content, b"\x31\x00", signature),
+        "a set for the content": (b"\x31" + content[1:], algorithm, signature),
+    }
+    for name, parts in frames.items():
+        with pytest.raises(MalformedMessage):
+            pytest.fail(f"{name}: {read_signed(forge.made.der(0x30, *parts))}")
 
 
 def test_a_certificate_that_states_two_algorithms_is_malformed(forge: Forge) -> None:
@@ -256,7 +311,7 @@ def test_small_integers_are_minimal_and_in_range() -> None:
 
 def check(forge: Forge, encoded: bytes, **changes: Any) -> Any:
     leaf, authority, _ = forge.verified().certificates
-    arguments = {"issuer": authority, "scheme": ECDSA_P256, "now": forge.made.NOW} | changes
+    arguments: dict[str, Any] = {"issuer": authority, "scheme": ECDSA_P256, "now": forge.made.NOW} | changes
     return check_not_revoked([leaf], encoded, **arguments)
 
 
@@ -276,7 +331,7 @@ def test_a_list_of_another_time_is_stale(forge: Forge, refusal: Refusal) -> None
     middle, second = forge.chain()[1], timedelta(seconds=1)
     for times in ({"start": forge.made.NOW + second}, {"end": forge.made.NOW - second}):
         encoded = forge.made.revocation_list(middle, **times)
-        assert refusal(lambda encoded=encoded: check(forge, encoded), "fetch") is Reason.COLLATERAL_STALE
+        assert refusal(partial(check, forge, encoded), "fetch") is Reason.COLLATERAL_STALE
 
 
 def test_a_list_of_another_issuer_is_refused(forge: Forge, refusal: Refusal) -> None:
@@ -290,6 +345,33 @@ def test_a_list_of_another_issuer_is_refused(forge: Forge, refusal: Refusal) -> 
 def test_a_partial_list_is_refused(forge: Forge, refusal: Refusal) -> None:
     encoded = forge.made.revocation_list(forge.chain()[1], critical=True)
     assert refusal(lambda: check(forge, encoded), "critical") is Reason.ATTESTATION_INVALID
+
+
+def test_a_list_has_the_fields_of_its_version(forge: Forge, refusal: Refusal) -> None:
+    """Sign lists that no builder makes, with the issuer's own key."""
+    middle = forge.chain()[1]
+    signed = read_signed(forge.made.revocation_list(middle))
+    version, inner, issuer, start, end, *rest = (field.encoded for field in signed.fields)
+    der, other = forge.made.der, inner[:-1] + b"\x03"
+
+    def encoded(*fields: bytes, outer: bytes = signed.algorithm) -> bytes:
+        content = der(0x30, *fields)
+        listed: bytes = der(0x30, content, outer, der(3, b"\0", forge.made.sign(middle.key, content)))
+        return listed
+
+    assert check(forge, encoded(version, inner, issuer, start, end, *rest)) == forge.made.END
+    forms = {
+        "no next update": encoded(version, inner, issuer, start),
+        "no version": encoded(inner, issuer, start, end),
+        "two algorithms": encoded(version, inner, issuer, start, end, outer=other),
+        "nothing": encoded(),
+        "an update that is no time": encoded(version, inner, issuer, b"\5\0", end),
+    }
+    for name, form in forms.items():
+        with pytest.raises(MalformedMessage):
+            pytest.fail(f"{name}: {check(forge, form)}")
+    form = encoded(version, other, issuer, start, end, *rest, outer=other)
+    assert refusal(lambda: check(forge, form), "says otherwise") is Reason.ATTESTATION_INVALID
 
 
 def test_every_byte_of_a_list_matters(forge: Forge) -> None:

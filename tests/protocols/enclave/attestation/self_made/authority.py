@@ -77,7 +77,7 @@ def usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x5
     )
 
 
-def issue(
+def issue(  # noqa: PLR0913 -- each argument is one thing that may be wrong
     name: str,
     key: Key,
     issuer: Issued | None = None,
@@ -133,12 +133,14 @@ def signed_again(issued: Issued, issuer: Issued, old: bytes, new: bytes) -> Issu
     message = certificate.tbs_certificate_bytes
     assert message.count(old) == 1
     message = message.replace(old, new)
-    algorithm = issued.der[issued.der.index(certificate.tbs_certificate_bytes) + len(certificate.tbs_certificate_bytes) :]
+    algorithm = issued.der[
+        issued.der.index(certificate.tbs_certificate_bytes) + len(certificate.tbs_certificate_bytes) :
+    ]
     algorithm = algorithm[: 2 + algorithm[1]]
     return Issued(issued.name, der(0x30, message, algorithm, der(3, b"\0", sign(issuer.key, message))), issued.key, 0)
 
 
-def revocation_list(
+def revocation_list(  # noqa: PLR0913 -- each argument is one thing that may be wrong
     issuer: Issued,
     revoked: Iterable[int] = (),
     *,

@@ -41,7 +41,7 @@ def number(value: int) -> bytes:
 
 
 def sgx_extension(components: tuple[int, ...] = COMPONENTS, fmspc: bytes = FMSPC, pce_svn: int = PCE_SVN) -> bytes:
-    """What a platform's certificate says of the platform."""
+    """Say which platform it is, as its certificate does."""
 
     def named(suffix: bytes, value: bytes) -> bytes:
         return der(0x30, der(6, OID + suffix), value)
@@ -66,6 +66,7 @@ def authorities() -> tuple[Issued, Issued, Issued]:
     return root, platform, issue("Intel SGX TCB Signing", p256(2), root)
 
 
+@cache
 def platform_certificate(extension: bytes | None = None) -> Issued:
     oid = x509.ObjectIdentifier("1.2.840.113741.1.13.1")
     value = x509.UnrecognizedExtension(oid, sgx_extension() if extension is None else extension)
@@ -198,7 +199,7 @@ def response(name: str, value: dict[str, Any], signer: Issued | None = None) -> 
     return b'{"' + name.encode() + b'":' + text + b',"signature":"' + raw(key, text).hex().encode() + b'"}'
 
 
-def collateral(
+def collateral(  # noqa: PLR0913 -- each argument is one thing that may be wrong
     technology: str = "SGX",
     *,
     info: dict[str, Any] | None = None,
@@ -210,7 +211,9 @@ def collateral(
     """Return the fields of ``IntelCollateral``."""
     root, authority, signer = authorities()
     name = "QE" if technology == "SGX" else "TD_QE"
-    below_root = [issued.serial for issued, revoked in ((authority, authority_revoked), (signer, signer_revoked)) if revoked]
+    below_root = [
+        issued.serial for issued, revoked in ((authority, authority_revoked), (signer, signer_revoked)) if revoked
+    ]
     return {
         "tcb_info": response("tcbInfo", info or tcb_info(technology)),
         "tcb_info_chain": pem(signer, root),

@@ -14,7 +14,6 @@ from .authority import Issued, issue, p384, revocation_list, rsa_key, sign, sign
 BIND = bytes(range(64))
 CHIP = bytes(range(100, 164))
 TCB = bytes([4, 1, 0, 0, 0, 0, 22, 209])
-PRODUCT = "Milan"
 
 
 def small(value: int) -> bytes:
