@@ -1,0 +1,277 @@
+(* Every theorem in full, on one page. A theory whose theorem says less than its     *)
+(* statement here does not compile. Short definitions are written out; the others     *)
+(* are uploads, noise, is_open, component_sum (masks.v), lift, element (ring.v),       *)
+(* generate, evaluate (dpf.v), neighbours (split.v), obligations, known, joined,       *)
+(* covered (quorum.v), and those are what there is to read beside this page.           *)
+From mathcomp Require Import all_ssreflect all_algebra.
+Require masks shamir ring dpf split quorum.
+Set Implicit Arguments. Unset Strict Implicit. Unset Printing Implicit Defensive.
+Import GRing.Theory Num.Theory.
+Local Open Scope ring_scope.
+
+(* --- Masks -------------------------------------------------------------------- *)
+
+Theorem dropout_recovery : forall (client : finType) (G : zmodType)
+    (neighbour : rel client) (pairwise_mask : client -> client -> G),
+  symmetric neighbour -> irreflexive neighbour ->
+  (forall i j, pairwise_mask j i = - pairwise_mask i j) ->
+  forall (input self_mask : client -> G) (sharers contributors : {set client}),
+  contributors \subset sharers ->
+  \sum_(i in contributors)
+      (input i + self_mask i + \sum_(j in sharers | neighbour i j) pairwise_mask i j)
+    - \sum_(i in contributors) self_mask i
+    + \sum_(j in sharers :\: contributors) \sum_(i in contributors | neighbour j i) pairwise_mask j i
+  = \sum_(i in contributors) input i.
+Proof. exact: masks.dropout_recovery. Qed.
+
+Theorem uploads_hide : forall (client : finType) (G : finZmodType) (joined : rel client)
+    (covered : {set client}) (id : client -> nat),
+  symmetric joined -> irreflexive joined -> injective id ->
+  forall x x' : client -> G,
+  (forall i, (forall d, d \in covered -> ~~ connect joined i d) ->
+    \sum_(j | connect joined i j) x j = \sum_(j | connect joined i j) x' j) ->
+  forall seen, #|[set s | masks.uploads joined covered id x s == seen]|
+             = #|[set s | masks.uploads joined covered id x' s == seen]|.
+Proof.
+move=> client G joined covered id sym irr inj x x' same; apply: masks.uploads_hide => // i open_i.
+by apply: same => d d_in; move/forallP/(_ d)/implyP: open_i => /(_ d_in).
+Qed.
+
+Theorem uploads_reveal : forall (client : finType) (G : finZmodType) (joined : rel client)
+    (covered : {set client}) (id : client -> nat),
+  symmetric joined -> irreflexive joined ->
+  forall (x : client -> G) (s : masks.coins client G) (i : client),
+  (forall d, d \in covered -> ~~ connect joined i d) ->
+  \sum_(j | connect joined i j) masks.uploads joined covered id x s j
+  = \sum_(j | connect joined i j) x j.
+Proof.
+move=> client G joined covered id sym irr x s i open_i; apply: masks.uploads_reveal => //.
+by apply/forallP => d; apply/implyP => /open_i.
+Qed.
+
+Theorem full_graph_hides : forall (client : finType) (G : finZmodType) (id : client -> nat)
+    (x x' : client -> G), injective id -> \sum_i x i = \sum_i x' i ->
+  forall seen, #|[set s | masks.uploads (fun i j => i != j) set0 id x s == seen]|
+             = #|[set s | masks.uploads (fun i j => i != j) set0 id x' s == seen]|.
+Proof. exact: masks.full_graph_hides. Qed.
+
+(* --- Secret sharing ------------------------------------------------------------- *)
+
+Theorem shares_reconstruct : forall (F : fieldType) (points : seq F) (p : {poly F}),
+  uniq (0 :: points) -> (size p <= size points)%N ->
+  (- \prod_(c <- points) (- c))
+    * (\sum_(a <- points) (a * \prod_(c <- rem a points) (a - c))^-1 * p.[a])
+  = p.[0].
+Proof. exact: shamir.shares_reconstruct. Qed.
+
+Theorem syndromes_decide : forall (F : fieldType) (points : seq F) (share : F -> F) (t : nat),
+  uniq (0 :: points) -> (t <= size points)%N ->
+  (exists2 p : {poly F}, (size p <= t)%N & forall a, a \in points -> p.[a] = share a)
+  <-> forall k, (0 < k <= size points - t)%N ->
+      \sum_(a <- points) (a * \prod_(c <- rem a points) (a - c))^-1 * share a * a ^+ k = 0.
+Proof. exact: shamir.syndromes_decide. Qed.
+
+Theorem too_few_shares_hide : forall (F : finFieldType) (t : nat) (holders : seq F)
+    (share : F -> F) (secret secret' : F),
+  uniq (0 :: holders) -> (size holders < t)%N ->
+  #|[set c : 'rV[F]_t | ((rVpoly c).[0] == secret)
+      && all (fun a => (rVpoly c).[a] == share a) holders]|
+  = #|[set c : 'rV[F]_t | ((rVpoly c).[0] == secret')
+      && all (fun a => (rVpoly c).[a] == share a) holders]|.
+Proof. exact: shamir.too_few_shares_hide. Qed.
+
+(* --- The ring of p = below + 1 bits ----------------------------------------------- *)
+
+Theorem lift_inverts : forall (below : nat) (q : int),
+  - (2 ^ below)%N%:Z <= q < (2 ^ below)%N%:Z -> ring.lift (ring.element below q) = q.
+Proof. exact: ring.lift_inverts. Qed.
+
+Theorem sums_within_capacity_are_exact : forall (below : nat) (client : finType)
+    (contributors : {set client}) (weight : client -> nat) (code : client -> int) (least greatest : int),
+  (forall i, i \in contributors -> least <= code i <= greatest) ->
+  - (2 ^ below)%N%:Z <= (\sum_(i in contributors) weight i)%N%:Z * least ->
+  (\sum_(i in contributors) weight i)%N%:Z * greatest < (2 ^ below)%N%:Z ->
+  ring.lift (\sum_(i in contributors) ring.element below ((weight i)%:Z * code i))
+  = \sum_(i in contributors) (weight i)%:Z * code i.
+Proof. exact: ring.sums_within_capacity_are_exact. Qed.
+
+Theorem capacity_suffices : forall (below : nat) (client : finType) (contributors : {set client})
+    (weight : client -> nat) (code : client -> int) (b : nat),
+  (forall i, i \in contributors -> - (2 ^ b)%N%:Z <= code i < (2 ^ b)%N%:Z) ->
+  (b <= below)%N -> (\sum_(i in contributors) weight i <= 2 ^ (below.+1 - b.+1))%N ->
+  ring.lift (\sum_(i in contributors) ring.element below ((weight i)%:Z * code i))
+  = \sum_(i in contributors) (weight i)%:Z * code i.
+Proof. exact: ring.capacity_suffices. Qed.
+
+Theorem modulus_bits_suffice : forall (below : nat) (client : finType) (contributors : {set client})
+    (weight : client -> nat) (code : client -> int) (b : nat),
+  (forall i, i \in contributors -> - (2 ^ b)%N%:Z <= code i < (2 ^ b)%N%:Z) ->
+  (b.+1 + up_log 2 (\sum_(i in contributors) weight i) <= below.+1)%N ->
+  ring.lift (\sum_(i in contributors) ring.element below ((weight i)%:Z * code i))
+  = \sum_(i in contributors) (weight i)%:Z * code i.
+Proof. exact: ring.modulus_bits_suffice. Qed.
+
+Theorem capacity_is_tight : forall (below : nat) (client : finType) (contributors : {set client})
+    (weight : client -> nat) (b : nat),
+  (b <= below)%N -> (2 ^ (below.+1 - b.+1) < \sum_(i in contributors) weight i)%N ->
+  exists2 code : client -> int,
+    (forall i, i \in contributors -> - (2 ^ b)%N%:Z <= code i < (2 ^ b)%N%:Z)
+    & ring.lift (\sum_(i in contributors) ring.element below ((weight i)%:Z * code i))
+      != \sum_(i in contributors) (weight i)%:Z * code i.
+Proof. exact: ring.capacity_is_tight. Qed.
+
+(* --- Decoders ----------------------------------------------------------------------- *)
+
+Theorem affine_decoders_commute_with_sums : forall (client : finType) (contributors : {set client})
+    (weight : client -> nat) (V W : zmodType) (linear : {additive V -> W}) (offset : W)
+    (payload : client -> V),
+  linear (\sum_(i in contributors) payload i *+ weight i)
+    + offset *+ (\sum_(i in contributors) weight i)
+  = \sum_(i in contributors) (linear (payload i) + offset *+ 1) *+ weight i.
+Proof. exact: ring.affine_decoders_commute_with_sums. Qed.
+
+Theorem scalar_sums_decode : forall (client : finType) (contributors : {set client})
+    (weight : client -> nat) (R : comRingType) (step : R) (zero_point : int) (code : client -> int),
+  step * (\sum_(i in contributors) (weight i)%:Z * code i
+          - zero_point * (\sum_(i in contributors) weight i)%N%:Z)%:~R
+  = \sum_(i in contributors) (step * (code i - zero_point)%:~R) *+ weight i.
+Proof. exact: ring.scalar_sums_decode. Qed.
+
+Theorem histograms_decode : forall (client : finType) (contributors : {set client})
+    (weight : client -> nat) (index : finType) (W : zmodType) (codeword : index -> W)
+    (assignment : client -> index),
+  \sum_(i in contributors) codeword (assignment i) *+ weight i
+  = \sum_r codeword r *+ (\sum_(i in contributors | assignment i == r) weight i).
+Proof. exact: ring.histograms_decode. Qed.
+
+Theorem masked_sums_decode : forall (below b : nat) (client : finType) (neighbour : rel client)
+    (pairwise_mask : client -> client -> 'Z_(2 ^ below.+1)) (self_mask : client -> 'Z_(2 ^ below.+1))
+    (sharers contributors : {set client}) (weight : client -> nat) (code : client -> int),
+  symmetric neighbour -> irreflexive neighbour ->
+  (forall i j, pairwise_mask j i = - pairwise_mask i j) ->
+  contributors \subset sharers ->
+  (forall i, i \in contributors -> - (2 ^ b)%N%:Z <= code i < (2 ^ b)%N%:Z) ->
+  (b <= below)%N -> (\sum_(i in contributors) weight i <= 2 ^ (below.+1 - b.+1))%N ->
+  forall (R : comRingType) (step : R) (zero_point : int),
+  let sum := ring.lift (masks.unmasked_sum neighbour pairwise_mask
+      (fun i => ring.element below ((weight i)%:Z * code i)) self_mask sharers contributors) in
+  step * (sum - zero_point * (\sum_(i in contributors) weight i)%N%:Z)%:~R
+  = \sum_(i in contributors) (step * (code i - zero_point)%:~R) *+ weight i.
+Proof. exact: ring.masked_sums_decode. Qed.
+
+(* --- The two-server point function --------------------------------------------------- *)
+
+Theorem point_function_correct : forall (seed_type G : zmodType),
+  (forall s : seed_type, s + s = 0) ->
+  forall (expand : seed_type -> (seed_type * bool) * (seed_type * bool)) (convert : seed_type -> G)
+    (alpha : seq bool) (beta : G) (seed_0 seed_1 : seed_type) (x : seq bool),
+  size x = size alpha ->
+  let key := dpf.generate expand convert alpha beta (seed_0, false) (seed_1, true) in
+  dpf.evaluate expand convert (seed_0, false) key.1 key.2 x
+  - dpf.evaluate expand convert (seed_1, true) key.1 key.2 x = if x == alpha then beta else 0.
+Proof. by move=> S G xor2 expand convert alpha beta s0 s1 x; apply: dpf.point_function_correct. Qed.
+
+Theorem point_functions_sum_to_histogram : forall (seed_type G : zmodType),
+  (forall s : seed_type, s + s = 0) ->
+  forall (expand : seed_type -> (seed_type * bool) * (seed_type * bool)) (convert : seed_type -> G)
+    (client : finType) (contributors : {set client}) (depth : nat) (assignment : client -> seq bool)
+    (beta : client -> G) (seed_0 seed_1 : client -> seed_type) (x : seq bool),
+  size x = depth -> (forall i, size (assignment i) = depth) ->
+  let key i := dpf.generate expand convert (assignment i) (beta i) (seed_0 i, false) (seed_1 i, true) in
+  \sum_(i in contributors) dpf.evaluate expand convert (seed_0 i, false) (key i).1 (key i).2 x
+  - \sum_(i in contributors) dpf.evaluate expand convert (seed_1 i, true) (key i).1 (key i).2 x
+  = \sum_(i in contributors | x == assignment i) beta i.
+Proof.
+move=> S G xor2 expand convert client contributors depth assignment beta s0 s1 x.
+exact: dpf.point_functions_sum_to_histogram.
+Qed.
+
+(* --- Agreement, and what is revealed --------------------------------------------------- *)
+Local Open Scope nat_scope.
+
+Theorem split_proof : forall (client : finType) (last degree : nat) (place : client -> 'I_last.+1),
+  injective place ->
+  let after (u v : client) : nat := (place v - place u)%R in
+  let neighbours u v := (0 < after u v <= degree./2) || (0 < after v u <= degree./2) in
+  forall (contributing corrupted S : {set client}) (threshold c : nat),
+  degree./2 + c + 1 <= threshold ->
+  S \subset contributing ->
+  (forall u, u \in S -> #|[set v in corrupted | neighbours u v]| <= c) ->
+  (forall u v, u \in S -> v \in contributing -> neighbours u v -> v \in S) ->
+  (forall u, u \in S -> threshold <= #|[set v in contributing :|: corrupted | neighbours u v]|) ->
+  S = contributing \/ S = set0.
+Proof.
+move=> client last degree place inj after neighbours contributing corrupted S threshold c.
+exact: split.split_proof.
+Qed.
+
+Section Session.
+Variables (client : finType) (corrupted committee : {set client}).
+Variables (threshold quorum minimum_cohort c : nat).
+Variable signs : client -> {set client} * {set client} -> bool.
+Variables shows_self shows_root shows_edge masks_with : client -> client -> bool.
+Notation obliged neighbours := (quorum.obligations corrupted committee neighbours quorum minimum_cohort
+  signs shows_self shows_root shows_edge masks_with).
+Notation joined neighbours :=
+  (@quorum.joined client corrupted neighbours threshold shows_root shows_edge masks_with).
+Notation is_open neighbours i := (forall d, d \in quorum.covered corrupted neighbours threshold
+    shows_self shows_root shows_edge masks_with -> ~~ connect (joined neighbours) i d).
+
+Theorem certificate_unique : forall neighbours : rel client, obliged neighbours ->
+  forall p p' : {set client} * {set client},
+  quorum <= #|[set m in committee | (m \in corrupted) || signs m p]| ->
+  quorum <= #|[set m in committee | (m \in corrupted) || signs m p']| -> p = p'.
+Proof. by move=> neighbours duties p p'; apply: quorum.certificate_unique duties p p'. Qed.
+
+Theorem never_both : forall neighbours : rel client, obliged neighbours ->
+  (forall v, v \notin corrupted -> #|[set h in corrupted | neighbours v h]| <= c) -> c < threshold ->
+  forall v, v \notin corrupted ->
+  ~ (threshold <= #|[set h | neighbours v h && ((h \in corrupted) || shows_self h v)]|
+     /\ threshold <= #|[set h | neighbours v h && ((h \in corrupted) || shows_root h v)]|).
+Proof.
+move=> neighbours duties few beyond v honest_v [self root].
+have := quorum.never_both duties few beyond honest_v.
+by rewrite /quorum.known self root.
+Qed.
+
+Theorem full_graph_reveals_one_sum : obliged (fun u v => u != v) -> #|corrupted| < threshold ->
+  forall i : {v : client | v \notin corrupted}, is_open (fun u v => u != v) i ->
+  exists2 contributors : {set client}, minimum_cohort <= #|contributors|
+    & forall j, connect (joined (fun u v => u != v)) i j = (val j \in contributors).
+Proof.
+move=> duties beyond i open_i; apply: (quorum.full_graph_reveals_one_sum duties beyond).
+by apply/forallP => d; apply/implyP => /open_i.
+Qed.
+
+Theorem sparse_graph_reveals_one_sum : forall (last degree : nat) (place : client -> 'I_last.+1),
+  let neighbours := split.neighbours degree place in
+  injective place -> obliged neighbours ->
+  (forall v, v \notin corrupted -> #|[set h in corrupted | neighbours v h]| <= c) ->
+  degree./2 + c + 1 <= threshold ->
+  forall i : {v : client | v \notin corrupted}, is_open neighbours i ->
+  exists2 contributors : {set client}, minimum_cohort <= #|contributors|
+    & forall j, connect (joined neighbours) i j = (val j \in contributors).
+Proof.
+move=> last degree place neighbours inj duties few large i open_i.
+apply: (quorum.sparse_graph_reveals_one_sum inj duties few large).
+by apply/forallP => d; apply/implyP => /open_i.
+Qed.
+
+Theorem one_sum_is_large : forall (linked : rel {v : client | v \notin corrupted})
+    (i : {v : client | v \notin corrupted}) (contributors : {set client}),
+  minimum_cohort <= #|contributors| ->
+  (forall j, connect linked i j = (val j \in contributors)) ->
+  minimum_cohort - #|corrupted| <= #|[set j | connect linked i j]|.
+Proof. exact: quorum.one_sum_is_large. Qed.
+End Session.
+
+Theorem honest_runs_meet_the_obligations : forall (client : finType) (threshold : nat),
+  0 < #|client| -> threshold < #|client| ->
+  let differ := fun u v : client => u != v in
+  quorum.obligations set0 [set: client] differ #|client| #|client|
+    (fun _ p => p == ([set: client], [set: client])) differ
+    (fun _ _ => false) (fun _ _ => false) differ
+  /\ forall i : quorum.honest set0,
+     masks.is_open (quorum.joined differ threshold (fun _ _ => false) (fun _ _ => false) differ)
+       (quorum.covered set0 differ threshold differ (fun _ _ => false) (fun _ _ => false) differ) i.
+Proof. exact: quorum.honest_runs_meet_the_obligations. Qed.

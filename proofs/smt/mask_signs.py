@@ -1,0 +1,91 @@
+"""Which of two neighbours adds their mask: ``masking.adds_pairwise_mask``, run on terms, for every pair of clients.
+
+One of the two adds and the other subtracts, so that the mask leaves the sum of their uploads; and what either uploads
+is its input plus the same mask with one of two opposite signs, which is what ``proofs/coq/masks.v`` assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+from obligations import Obligation
+from secagg.identifiers import CLIENT_ID_BYTES
+from secagg.protocols.pairwise_mask.masking import adds_pairwise_mask
+from secagg.ring import MAXIMUM_MODULUS_BITS, Ring, add_into, reduce_into, subtract_into
+from terms import Answer, Question, Term, Word, z3
+
+Rule = Callable[[Any, Any], Any]
+
+
+class AnyClient:
+    """A client of which nothing is known but that identifiers are ordered as their numbers are."""
+
+    def __init__(self, name: str) -> None:
+        self.value = z3.BitVec(name, 8 * CLIENT_ID_BYTES)
+
+    def __gt__(self, other: AnyClient) -> Term:
+        return z3.UGT(self.value, other.value)
+
+    def __ge__(self, other: AnyClient) -> Term:
+        return z3.UGE(self.value, other.value)
+
+    def __lt__(self, other: AnyClient) -> Term:
+        return z3.ULT(self.value, other.value)
+
+    def __le__(self, other: AnyClient) -> Term:
+        return z3.ULE(self.value, other.value)
+
+
+def obligations() -> Iterator[Obligation]:
+    """Every statement, and every mutant."""
+    for statement in (one_of_two_adds, nobody_adds_its_own):
+        yield Obligation("mask signs", statement.__name__.replace("_", " "), partial(statement, adds_pairwise_mask))
+    for width in range(1, MAXIMUM_MODULUS_BITS + 1):
+        ask = partial(masks_of_a_pair_cancel, adds_pairwise_mask, width)
+        yield Obligation("mask signs", f"masks of a pair cancel, p = {width}", ask)
+    for name, rule in MUTANTS:
+        yield Obligation("mask signs", name, partial(one_of_two_adds, rule), Answer.REFUTED)
+        yield Obligation("mask signs", name, partial(masks_of_a_pair_cancel, rule, 13), Answer.REFUTED)
+
+
+def one_of_two_adds(rule: Rule) -> Question:
+    """State that of two different clients exactly one adds."""
+    one, other = AnyClient("one"), AnyClient("other")
+    return Question(z3.Xor(rule(one, other), rule(other, one)), [one.value != other.value])
+
+
+def nobody_adds_its_own(rule: Rule) -> Question:
+    """State that a client, asked about itself, does not add; a graph has no such edge to begin with."""
+    client = AnyClient("client")
+    return Question(z3.Not(rule(client, client)))
+
+
+def masks_of_a_pair_cancel(rule: Rule, width: int) -> Question:
+    """State that the sum of two uploads is the sum of the two inputs, whatever the mask."""
+    one, other = AnyClient("one"), AnyClient("other")
+    bits = Ring(width).word_bits
+    left, right, mask = (Word.named(name, bits) for name in ("left", "right", "mask"))
+    plain = reduce_into(add_into(left, right), width)
+    # Case by case, because a solver decides sums fast and sums of conditional sums slowly.
+    cases = list[Term]()
+    for one_adds, other_adds in product((True, False), repeat=2):
+        masked = reduce_into(add_into(_upload(left, mask, one_adds), _upload(right, mask, other_adds)), width)
+        case = z3.And(rule(one, other) == z3.BoolVal(one_adds), rule(other, one) == z3.BoolVal(other_adds))
+        cases.append(z3.Implies(case, masked.term == plain.term))
+    return Question(z3.And(*cases), [one.value != other.value])
+
+
+def _upload(vector: Word, mask: Word, adds: bool) -> Word:  # noqa: FBT001 -- which of two lists the key is in
+    """Do to one word what ``masking.MaskedVector.apply`` does."""
+    upload: Word = add_into(vector, mask) if adds else subtract_into(vector, mask)
+    return upload
+
+
+MUTANTS: Final[tuple[tuple[str, Rule], ...]] = (
+    ("everybody adds", lambda _, __: z3.BoolVal(val=True)),
+    ("only the lowest bits are compared", lambda one, other: z3.Extract(31, 0, one.value - other.value) != 0),
+    ("one client adds to nobody", lambda one, other: z3.And(one > other, one.value != 1)),
+)

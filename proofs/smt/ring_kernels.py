@@ -1,0 +1,248 @@
+"""The kernels of ``secagg/ring.py``, run on terms, for every width and every value of every word.
+
+Elements of p bits are specified by the solver's own vectors of p bits, whose addition is addition modulo 2^p. Packing
+is specified as concatenation, so that it loses nothing and gives every vector exactly one encoding.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from math import gcd
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from obligations import Obligation
+from secagg import ring
+from terms import Answer, Question, Term, Word, z3
+
+Kernels = Mapping[str, Callable[..., Any]]
+Statement = Callable[[Kernels, int], Question]
+
+WIDTHS: Final = range(1, ring.MAXIMUM_MODULUS_BITS + 1)
+NAMES: Final = (
+    "add",
+    "add_into",
+    "lift",
+    "pack_group",
+    "reduce",
+    "reduce_into",
+    "subtract",
+    "subtract_into",
+    "unpack_group",
+)
+LIBRARY: Final[Kernels] = MappingProxyType({name: getattr(ring, name) for name in NAMES})
+
+MUTANTS: Final = (
+    ("reduce", "return words & low_bits(modulus_bits)", "return words | low_bits(modulus_bits)"),
+    ("reduce", "return (1 << count) - 1", "return (1 << count) - 2"),
+    ("add", "return (left + right) & low_bits", "return (left | right) & low_bits"),
+    ("add", "return (left + right) & low_bits(modulus_bits)", "return left + right"),
+    ("subtract", "return (left - right) & low_bits", "return (right - left) & low_bits"),
+    ("accumulate", "total += words", "total -= words"),
+    ("accumulate", "total -= words", "total += words"),
+    ("accumulate", "total &= low_bits", "total |= low_bits"),
+    ("lift", "return (element ^ half) - half", "return (element ^ half) + half"),
+    ("lift", "half = 1 << (modulus_bits - 1)", "half = 1 << modulus_bits - 2"),
+    ("pack", "piece = piece | _shifted", "piece = piece & _shifted"),
+    ("pack", "start // old_bits, (start + new_bits - 1) // old_bits", "start // old_bits, start // old_bits"),
+    ("pack", "if by >= 0 else word >> -by", "if by >= 0 else word >> -by - 1"),
+    ("pack", "old_bits * index - start", "old_bits * index - start - 1"),
+    ("unpack", "return [lane & low_bits(modulus_bits) for", "return [lane | low_bits(modulus_bits) for"),
+    ("unpack", "_regroup(words, word_bits, modulus_bits)", "_regroup(words[::-1], word_bits, modulus_bits)"),
+)
+"""For each family tokens of the source, as they are and altered; every altered one must be refuted."""
+MUTATED_WIDTH: Final = 13
+"""An odd width, far from the edges of its word, at which each of these alterations matters."""
+
+
+def obligations() -> Iterator[Obligation]:
+    """Every statement at every width, and every mutant."""
+    for family, statements in STATEMENTS.items():
+        for statement in statements:
+            for width in WIDTHS:
+                name = f"{statement.__name__.replace('_', ' ')}, p = {width}"
+                yield Obligation(f"ring {family}", name, partial(statement, LIBRARY, width))
+    for family, original, altered in MUTANTS:
+        name = f"`{altered}` for `{original}`"
+        yield Obligation(f"ring {family}", name, partial(_ask_mutant, family, original, altered), Answer.REFUTED)
+
+
+# --- Statements -------------------------------------------------------------------------------------------------------
+
+
+def reduction_keeps_the_low_bits(kernels: Kernels, width: int) -> Question:
+    """State that reduce(w) is w modulo 2^p, whatever stands above."""
+    (word,) = _words(width, "w")
+    return Question(_is_element(kernels["reduce"](word, width), _low(word, width), width))
+
+
+def addition_is_modulo_2_to_the_p(kernels: Kernels, width: int) -> Question:
+    """State what add does to any words, reduced or not."""
+    left, right = _words(width, "l", "r")
+    return Question(_is_element(kernels["add"](left, right, width), _low(left, width) + _low(right, width), width))
+
+
+def subtraction_is_modulo_2_to_the_p(kernels: Kernels, width: int) -> Question:
+    """State what subtract does to any words, reduced or not."""
+    left, right = _words(width, "l", "r")
+    return Question(_is_element(kernels["subtract"](left, right, width), _low(left, width) - _low(right, width), width))
+
+
+def a_step_of_accumulation_is_modulo_2_to_the_p(kernels: Kernels, width: int) -> Question:
+    """State one step of add_into and subtract_into from any total; by induction any number in any order."""
+    total, word = _words(width, "t", "w")
+    summed = _low(kernels["add_into"](total, word), width) == _low(total, width) + _low(word, width)
+    differing = _low(kernels["subtract_into"](total, word), width) == _low(total, width) - _low(word, width)
+    return Question(z3.And(summed, differing))
+
+
+def reduction_in_place_keeps_the_low_bits(kernels: Kernels, width: int) -> Question:
+    """State what reduce_into does after any steps."""
+    (total,) = _words(width, "t")
+    return Question(_is_element(kernels["reduce_into"](total, width), _low(total, width), width))
+
+
+def the_lift_extends_the_sign(kernels: Kernels, width: int) -> Question:
+    """State that the lift of an element is the two's complement word of the same p bits."""
+    (word,) = _words(width, "v")
+    lifted = kernels["lift"](word, width).term
+    return Question(lifted == z3.SignExt(word.bits - width, _low(word, width)), [_fits(word, width)])
+
+
+def the_lift_inverts_reduction_in_range(kernels: Kernels, width: int) -> Question:
+    """State that lift(reduce(q)) is q for every q in [-2^(p-1), 2^(p-1) - 1]."""
+    (word,) = _words(width, "q")
+    half = 1 << (width - 1)
+    returned = kernels["lift"](kernels["reduce"](word, width), width).term
+    # Both comparisons are of signed words, as is the range.
+    return Question(returned == word.term, [word.term >= -half, word.term <= half - 1])
+
+
+def reduction_inverts_the_lift(kernels: Kernels, width: int) -> Question:
+    """State that reduce(lift(v)) is v for every element v."""
+    (word,) = _words(width, "v")
+    returned = kernels["reduce"](kernels["lift"](word, width), width).term
+    return Question(returned == word.term, [_fits(word, width)])
+
+
+def packing_concatenates(kernels: Kernels, width: int) -> Question:
+    """State that the packed words, one after another, are the lanes' p bits, one after another."""
+    lanes, bits = _lanes(width), _word_bits(width)
+    packed = kernels["pack_group"](lanes, width, bits)
+    whole = _concatenation([_low(lane, width) for lane in lanes])
+    return Question(_are_pieces([word.term for word in packed], whole, bits), [_fits(lane, width) for lane in lanes])
+
+
+def unpacking_cuts(kernels: Kernels, width: int) -> Question:
+    """State that the lanes are the pieces of p bits of the words, whatever the words are."""
+    words, bits = _packed_words(width), _word_bits(width)
+    lanes = kernels["unpack_group"](words, width, bits)
+    whole = _concatenation([word.term for word in words])
+    extended = [_low(lane, width) for lane in lanes]
+    return Question(z3.And(_are_pieces(extended, whole, width), *(_fits(lane, width) for lane in lanes)))
+
+
+def unpacking_inverts_packing(kernels: Kernels, width: int) -> Question:
+    """State that unpack_group(pack_group(lanes)) is lanes."""
+    lanes, bits = _lanes(width), _word_bits(width)
+    returned = kernels["unpack_group"](kernels["pack_group"](lanes, width, bits), width, bits)
+    return Question(_same(returned, lanes), [_fits(lane, width) for lane in lanes])
+
+
+def packing_inverts_unpacking(kernels: Kernels, width: int) -> Question:
+    """State that pack_group(unpack_group(words)) is words."""
+    words, bits = _packed_words(width), _word_bits(width)
+    returned = kernels["pack_group"](kernels["unpack_group"](words, width, bits), width, bits)
+    return Question(_same(returned, words))
+
+
+STATEMENTS: Final[Mapping[str, tuple[Statement, ...]]] = MappingProxyType(
+    {
+        "reduce": (reduction_keeps_the_low_bits,),
+        "add": (addition_is_modulo_2_to_the_p,),
+        "subtract": (subtraction_is_modulo_2_to_the_p,),
+        "accumulate": (a_step_of_accumulation_is_modulo_2_to_the_p, reduction_in_place_keeps_the_low_bits),
+        "lift": (the_lift_extends_the_sign, the_lift_inverts_reduction_in_range, reduction_inverts_the_lift),
+        "pack": (packing_concatenates, packing_inverts_unpacking),
+        "unpack": (unpacking_cuts, unpacking_inverts_packing),
+    }
+)
+
+
+# --- Mutants ----------------------------------------------------------------------------------------------------------
+
+
+def _ask_mutant(family: str, original: str, altered: str) -> Question:
+    """Ask for the conjunction of the family's statements, of kernels in which a few tokens are altered."""
+    kernels = altered_kernels(original, altered)
+    questions = [statement(kernels, MUTATED_WIDTH) for statement in STATEMENTS[family]]
+    # Under premises of its own each statement is an implication, so that one counterexample to any of them is enough.
+    return Question(z3.And(*(z3.Implies(z3.And(*question.premises), question.goal) for question in questions)))
+
+
+def altered_kernels(original: str, altered: str) -> Kernels:
+    """Return the kernels with tokens replaced that occur once in them."""
+    source = Path(str(ring.__file__)).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    wanted = {*NAMES, "low_bits", "_regroup", "_shifted"}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
+    text = "\n\n".join(str(ast.get_source_segment(source, node)) for node in functions)
+    if text.count(original) == 0:
+        raise LookupError(f"`{original}` is not in the kernels of secagg/ring.py; renew MUTANTS")
+    names: dict[str, Any] = {"Words": Any}
+    exec("from __future__ import annotations\n" + text.replace(original, altered), names)  # noqa: S102 -- its own source
+    return names
+
+
+# --- Words and bits ---------------------------------------------------------------------------------------------------
+
+
+def _word_bits(width: int) -> int:
+    return ring.Ring(width).word_bits
+
+
+def _words(width: int, *names: str) -> list[Word]:
+    return [Word.named(name, _word_bits(width)) for name in names]
+
+
+def _lanes(width: int) -> list[Word]:
+    """As many as fill whole words, as in ``Ring.pack``."""
+    bits = _word_bits(width)
+    return _words(width, *(f"x{index}" for index in range(bits // gcd(width, bits))))
+
+
+def _packed_words(width: int) -> list[Word]:
+    return _words(width, *(f"y{index}" for index in range(width // gcd(width, _word_bits(width)))))
+
+
+def _low(word: Word, width: int) -> Term:
+    return z3.Extract(width - 1, 0, word.term)
+
+
+def _fits(word: Word, width: int) -> Term:
+    if width == word.bits:
+        return z3.BoolVal(val=True)
+    return z3.Extract(word.bits - 1, width, word.term) == 0
+
+
+def _is_element(word: Word, element: Term, width: int) -> Term:
+    return z3.And(_low(word, width) == element, _fits(word, width))
+
+
+def _same(left: list[Word], right: list[Word]) -> Term:
+    return z3.And(*(one.term == other.term for one, other in zip(left, right, strict=True)))
+
+
+def _concatenation(pieces: list[Term]) -> Term:
+    """Put the first piece in the lowest bits."""
+    return z3.Concat(*reversed(pieces)) if len(pieces) > 1 else pieces[0]
+
+
+def _are_pieces(pieces: list[Term], whole: Term, bits: int) -> Term:
+    if len(pieces) * bits != whole.size():
+        return z3.BoolVal(val=False)
+    cut = (z3.Extract(bits * index + bits - 1, bits * index, whole) for index in range(len(pieces)))
+    return z3.And(*(piece == part for piece, part in zip(pieces, cut, strict=True)))

@@ -1,0 +1,75 @@
+"""Decide every obligation; end with status 1 unless each has the answer that is due.
+
+Run as ``python proofs/smt/run.py`` where the library can be imported, or as a part of ``proofs/check``. A word on the
+command line restricts the run to the families whose name has it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+
+import mask_signs
+import ring_kernels
+import scalar_quantizer
+from obligations import Obligation
+from terms import Answer
+
+BATCH = 4
+
+
+@cache
+def collected() -> tuple[Obligation, ...]:
+    """Every obligation, in an order that does not change between processes."""
+    return (*ring_kernels.obligations(), *mask_signs.obligations(), *scalar_quantizer.obligations())
+
+
+def decide(index: int) -> tuple[Answer | str, float]:
+    """Decide one obligation and time it; what a function raises on terms is an answer too, and never the due one."""
+    started = time.perf_counter()
+    answer: Answer | str
+    try:
+        answer = collected()[index].decide()
+    except Exception as error:  # noqa: BLE001 -- reported, so that one fault does not hide the others
+        answer = f"{type(error).__name__}: {error}"
+    return answer, time.perf_counter() - started
+
+
+def main(word: str = "") -> Iterator[str]:
+    """Yield the report, line by line, and end with status 1 if an answer is not the due one."""
+    started = time.perf_counter()
+    chosen = [index for index, obligation in enumerate(collected()) if word in obligation.family]
+    proved, refuted, seconds = defaultdict[str, int](int), defaultdict[str, int](int), defaultdict[str, float](float)
+    faults = list[str]()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for index, (answer, took) in zip(chosen, pool.map(decide, chosen, chunksize=BATCH), strict=True):
+            obligation = collected()[index]
+            seconds[obligation.family] += took
+            if answer is not obligation.due:
+                shown = answer.value if isinstance(answer, Answer) else answer
+                faults.append(f"{obligation.family}: {obligation.name}: {shown}, not {obligation.due.value}")
+            elif answer is Answer.PROVED:
+                proved[obligation.family] += 1
+            else:
+                refuted[obligation.family] += 1
+    for family, spent in seconds.items():
+        if not refuted[family]:
+            faults.append(f"{family}: no altered function was refuted, so its obligations may be too weak")
+        yield f"  {family:22} {proved[family]:4} proved  {refuted[family]:3} refuted as due  {spent:6.1f} s"
+    yield from (f"  FAULT {fault}" for fault in faults)
+    total = time.perf_counter() - started
+    counts = f"{sum(proved.values())} proved, {sum(refuted.values())} refuted as due, {len(faults)} faults"
+    yield f"smt: {counts}, {total:.0f} s"
+    if faults or not chosen:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    for line in main(*sys.argv[1:2]):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
