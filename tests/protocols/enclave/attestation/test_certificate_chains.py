@@ -182,6 +182,22 @@ def test_a_certificate_numbered_zero_is_read_without_a_warning(forge: Forge) -> 
     assert forge.verify([negative, middle, root]).leaf.serial == -128
 
 
+def test_a_signed_certificate_that_does_not_decode_is_refused(forge: Forge, refusal: Refusal) -> None:
+    leaf, middle, root = forge.chain()
+
+    def altered(old: bytes, new: bytes) -> list[Any]:
+        return [forge.made.signed_again(leaf, middle, old, new), middle, root]
+
+    date = forge.made.END.strftime("%y%m%d%H%M%SZ").encode()
+    with pytest.raises(MalformedMessage):
+        forge.verify(altered(date, b"31993" + date[5:]))
+    broken = altered(b"\x04\x02\x30\x00", b"\x04\x02\x31\x00")
+    assert refusal(lambda: forge.verify(broken), "extensions") is Reason.ATTESTATION_INVALID
+    curve = bytes.fromhex("2a8648ce3d030107")
+    unknown = forge.verify(altered(curve, curve[:-1] + b"\x63")).leaf
+    assert refusal(lambda: unknown.public_key, "cannot be used") is Reason.ATTESTATION_INVALID
+
+
 def test_what_is_no_certificate_is_malformed(forge: Forge, refusal: Refusal) -> None:
     leaf, middle, root = (issued.der for issued in forge.chain())
     roots = frozenset({hashlib.sha256(root).digest()})

@@ -1,0 +1,158 @@
+"""Which verified evidence a client accepts: programs it has pinned, on hardware that is up to date, bound to its keys.
+
+There is no setting that accepts a debug build, a migratable guest, a program that is not pinned, evidence bound to
+something else, or an Intel quote without collateral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from secagg.errors import InvalidParameters, Misuse
+from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
+from secagg.protocols.enclave.attestation.refusals import refused
+
+BIND_BYTES: Final = 64
+
+REQUIRED_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyType(
+    {
+        EvidenceFormat.NITRO: dict.fromkeys(("PCR0", "PCR1", "PCR2"), 48),
+        EvidenceFormat.SNP: {"MEASUREMENT": 48},
+        EvidenceFormat.TDX: dict.fromkeys(("MRTD", "RTMR0", "RTMR1", "RTMR2", "RTMR3"), 48),
+        EvidenceFormat.SGX: {"MRENCLAVE": 32},
+    }
+)
+"""The registers that together measure a program, and their lengths; MRSIGNER is in none of them."""
+
+OPTIONAL_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyType(
+    {
+        EvidenceFormat.NITRO: {f"PCR{index}": 48 for index in range(3, 32)},
+        EvidenceFormat.SNP: {"HOST_DATA": 32},
+        EvidenceFormat.TDX: dict.fromkeys(("MRCONFIGID", "MROWNER", "MROWNERCONFIG", "MRSERVICETD"), 48),
+        EvidenceFormat.SGX: {"CONFIGID": 64, "CONFIGSVN": 2},
+    }
+)
+"""Registers that the host fills. Where they are not pinned they are zero, except in Nitro documents, whose further
+PCRs tell the instance, its role and who signed the image, and do not configure it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedMeasurement:
+    """One program that a policy accepts, by every register that measures it."""
+
+    format: EvidenceFormat
+    registers: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
+        if type(self.format) is not EvidenceFormat:
+            raise InvalidParameters(f"a measurement is of an EvidenceFormat; got {self.format!r}")
+        required, optional = REQUIRED_PINS[self.format], OPTIONAL_PINS[self.format]
+        missing = sorted(required.keys() - self.registers.keys())
+        if missing:
+            raise InvalidParameters(f"a {self.format} measurement must pin {', '.join(missing)}")
+        for name, value in self.registers.items():
+            size = required.get(name) or optional.get(name)
+            if size is None:
+                raise InvalidParameters(f"{name} measures nothing in {self.format} evidence; do not pin it")
+            if type(value) is not bytes or len(value) != size:
+                raise InvalidParameters(f"{name} is {size} bytes")
+        object.__setattr__(self, "registers", MappingProxyType(dict(self.registers)))
+
+    def matches(self, claims: Claims) -> bool:
+        """Tell whether claims are of this program, and of no configuration but the pinned one."""
+        if claims.format is not self.format or not self.registers.keys() <= claims.measurement.keys():
+            return False
+        expected = dict(self.registers)
+        if self.format is not EvidenceFormat.NITRO:
+            expected = {name: self.registers.get(name, bytes(len(value))) for name, value in claims.measurement.items()}
+        return all(claims.measurement[name] == value for name, value in expected.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a client asks of an enclave before it seals anything to it.
+
+    Security: the pins are the client's own. Taken from the server, they accept whatever the server runs.
+    """
+
+    accepted: tuple[PinnedMeasurement, ...]
+    minimum_snp_tcb: SnpTcb | None = None
+    accepted_tcb_statuses: frozenset[TcbStatus] = field(default=frozenset({TcbStatus.UP_TO_DATE}))
+    minimum_tcb_evaluation: int = 0
+    """The least number of Intel's TCB evaluation that the collateral may come from."""
+    privilege_level: int = 0
+    """The VMPL that an SEV-SNP program runs at."""
+    sibling_threads_accepted: bool = False
+    """Whether an SEV-SNP guest may share a core with other guests (SMT)."""
+    snp_revocation_required: bool = True
+    """Whether SEV-SNP evidence without AMD's revocation list is refused."""
+
+    def __post_init__(self) -> None:
+        if not self.accepted or any(type(pinned) is not PinnedMeasurement for pinned in self.accepted):
+            raise InvalidParameters("a policy accepts at least one PinnedMeasurement")
+        formats = {pinned.format for pinned in self.accepted}
+        if EvidenceFormat.SNP in formats and type(self.minimum_snp_tcb) is not SnpTcb:
+            raise InvalidParameters("a policy that accepts SEV-SNP evidence needs minimum_snp_tcb")
+        if any(type(status) is not TcbStatus for status in self.accepted_tcb_statuses):
+            raise InvalidParameters("accepted_tcb_statuses holds members of TcbStatus")
+        if TcbStatus.REVOKED in self.accepted_tcb_statuses:
+            raise InvalidParameters("a platform whose keys Intel has revoked cannot be accepted")
+        if type(self.minimum_tcb_evaluation) is not int or self.minimum_tcb_evaluation < 0:
+            raise InvalidParameters(f"minimum_tcb_evaluation is a number from 0; got {self.minimum_tcb_evaluation!r}")
+        if type(self.privilege_level) is not int or not 0 <= self.privilege_level <= 3:  # noqa: PLR2004 -- VMPL0 to 3
+            raise InvalidParameters(f"privilege_level is in 0..3; got {self.privilege_level!r}")
+
+    def check(self, claims: Claims, expected_bind: bytes) -> None:
+        """Accept claims, or say which rule they break.
+
+        Args:
+            expected_bind: the 64 bytes that the client computed from its own configuration and the enclave's keys.
+        Raises:
+            PeerMisbehaved: with reason ``attestation_refused``.
+            Misuse: the binding is not 64 bytes.
+        Security: acceptance ends with ``claims.not_after``; check again before each use of the keys.
+        """
+        if type(expected_bind) is not bytes or len(expected_bind) != BIND_BYTES:
+            raise Misuse(f"a binding is {BIND_BYTES} bytes, computed by the client itself")
+        if type(claims) is not Claims:
+            raise refused(f"{type(claims).__name__} is not what Verifier.verify returns; nothing vouches for it")
+        if claims.debug:
+            raise refused("it is a debug build, which its host can read; deploy a production build")
+        if claims.migratable:
+            raise refused("it may be migrated to another host; deploy it without a migration agent")
+        if claims.privilege_level not in (None, self.privilege_level):
+            raise refused(f"it runs at VMPL {claims.privilege_level}; the policy asks for {self.privilege_level}")
+        if claims.sibling_threads and not self.sibling_threads_accepted:
+            raise refused("it may share cores with other guests; deny SMT in its guest policy, or accept it here")
+        self._check_tcb(claims)
+        if not any(pinned.matches(claims) for pinned in self.accepted):
+            registers = ", ".join(f"{name} {value.hex()}" for name, value in claims.measurement.items())
+            raise refused(f"no pinned measurement is that of this {claims.format} evidence: {registers}")
+        if claims.report_data != expected_bind:
+            raise refused("it is bound to other keys or another configuration than the client's")
+
+    def _check_tcb(self, claims: Claims) -> None:
+        match claims.format, claims.tcb:
+            case EvidenceFormat.NITRO, None:
+                pass
+            case EvidenceFormat.SNP, SnpTcb() as tcb:
+                if self.minimum_snp_tcb is None or not tcb.reaches(self.minimum_snp_tcb):
+                    raise refused(f"its firmware is {tcb}; the policy asks for {self.minimum_snp_tcb}")
+                if self.snp_revocation_required and not claims.revocation_checked:
+                    raise refused("revocation was not checked; give AMD's revocation list as collateral")
+            case ((EvidenceFormat.TDX | EvidenceFormat.SGX), IntelTcb() as tcb):
+                if not tcb.statuses <= self.accepted_tcb_statuses:
+                    listed = ", ".join(sorted(tcb.statuses - self.accepted_tcb_statuses))
+                    raise refused(
+                        f"its platform is {listed} (advisories: {', '.join(sorted(tcb.advisories)) or 'none'})"
+                    )
+                if tcb.evaluation_number < self.minimum_tcb_evaluation:
+                    raise refused(
+                        f"the collateral is of TCB evaluation {tcb.evaluation_number}; the policy asks for "
+                        f"{self.minimum_tcb_evaluation}"
+                    )
+            case _:
+                raise refused(f"{claims.format} evidence was verified without collateral, so its TCB is unknown")

@@ -1,0 +1,50 @@
+"""Intel SGX quotes, version 3: the report of one enclave."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat
+from secagg.protocols.enclave.attestation.intel_collateral import IntelCollateral, evaluate_collateral
+from secagg.protocols.enclave.attestation.intel_quote import (
+    HEADER_BYTES,
+    REPORT_BYTES,
+    SGX_TEE,
+    EnclaveReport,
+    check_header,
+    verify_quote,
+)
+
+VERSION: Final = 3
+BODY: Final = slice(HEADER_BYTES, HEADER_BYTES + REPORT_BYTES)
+
+
+def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozenset[bytes], now: datetime) -> Claims:
+    """Check a quote and, where there is collateral, what it says of the platform and the quoting enclave.
+
+    Raises:
+        MalformedMessage: the quote, a certificate or the collateral does not decode.
+        PeerMisbehaved: a chain, a signature, a match or a revocation list does not hold at this time.
+    """
+    check_header(quote, version=VERSION, tee=SGX_TEE)
+    verified = verify_quote(quote, BODY, roots, now)
+    enclave = EnclaveReport(verified.body)
+    judgement = evaluate_collateral(collateral, verified, roots, now, td=None)
+    registers = {"MRENCLAVE": enclave.mrenclave, "CONFIGID": enclave.config_id, "CONFIGSVN": enclave.config_svn}
+    return Claims(
+        format=EvidenceFormat.SGX,
+        measurement=MappingProxyType(registers),
+        signer=enclave.mrsigner,
+        debug=enclave.debug,
+        migratable=False,
+        privilege_level=None,
+        sibling_threads=False,
+        tcb=judgement.tcb,
+        revocation_checked=judgement.tcb is not None,
+        report_data=enclave.report_data,
+        signed_digest=verified.signed_digest,
+        issued_at=None,
+        not_after=judgement.not_after,
+    )

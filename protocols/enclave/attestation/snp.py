@@ -1,0 +1,122 @@
+"""AMD SEV-SNP reports, signed by the key of one chip at one version of its firmware.
+
+The chain is no part of a report. It comes as collateral, from the host or from AMD's key distribution service: the
+certificate of the chip's key (VCEK), its authority (ASK) and the root (ARK). Reports signed by a cloud's own key
+(VLEK) are refused. The roots are those of processors whose versions are laid out as here, which are Milan and Genoa
+and not the ones after them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+from secagg.protocols.enclave.attestation.certificate_chains import Chain, verify_chain
+from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat, SnpTcb, require_bytes
+from secagg.protocols.enclave.attestation.der import small_integer
+from secagg.protocols.enclave.attestation.refusals import invalid, malformed, require_length
+from secagg.protocols.enclave.attestation.revocation import check_not_revoked
+from secagg.protocols.enclave.attestation.roots import sha256
+from secagg.protocols.enclave.attestation.signatures import ECDSA_P384, RSA_PSS, little_endian_signature
+
+REPORT_BYTES: Final = 1184
+SIGNED_BYTES: Final = 0x2A0
+SIGNATURE_BYTES: Final = 144
+VERSIONS: Final = frozenset({2, 3, 5})
+ECDSA_P384_SHA384: Final = 1
+NO_MIGRATION_AGENT: Final = b"\xff" * 32
+
+POLICY_SMT: Final = 1 << 16
+POLICY_MIGRATE: Final = 1 << 18
+POLICY_DEBUG: Final = 1 << 19
+
+EXTENSIONS: Final = "1.3.6.1.4.1.3704.1"
+CHIP: Final = f"{EXTENSIONS}.4"
+TCB_EXTENSIONS: Final = tuple(f"{EXTENSIONS}.3.{part}" for part in (1, 2, 4, 5, 6, 7, 3, 8))
+"""The extension with each byte of a TCB version, from the lowest: boot loader, TEE, four reserved, SNP, microcode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnpCollateral:
+    """What a report is verified with: the chain in DER, and AMD's revocation list if it is at hand."""
+
+    chip_certificate: bytes = field(repr=False)
+    authority_certificate: bytes = field(repr=False)
+    root_certificate: bytes = field(repr=False)
+    revocation_list: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        require_bytes(
+            chip_certificate=self.chip_certificate,
+            authority_certificate=self.authority_certificate,
+            root_certificate=self.root_certificate,
+            revocation_list=b"" if self.revocation_list is None else self.revocation_list,
+        )
+
+
+def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes], now: datetime) -> Claims:
+    """Check a report, that its chip's certificate is for this chip at these versions, and that certificate's chain.
+
+    Implements: [AMD 56860] the attestation report; [AMD 57230] the extensions of a VCEK certificate.
+    Raises:
+        MalformedMessage: the report or a certificate does not decode.
+        PeerMisbehaved: the chain, the signature or a match does not hold at this time.
+    """
+    require_length(report, REPORT_BYTES, "an SEV-SNP report")
+    version, policy = struct.unpack_from("<I4xQ", report)
+    privilege_level, algorithm = struct.unpack_from("<II", report, 0x30)
+    (key_flags,) = struct.unpack_from("<I", report, 0x48)
+    if version not in VERSIONS:
+        raise malformed(f"an SEV-SNP report is of version {', '.join(map(str, sorted(VERSIONS)))}; this one {version}")
+    if algorithm != ECDSA_P384_SHA384:
+        raise malformed(f"an SEV-SNP report is signed by algorithm {ECDSA_P384_SHA384}; this one by {algorithm}")
+    if key_flags >> 2 & 7:
+        raise invalid("the report is signed by another key than the chip's own (VCEK); ask the host for one that is")
+    if any(report[SIGNED_BYTES + SIGNATURE_BYTES :]):
+        raise malformed("the bytes after the signature of an SEV-SNP report are zero; nothing signs them")
+    chain = _verify_chain(report, collateral, roots, now)
+    signature = little_endian_signature(report[SIGNED_BYTES : SIGNED_BYTES + SIGNATURE_BYTES])
+    ECDSA_P384.verify(chain.leaf.public_key, signature, report[:SIGNED_BYTES], "the SEV-SNP report")
+    not_after = chain.not_after
+    if collateral.revocation_list is not None:
+        _, authority, root = chain.certificates
+        next_update = check_not_revoked([authority], collateral.revocation_list, issuer=root, scheme=RSA_PSS, now=now)
+        not_after = min(not_after, next_update)
+    return Claims(
+        format=EvidenceFormat.SNP,
+        measurement=MappingProxyType({"MEASUREMENT": report[0x90:0xC0], "HOST_DATA": report[0xC0:0xE0]}),
+        signer=report[0xE0:0x110],
+        debug=bool(policy & POLICY_DEBUG),
+        migratable=bool(policy & POLICY_MIGRATE) or report[0x160:0x180] != NO_MIGRATION_AGENT,
+        privilege_level=privilege_level,
+        sibling_threads=bool(policy & POLICY_SMT),
+        tcb=_lowest_tcb(report[0x180:0x188], report[0x1F0:0x1F8]),
+        revocation_checked=collateral.revocation_list is not None,
+        report_data=report[0x50:0x90],
+        signed_digest=sha256(report[:SIGNED_BYTES]),
+        issued_at=None,
+        not_after=not_after,
+    )
+
+
+def _verify_chain(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes], now: datetime) -> Chain:
+    encoded = (collateral.chip_certificate, collateral.authority_certificate, collateral.root_certificate)
+    chain = verify_chain(encoded, roots=roots, scheme=RSA_PSS, now=now)
+    if chain.leaf.vendor_extension(CHIP) != report[0x1A0:0x1E0]:
+        raise invalid("the certificate is another chip's than the report's")
+    versions = bytes(small_integer(chain.leaf.vendor_extension(oid), 255) for oid in TCB_EXTENSIONS)
+    if versions != report[0x180:0x188]:
+        raise invalid(
+            f"the chip's certificate is for the versions {versions.hex()} and the report for "
+            f"{report[0x180:0x188].hex()}; fetch the certificate for the reported versions"
+        )
+    return chain
+
+
+def _lowest_tcb(*encoded: bytes) -> SnpTcb:
+    """Return the lower of the versions that signed and the versions that launched the guest, part by part."""
+    boot_loader, tee, *_, snp, microcode = (min(versions) for versions in zip(*encoded, strict=True))
+    return SnpTcb(boot_loader=boot_loader, tee=tee, snp=snp, microcode=microcode)

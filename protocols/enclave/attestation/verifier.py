@@ -1,0 +1,73 @@
+"""Evidence in, claims out: the one entry to the four formats."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, assert_never
+
+from secagg.errors import Misuse, Reason
+from secagg.protocols.enclave.attestation.claims import Claims, Evidence, EvidenceFormat
+from secagg.protocols.enclave.attestation.intel_collateral import IntelCollateral
+from secagg.protocols.enclave.attestation.nitro import verify_nitro
+from secagg.protocols.enclave.attestation.refusals import malformed, refused
+from secagg.protocols.enclave.attestation.roots import PINNED_ROOTS, Roots
+from secagg.protocols.enclave.attestation.sgx import verify_sgx
+from secagg.protocols.enclave.attestation.snp import SnpCollateral, verify_snp
+from secagg.protocols.enclave.attestation.tdx import verify_tdx
+
+Collateral = SnpCollateral | IntelCollateral | None
+
+MAXIMUM_EVIDENCE_BYTES: Final = 1 << 16
+
+
+class Verifier:
+    """Checks evidence against the vendors' roots; it reads no clock, no network and no file."""
+
+    def __init__(self, roots: Roots = PINNED_ROOTS) -> None:
+        """Take the vendors' roots, or others where a test makes its own evidence."""
+        self._roots = roots
+
+    def verify(self, evidence: Evidence, collateral: Collateral, now: datetime) -> Claims:
+        """Check that a vendor vouches for evidence, and return what it says; whether that is enough is a policy's.
+
+        Args:
+            collateral: what the format needs besides: nothing for Nitro, ``SnpCollateral`` for SEV-SNP, and
+                ``IntelCollateral`` for TDX and SGX, without which the claims have no TCB.
+            now: the time at which certificates and collateral must hold, with a time zone.
+        Raises:
+            MalformedMessage: evidence or collateral does not decode.
+            PeerMisbehaved: with reason ``attestation_invalid``, ``collateral_stale`` or, for evidence that is of no
+                vendor's format, ``attestation_refused``.
+            InvalidParameters: a Nitro document is given and the extra ``attestation`` is not installed.
+            Misuse: the collateral is of another format, or ``now`` has no time zone.
+        """
+        if type(evidence) is not Evidence:
+            raise refused(f"{type(evidence).__name__} is no hardware's evidence")
+        if type(now) is not datetime or now.utcoffset() is None:
+            raise Misuse("the time is a datetime with a time zone")
+        document = evidence.document
+        if len(document) > MAXIMUM_EVIDENCE_BYTES:
+            raise malformed(
+                f"evidence holds at most {MAXIMUM_EVIDENCE_BYTES} bytes; this {len(document)}", Reason.LENGTH_OVER_LIMIT
+            )
+        match evidence.format:
+            case EvidenceFormat.NITRO:
+                if collateral is not None:
+                    raise Misuse("a Nitro document carries all that it is verified with; pass None")
+                return verify_nitro(document, self._roots.nitro, now)
+            case EvidenceFormat.SNP:
+                if type(collateral) is not SnpCollateral:
+                    raise Misuse("an SEV-SNP report is verified with SnpCollateral")
+                return verify_snp(document, collateral, self._roots.amd, now)
+            case EvidenceFormat.TDX:
+                return verify_tdx(document, _intel(collateral), self._roots.intel, now)
+            case EvidenceFormat.SGX:
+                return verify_sgx(document, _intel(collateral), self._roots.intel, now)
+            case _:
+                assert_never(evidence.format)
+
+
+def _intel(collateral: Collateral) -> IntelCollateral | None:
+    if collateral is not None and type(collateral) is not IntelCollateral:
+        raise Misuse("an Intel quote is verified with IntelCollateral, or with None")
+    return collateral

@@ -1,0 +1,205 @@
+"""Nitro documents of our own: what they claim, and each way in which one is no document."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import cbor2
+import pytest
+
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.protocols.enclave.attestation import Claims, Evidence, EvidenceFormat, Verifier, nitro
+
+Refusal = Callable[..., Reason]
+NITRO = EvidenceFormat.NITRO
+
+
+@pytest.fixture
+def claims_of(verify: Callable[..., Claims], self_made: ModuleType) -> Callable[..., Claims]:
+    def run(**changes: Any) -> Claims:
+        return verify(NITRO, self_made.nitro.NitroDocument(**changes).encode())
+
+    return run
+
+
+def test_a_document_claims_its_registers_and_user_data(claims_of: Callable[..., Claims], self_made: ModuleType) -> None:
+    claims = claims_of()
+    now = self_made.authority.NOW
+    registers = self_made.nitro.registers()
+    assert claims.format is NITRO
+    assert claims.measurement == {f"PCR{index}": value for index, value in registers.items()}
+    assert claims.signer == registers[8]
+    assert claims.report_data == self_made.nitro.BIND
+    assert not claims.debug
+    assert not claims.migratable
+    assert claims.issued_at == (now - timedelta(seconds=5)).replace(microsecond=0)
+    assert claims.not_after == now + timedelta(hours=2)
+    assert (claims.tcb, claims.privilege_level, claims.revocation_checked) == (None, None, False)
+
+
+def test_the_identity_of_a_document_is_what_its_signature_covers(
+    claims_of: Callable[..., Claims], self_made: ModuleType
+) -> None:
+    payload = self_made.nitro.NitroDocument().payload()
+    signed = cbor2.dumps(["Signature1", b"\xa1\x01\x38\x22", b"", payload])
+    # Two signatures differ, and the evidence is the same.
+    assert claims_of().signed_digest == claims_of().signed_digest == hashlib.sha256(signed).digest()
+
+
+def test_absent_user_data_is_no_binding(claims_of: Callable[..., Claims]) -> None:
+    assert claims_of(fields={"user_data": None}).report_data == b""
+    assert claims_of(without=("user_data", "nonce", "public_key")).report_data == b""
+    assert claims_of(fields={"public_key": b"key", "nonce": b"nonce"}).debug is False
+
+
+@pytest.mark.parametrize("zeroed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_an_image_register_of_zeros_is_a_debug_build(
+    claims_of: Callable[..., Claims], self_made: ModuleType, zeroed: tuple[int, ...]
+) -> None:
+    registers = self_made.nitro.registers() | {index: bytes(48) for index in zeroed}
+    assert claims_of(fields={"pcrs": registers}).debug
+
+
+def test_a_document_is_from_between_the_certificate_and_now(
+    claims_of: Callable[..., Claims], self_made: ModuleType, refusal: Refusal
+) -> None:
+    now = int(self_made.authority.NOW.timestamp() * 1000)
+    early = now - 3_600_000
+    for within in (early, now):
+        claims_of(fields={"timestamp": within})
+    for outside in (early - 1, now + 1, 0, nitro.LAST_MILLISECOND):
+        fields = {"timestamp": outside}
+        assert refusal(partial(claims_of, fields=fields), "was made at") is Reason.ATTESTATION_INVALID
+
+
+def test_a_document_expires_with_its_certificate(
+    verify: Callable[..., Claims], self_made: ModuleType, refusal: Refusal
+) -> None:
+    document = self_made.nitro.NitroDocument().encode()
+    for hours in (-2, 3):
+        now = self_made.authority.NOW + timedelta(hours=hours)
+        assert refusal(partial(verify, NITRO, document, None, now), "valid") is Reason.ATTESTATION_INVALID
+
+
+def test_a_document_under_another_root_is_refused(self_made: ModuleType, refusal: Refusal) -> None:
+    document = self_made.nitro.NitroDocument().encode()
+    evidence = Evidence(NITRO, document)
+    now = self_made.authority.NOW
+    assert refusal(lambda: Verifier().verify(evidence, None, now), "not a pinned root") is Reason.ATTESTATION_INVALID
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"digest": "SHA256"},
+        {"digest": None},
+        {"pcrs": None},
+        {"pcrs": []},
+        {"pcrs": {0: bytes(48), 1: bytes(48)}},
+        {"pcrs": {0: bytes(48), 1: bytes(48), 2: bytes(32)}},
+        {"pcrs": {0: bytes(48), 1: bytes(48), 2: "x" * 48}},
+        {"pcrs": {0: bytes(48), 1: bytes(48), 2: bytes(48), 32: bytes(48)}},
+        {"pcrs": {0: bytes(48), 1: bytes(48), 2: bytes(48), -1: bytes(48)}},
+        {"pcrs": {False: bytes(48), 1: bytes(48), 2: bytes(48)}},
+        {"timestamp": -1},
+        {"timestamp": 1.5},
+        {"timestamp": True},
+        {"timestamp": nitro.LAST_MILLISECOND + 1},
+        {"timestamp": 1 << 70},
+        {"user_data": "text"},
+        {"user_data": 7},
+        {"cabundle": None},
+        {"cabundle": []},
+        {"cabundle": [b""] * 6},
+        {"cabundle": ["text"]},
+        {"cabundle": {0: b""}},
+        {"certificate": None},
+        {"certificate": b""},
+    ],
+    ids=str,
+)
+def test_a_field_of_another_type_or_range_is_malformed(
+    claims_of: Callable[..., Claims], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(MalformedMessage):
+        claims_of(fields=fields)
+
+
+@pytest.mark.parametrize("name", ["digest", "pcrs", "timestamp", "cabundle", "certificate"])
+def test_a_document_without_a_field_is_malformed(claims_of: Callable[..., Claims], name: str) -> None:
+    with pytest.raises(MalformedMessage):
+        claims_of(without=(name,))
+
+
+HOSTILE_PAYLOADS = {
+    "nested arrays": b"\x81" * 20000,
+    "nested maps": b"\xa1\x01" * 10000,
+    "nested tags": b"\xc6" * 20000,
+    "not a map": cbor2.dumps([b"x" * 300]),
+    "a number": b"\x00" * 300,
+    "an unclosed array": b"\x9f" + b"\x00" * 300,
+    "a huge declared length": b"\xbb" + b"\xff" * 8 + bytes(300),
+    "bad text": b"\x78\x30" + b"\xff" * 300,
+    "a date": b"\xc0\x63abc" + bytes(300),
+    "a time beyond all years": b"\xc1\x1b" + b"\xff" * 8 + bytes(300),
+    "a rational by zero": b"\xd8\x1e\x82\x01\x00" + bytes(300),
+    "a pattern": b"\xd8\x23\x63(((" + bytes(300),
+    "a decimal beyond all exponents": b"\xc4\x82\x1b" + b"\xff" * 8 + b"\x01" + bytes(300),
+    "an address": b"\xd9\x01\x04\x43abc" + bytes(300),
+    "a shared reference to nothing": b"\xd8\x1d\x05" + bytes(300),
+    "an unhashable key": b"\xa1\xa0\x01" + bytes(300),
+    "a map that holds itself": b"\xd8\x1c\xa1\x00\xd8\x1d\x00" + bytes(300),
+    "a mail": b"\xd8\x24\x63abc" + bytes(300),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_PAYLOADS)
+def test_hostile_cbor_ends_in_a_refusal(claims_of: Callable[..., Claims], name: str) -> None:
+    with pytest.raises(MalformedMessage):
+        claims_of(raw_payload=HOSTILE_PAYLOADS[name])
+
+
+def test_the_envelope_has_one_form(verify: Callable[..., Claims], self_made: ModuleType) -> None:
+    document = self_made.nitro.NitroDocument().encode()
+    payload = self_made.nitro.NitroDocument().payload()
+    forms = {
+        "tagged": b"\xd2" + document,
+        "an open header": document[:6] + b"\xa1\x01\x02" + document[7:],
+        "another algorithm": document[:5] + b"\x26" + document[6:],
+        "a longer length": document[:7] + b"\x5a\0\0" + document[8:],
+        "a signature of another length": document[:-98] + b"\x58\x5f" + document[-96:-1],
+        "a signature header of another kind": document[:-98] + b"\x78\x60" + document[-96:],
+        "nothing": b"",
+        "the opening alone": document[:9],
+        "a short payload": document[:8] + b"\0\xff" + payload[:255] + document[-98:],
+        "a byte more": document + b"\0",
+        "a byte less": document[:-1],
+    }
+    for name, form in forms.items():
+        with pytest.raises(MalformedMessage):
+            pytest.fail(f"{name}: {verify(NITRO, form)}")
+
+
+def test_without_the_extra_the_error_names_it(
+    verify: Callable[..., Claims], self_made: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = self_made.nitro.NitroDocument().encode()
+    monkeypatch.delitem(sys.modules, "cbor2")
+    imported = builtins.__import__
+
+    def without_cbor2(name: str, *arguments: Any, **named: Any) -> Any:
+        if name == "cbor2":
+            raise ModuleNotFoundError(name=name)
+        return imported(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without_cbor2)
+    with pytest.raises(InvalidParameters, match=r"secagg\[attestation\]") as caught:
+        verify(NITRO, document)
+    assert caught.value.reason is Reason.BACKEND_MISSING

@@ -1,0 +1,209 @@
+"""SEV-SNP reports of our own: what they claim, and that certificate and report are of one chip at one version."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.protocols.enclave.attestation import Claims, EvidenceFormat, SnpCollateral, SnpTcb
+
+Refusal = Callable[..., Reason]
+SNP = EvidenceFormat.SNP
+TCB = SnpTcb(boot_loader=4, tee=1, snp=22, microcode=209)
+
+
+@pytest.fixture
+def claims_of(
+    verify: Callable[..., Claims], self_made: ModuleType, snp_collateral: Callable[..., SnpCollateral]
+) -> Callable[..., Claims]:
+    def run(collateral: SnpCollateral | None = None, **changes: Any) -> Claims:
+        return verify(SNP, self_made.snp.SnpReport(**changes).encode(), collateral or snp_collateral())
+
+    return run
+
+
+def test_a_report_claims_its_measurement_and_data(claims_of: Callable[..., Claims], self_made: ModuleType) -> None:
+    claims = claims_of()
+    assert claims.format is SNP
+    assert claims.measurement == {"MEASUREMENT": b"\x4d" * 48, "HOST_DATA": bytes(32)}
+    assert claims.signer == b"\x1d" * 48
+    assert claims.report_data == self_made.snp.BIND
+    assert claims.tcb == TCB
+    assert claims.signed_digest == hashlib.sha256(self_made.snp.SnpReport().signed()).digest()
+    assert (claims.debug, claims.migratable, claims.sibling_threads) == (False, False, False)
+    assert (claims.privilege_level, claims.revocation_checked, claims.issued_at) == (0, True, None)
+    assert claims.not_after == self_made.authority.END.replace(microsecond=0)
+
+
+@pytest.mark.parametrize("version", [2, 3, 5])
+def test_the_versions_that_are_laid_out_alike_are_read(claims_of: Callable[..., Claims], version: int) -> None:
+    assert claims_of(version=version).tcb == TCB
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim"),
+    [
+        ({"policy": 0x20000 | 1 << 19}, {"debug": True}),
+        ({"policy": 0x20000 | 1 << 18}, {"migratable": True}),
+        ({"patches": {0x160: bytes(32)}}, {"migratable": True}),
+        ({"patches": {0x17F: b"\xfe"}}, {"migratable": True}),
+        ({"policy": 0x20000 | 1 << 16}, {"sibling_threads": True}),
+        ({"privilege_level": 2}, {"privilege_level": 2}),
+        ({"patches": {0xC0: b"\1"}}, {"measurement": {"MEASUREMENT": b"\x4d" * 48, "HOST_DATA": b"\1" + bytes(31)}}),
+        ({"patches": {0x1F0: b"\3"}}, {"tcb": SnpTcb(boot_loader=3, tee=1, snp=22, microcode=209)}),
+        ({"patches": {0x1F0: b"\xff" * 8}}, {"tcb": TCB}),
+        ({"patches": {0x1E0: bytes(8)}}, {"tcb": TCB}),
+    ],
+    ids=str,
+)
+def test_what_a_report_says_is_claimed(
+    claims_of: Callable[..., Claims], changes: dict[str, Any], claim: dict[str, Any]
+) -> None:
+    plain, changed = claims_of(), claims_of(**changes)
+    names = ("debug", "migratable", "sibling_threads", "privilege_level", "measurement", "tcb")
+    for name in names:
+        assert getattr(changed, name) == claim.get(name, getattr(plain, name))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 1},
+        {"version": 4},
+        {"version": 6},
+        {"version": 0x0100_0002},
+        {"patches": {0x34: b"\2"}},
+        {"patches": {0x37: b"\1"}},
+        {"tail": bytes(367)},
+        {"tail": bytes(369)},
+        {"tail": bytes(367) + b"\1"},
+        {"tail": b"\1" + bytes(367)},
+    ],
+    ids=str,
+)
+def test_what_is_no_report_is_malformed(claims_of: Callable[..., Claims], changes: dict[str, Any]) -> None:
+    with pytest.raises(MalformedMessage):
+        claims_of(**changes)
+
+
+@pytest.mark.parametrize("key", [0x04, 0x08, 0x10, 0x1C])
+def test_a_report_by_another_key_than_the_chips_is_refused(
+    claims_of: Callable[..., Claims], refusal: Refusal, key: int
+) -> None:
+    changes = {0x48: bytes([key])}
+    assert refusal(lambda: claims_of(patches=changes), "(VCEK)") is Reason.ATTESTATION_INVALID
+    claims_of(patches={0x48: b"\1"})
+
+
+@pytest.mark.parametrize(
+    ("extensions", "saying"),
+    [
+        ({"4": bytes(64)}, "another chip's"),
+        ({"4": bytes(63)}, "another chip's"),
+        ({"3.1": b"\2\1\5"}, "for the versions"),
+        ({"3.2": b"\2\1\0"}, "for the versions"),
+        ({"3.3": b"\2\1\1"}, "for the versions"),
+        ({"3.4": b"\2\1\1"}, "for the versions"),
+        ({"3.7": b"\2\1\1"}, "for the versions"),
+        ({"3.8": b"\2\1\1"}, "for the versions"),
+    ],
+    ids=str,
+)
+def test_a_certificate_for_another_chip_or_version_is_refused(  # noqa: PLR0913, PLR0917 -- four are fixtures
+    claims_of: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Refusal,
+    extensions: dict[str, bytes],
+    saying: str,
+) -> None:
+    other = self_made.snp.chip_certificate(self_made.snp.vendor_extensions() | extensions).der
+    collateral = snp_collateral(chip_certificate=other)
+    assert refusal(lambda: claims_of(collateral), saying) is Reason.ATTESTATION_INVALID
+
+
+def test_a_certificate_without_an_extension_is_refused(
+    claims_of: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Refusal,
+) -> None:
+    for missing in ("4", "3.1", "3.8"):
+        values = self_made.snp.vendor_extensions()
+        del values[missing]
+        collateral = snp_collateral(chip_certificate=self_made.snp.chip_certificate(values).der)
+        saying = f"lacks the extension 1.3.6.1.4.1.3704.1.{missing}"
+        assert refusal(partial(claims_of, collateral), saying) is Reason.ATTESTATION_INVALID
+    values = self_made.snp.vendor_extensions() | {"3.1": b"\4\1\4"}
+    with pytest.raises(MalformedMessage):
+        claims_of(snp_collateral(chip_certificate=self_made.snp.chip_certificate(values).der))
+
+
+def test_a_certificate_with_a_serial_number_is_read_too(
+    claims_of: Callable[..., Claims], self_made: ModuleType, snp_collateral: Callable[..., SnpCollateral]
+) -> None:
+    numbered = self_made.snp.chip_certificate(serial_zero=False).der
+    assert claims_of(snp_collateral(chip_certificate=numbered)).tcb == TCB
+
+
+def test_a_chip_without_its_authority_is_refused(
+    claims_of: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Refusal,
+) -> None:
+    root = self_made.snp.authorities()[0].der
+    collateral = snp_collateral(authority_certificate=root)
+    assert refusal(lambda: claims_of(collateral)) is Reason.ATTESTATION_INVALID
+
+
+def test_a_revoked_authority_is_refused(
+    claims_of: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Refusal,
+) -> None:
+    collateral = snp_collateral(revocation_list=self_made.snp.amd_revocation_list(authority_revoked=True))
+    assert refusal(lambda: claims_of(collateral), "has revoked") is Reason.ATTESTATION_INVALID
+
+
+def test_a_stale_list_is_refused_and_a_missing_one_is_claimed(
+    claims_of: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Refusal,
+) -> None:
+    made = self_made.authority
+    root = self_made.snp.authorities()[0]
+    stale = made.revocation_list(root, end=made.NOW - timedelta(seconds=1))
+    collateral = snp_collateral(revocation_list=stale)
+    assert refusal(lambda: claims_of(collateral)) is Reason.COLLATERAL_STALE
+    soon = made.NOW + timedelta(hours=1)
+    assert claims_of(snp_collateral(revocation_list=made.revocation_list(root, end=soon))).not_after == soon
+    assert not claims_of(snp_collateral(revocation_list=None)).revocation_checked
+
+
+def test_collateral_is_bytes(snp_collateral: Callable[..., SnpCollateral]) -> None:
+    for name in ("chip_certificate", "authority_certificate", "root_certificate", "revocation_list"):
+        with pytest.raises(Misuse, match=name):
+            snp_collateral(**{name: "text"})
+
+
+@pytest.mark.parametrize("wrong", [-1, 256, True, 1.0, "1"])
+def test_a_security_version_is_one_byte(wrong: Any) -> None:
+    with pytest.raises(InvalidParameters):
+        SnpTcb(boot_loader=0, tee=0, snp=wrong, microcode=0)
+
+
+def test_versions_are_compared_part_by_part() -> None:
+    assert TCB.reaches(TCB)
+    assert not SnpTcb(boot_loader=255, tee=255, snp=21, microcode=255).reaches(TCB)
+    assert not SnpTcb(boot_loader=3, tee=255, snp=255, microcode=255).reaches(TCB)
+    assert SnpTcb(boot_loader=4, tee=2, snp=22, microcode=209).reaches(TCB)
