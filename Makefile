@@ -8,7 +8,7 @@ PEERS := build/peers/.venv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types bench bench-peers dist-check vectors clean
+.PHONY: help demo test lint types proofs bench bench-peers dist-check vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-12s%s\n", $$1, $$2 }'
@@ -28,6 +28,9 @@ types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy
 	$(BIN)/mypy tests benchmarks .ci/check_distributions.py
 	$(BIN)/pyright
+
+proofs: $(INSTALLED)  ## check the proofs: Coq theories, and the library's kernels on solver terms
+	$(BIN)/python proofs/check
 
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json
 	$(BIN)/python benchmarks/run.py --json build/bench.json
@@ -51,7 +54,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "secagg needs Python 3.11 or newer, and \`$(PYTHON)\` is not." >&2; \
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs]'
 	touch $@
 
 # Flower pins other versions of some of its dependencies than constraints.txt, so only the two that matter are held.

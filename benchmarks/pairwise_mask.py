@@ -68,9 +68,12 @@ def _client_step(mode: SecurityMode) -> Iterator[Figure]:
     )
 
 
-def uploads_of(neighbours: int, length: int, mode: SecurityMode) -> Iterator[Callable[[], list[bytes]]]:
+def uploads_of(
+    neighbours: int, length: int, mode: SecurityMode, threads: int = 1
+) -> Iterator[Callable[[], list[bytes]]]:
     """Bring a full graph of clients to the point where each has its neighbours' shares, and return their steps."""
-    server, clients = shared(cohort_of(neighbours + 1, length, Setting(mode=mode, topology=Topology.FULL)))
+    setting = Setting(mode=mode, topology=Topology.FULL, threads=threads)
+    server, clients = shared(cohort_of(neighbours + 1, length, setting))
     return (
         partial(clients[outgoing.receiver.value - 1].receive, outgoing.message) for outgoing in server.close_round()
     )

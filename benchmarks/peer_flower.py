@@ -54,11 +54,13 @@ def measure() -> Iterator[Figure]:
 def _client(flower: Flower, update: Update, neighbours: int, mode: SecurityMode, target: float) -> Iterator[Figure]:
     codec = FixedPoint(length=DIMENSION, clip=CLIP, fraction_bits=18, modulus_bits=32)
     steps = uploads_of(neighbours, DIMENSION, mode)
+    threaded = uploads_of(neighbours, DIMENSION, mode, threads=2)
     theirs = flower.masking_client(neighbours, update)
     seconds = best_seconds(
         {
             "flower": theirs,
             "ours": lambda: next(steps)(),  # noqa: PLW0108 -- another step in every round
+            "two threads": lambda: next(threaded)(),  # noqa: PLW0108 -- another step in every round
             "quantising": lambda: codec.encode(update, SystemCoins()),
         },
         CLIENT_ROUNDS,
@@ -77,6 +79,11 @@ def _client(flower: Flower, update: Update, neighbours: int, mode: SecurityMode,
         value=seconds["flower"] / seconds["ours"],
         unit="times",
         at_least=target,
+    )
+    yield Figure(
+        name=f"Flower / ours on two threads, {mode.value}, quantised input given: {size}",
+        value=seconds["flower"] / seconds["two threads"],
+        unit="times",
     )
     yield Figure(
         name=f"Flower / ours, {mode.value}, quantising included: {size}",

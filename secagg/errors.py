@@ -49,7 +49,7 @@ class Reason(StrEnum):
     LAYOUT_MISMATCH = "layout_mismatch"
     """A payload or an aggregate belongs to another layout. Attribution: whoever made it."""
     AUTHENTICATION_FAILED = "authentication_failed"
-    """A tag, signature or attestation does not verify. Attribution: the sender or any relay; not decidable."""
+    """A tag or signature does not verify. Attribution: the sender or any relay; not decidable."""
     PUBLIC_KEY_NOT_CANONICAL = "public_key_not_canonical"
     """A second encoding of a public key. Attribution: the sender or any relay of an unsigned message."""
     PUBLIC_KEY_LOW_ORDER = "public_key_low_order"
@@ -175,7 +175,7 @@ class UnexpectedMessage(PeerError):
 
 
 class AuthenticationFailed(PeerError):
-    """A tag, signature or attestation that does not verify; it carries no detail on purpose."""
+    """A tag or signature that does not verify; it carries no detail on purpose."""
 
     def __init__(self, *, culprits: Iterable[Party] = (), round_name: str | None = None) -> None:
         super().__init__(

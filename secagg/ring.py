@@ -181,6 +181,13 @@ class Ring:
                 packed[block, index] = column
         return packed.view(np.uint8).reshape(-1)[: self.packed_bytes(vector.size)].tobytes()
 
+    def pack_view(self, vector: RingVector) -> bytes | memoryview:
+        """Return what ``pack`` does, without a copy where elements fill their words; do not change the vector then."""
+        if self.modulus_bits != self.word_bits:
+            return self.pack(vector)
+        self.require_vector(vector)
+        return np.ascontiguousarray(vector).view(np.uint8).data.toreadonly()
+
     def unpack(self, data: bytes | bytearray | memoryview, length: int) -> RingVector:
         """Read ``length`` elements back.
 

@@ -57,7 +57,7 @@ class Writer:
         """Start a message of this kind with the header that every message begins with."""
         if not 0 <= kind < 1 << 16:
             raise InvalidParameters(f"a message kind is an integer below 2^16; got {kind}")
-        self._parts: list[bytes] = [_HEADER.pack(_MAGIC, WIRE_VERSION, kind)]
+        self._parts: list[bytes | memoryview] = [_HEADER.pack(_MAGIC, WIRE_VERSION, kind)]
 
     def integer(self, value: int, size: int) -> Writer:
         """Append an unsigned integer of exactly ``size`` bytes."""
@@ -66,11 +66,11 @@ class Writer:
         self._parts.append(value.to_bytes(size, "big"))
         return self
 
-    def fixed(self, data: bytes, size: int) -> Writer:
-        """Append bytes whose length the reader knows."""
+    def fixed(self, data: bytes | memoryview, size: int) -> Writer:
+        """Append bytes whose length the reader knows; a read-only view is read when the message is finished."""
         if len(data) != size:
             raise InvalidParameters(f"a field of {size} bytes was given {len(data)}")
-        self._parts.append(bytes(data))
+        self._parts.append(data if type(data) is memoryview and data.readonly else bytes(data))
         return self
 
     def variable(self, data: bytes, limit: int) -> Writer:

@@ -20,7 +20,7 @@ from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, SessionContext
 from secagg.key_derivation import expand as expand_secret
 from secagg.labels import Label
-from secagg.mask_expansion import SEGMENT_BYTES, accumulate, expand, segment_count
+from secagg.mask_expansion import SEGMENT_BYTES, Generator, accumulate, segment_count
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.ring import RingVector, add_into, low_bits, reduce_into
 from secagg.secret import Secret
@@ -99,10 +99,13 @@ class MaskedVector:
         ):
             accumulate(vector, segment.ring, add=add, subtract=subtract, first_segment=first, threads=threads)
 
-    def pack(self) -> tuple[bytes, ...]:
-        """Return each vector at exactly its bits for each element; together they are what travels."""
+    def pack(self) -> tuple[bytes | memoryview, ...]:
+        """Return each vector at exactly its bits for each element; together they are what travels.
+
+        Where elements fill their words this is a view of the vector and not a copy.
+        """
         pairs = zip(self._configuration.segments, self.vectors, strict=True)
-        return tuple(segment.ring.pack(vector) for segment, vector in pairs)
+        return tuple(segment.ring.pack_view(vector) for segment, vector in pairs)
 
     def add_packed(self, packed: bytes | memoryview) -> None:
         """Add what another client packed; nothing is added unless all of it decodes.
@@ -174,9 +177,13 @@ def _check_words(segment: RingSegment, vector: RingVector, index: int, context: 
         Secret("session context", context.digest) as source,
         expand_secret("check_key", _CHECK_KEY_BYTES, source, Label.CHECK_VECTOR, index.to_bytes(4, "big")) as key,
     ):
+        memory = ring.zeros(min(per_piece, segment.length) + len(words) - 1)
         for start in range(0, segment.length, per_piece):
             piece = vector[start : min(start + per_piece, segment.length)]
-            public = expand(key, ring, piece.size + len(words) - 1, start=start)
+            public = memory[: piece.size + len(words) - 1]
+            public[:] = 0
+            # For a single key the smaller chunks of counter mode cost less than the larger buffers of GCM.
+            accumulate(public, ring, add=[key], subtract=[], start=start, generator=Generator.CTR)
             for word in range(len(words)):
                 words[word] += ring.inner_product(piece, public[word : word + piece.size])
     return [word & low_bits(ring.modulus_bits) for word in words]

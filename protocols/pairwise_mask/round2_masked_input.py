@@ -63,7 +63,7 @@ class MaskedInput:
     context: bytes
     signature: bytes
     """Empty in semi-honest mode."""
-    packed: tuple[bytes, ...] = field(repr=False)
+    packed: tuple[bytes | memoryview, ...] = field(repr=False)
     """The vectors, one after another; in one piece when they were received."""
 
     def encode(self) -> bytes:
