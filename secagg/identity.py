@@ -121,6 +121,8 @@ def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes
     Security: an authority checks first that the key is the client's, and gives one client one key. Whoever holds two
     certified identities counts as two clients.
     """
+    if type(authority) is not SigningKey:
+        raise Misuse(f"an authority issues with its SigningKey; got {type(authority).__name__}")
     signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key)
     return Certificate(client, public_key, signature)
 

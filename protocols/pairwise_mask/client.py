@@ -64,6 +64,14 @@ class Client(Confined):
             authority: who certifies identities; for active mode, with the client's own key and certificate.
             threads: how many threads expand masks.
         """
+        for name, value, kind in (
+            ("client", client, ClientId),
+            ("client_input", client_input, ClientInput),
+            ("floors", floors, ClientFloors),
+            ("authority", authority or Authority, Authority if authority else type),
+        ):
+            if type(value) is not kind:
+                raise Misuse(f"{name} is a {kind.__name__}; got {type(value).__name__}")
         if certificate is not None and certificate.client != client:
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
         if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:

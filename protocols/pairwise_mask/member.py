@@ -45,6 +45,8 @@ class ClientInput(Confined):
 
     def __init__(self, payload: Payload, weight: int = 1) -> None:
         """Take an encoded update and its weight."""
+        if type(payload) is not Payload:
+            raise Misuse(f"an input is a Payload, which a scheme encodes; got {type(payload).__name__}")
         payload.check()
         self._unspent = [(payload, weight)]
 

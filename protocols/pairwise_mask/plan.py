@@ -87,6 +87,11 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
     least = population - late
     if minimum_cohort is None:
         minimum_cohort = max(LEAST_COHORT, least - dropped)
+    if minimum_cohort > max(LEAST_COHORT, least - dropped):
+        raise InvalidParameters(
+            f"minimum_cohort is {minimum_cohort}, and of {population} clients {late} late and {dropped} dropped ones "
+            f"leave {least - dropped}; lower it, or plan for fewer"
+        )
     parameters = _sparse if topology is Topology.SPARSE else _full
     degree, threshold, committee_size, quorum = parameters(
         mode,
@@ -150,6 +155,7 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
     if threshold > holders:
         raise InvalidParameters(
             f"a full graph of {invited} clients, {assumptions.corrupted} of them corrupted, has a threshold of "
-            f"{threshold}, and late and dropped ones leave {holders} holders; assume fewer of them"
+            f"{threshold}, and late and dropped ones leave {holders} others to hold shares; plan for fewer of these, "
+            "or invite more"
         )
     return 0, threshold, 0, threshold if mode is SecurityMode.ACTIVE else 0

@@ -6,6 +6,7 @@ each, so that a caller can count, record or drop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from secagg.contract import Aggregate
@@ -16,6 +17,7 @@ from secagg.protocols.pairwise_mask.plan import SessionPlan
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
 from secagg.protocols.pairwise_mask.transitions import ServerState
 
+_LOG = logging.getLogger(__name__)
 Dropouts = Mapping[ServerState, frozenset[ClientId]]
 """Who is gone before sending what the server awaits in a state, and for good."""
 Observer = Callable[[ServerState, ClientId, bytes, bytes], None]
@@ -52,8 +54,9 @@ def run(  # noqa: PLR0913 -- all but two have defaults
                 continue
             try:
                 answers = client.receive(outgoing.message)
-            except (PeerError, ThresholdNotMet):
+            except (PeerError, ThresholdNotMet) as error:
                 # It has overwritten its secrets and left; to the server it has dropped out.
+                _LOG.warning("%s leaves the session: %s", client.client, error)
                 del present[client.client]
                 continue
             for answer in answers:

@@ -134,6 +134,8 @@ class Server(Confined):
             PeerError: it is wrong. Its sender is excluded from what follows, and nothing else has changed; for a second
                 message that differs from the first, nothing at all has, and the first one counts.
         """
+        if type(sender) is not ClientId:
+            raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
         with blaming(sender):
             self._receive(sender, message)
 
@@ -255,7 +257,7 @@ class Server(Confined):
         return f"<Server, {self.state}>"
 
     def snapshot(self) -> bytes:
-        """Return everything from which ``restore`` makes a server that goes on where this one stands.
+        """Return all that ``restore`` takes to make a server that goes on from here; ``faults`` are left out.
 
         Security: see ``server_record``. The sum of the uploads in it is masked; the answers of the last round are not.
         """

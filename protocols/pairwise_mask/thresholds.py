@@ -227,12 +227,13 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
         if relies_on_server and not _stays_connected(population, corrupted + dropped, degree, privacy_bits):
             raise InvalidParameters(
                 f"with {corrupted} corrupted and {dropped} dropped of {population} clients, a sparse graph of degree "
-                f"{degree} could leave honest clients alone; insist on a larger degree or on a full graph"
+                f"{degree} could leave honest clients alone; plan the session for as many, or use a full graph"
             )
     if threshold > degree:
         raise InvalidParameters(
             f"with {corrupted} corrupted of {population} clients the threshold would be {threshold}, and a client of "
-            f"degree {degree} has no more than {degree} holders; insist on a larger degree or on a larger population"
+            f"degree {degree} has no more than {degree} holders; plan the session for as many corrupted clients, or "
+            "assume fewer (ClientFloors.assumed_corrupted)"
         )
     return threshold
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -22,8 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SecAggError as error:
         print(f"secagg: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough; the interpreter is not to complain about it at its end.
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- it stays open until the end
+        return 0
     except OSError as error:
-        print(f"secagg: cannot write there: {error}; choose another --out", file=sys.stderr)
+        print(f"secagg: cannot write there: {error}; name another place", file=sys.stderr)
         return 2
 
 
@@ -62,9 +67,8 @@ def _add_round_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--drop",
         type=int,
-        default=5,
-        help="how many drop out, dealt out in turn to: before uploading, before unmasking, before sharing keys, before "
-        "the consistency check (active mode), before advertising keys (default: %(default)s)",
+        help="how many drop out (default: one in twenty), dealt out in turn to: before uploading, before unmasking, "
+        "before sharing keys, before the consistency check (active mode), before advertising keys",
     )
     command.add_argument("--corrupted", type=int, help="how many the plan withstands (default: one in twenty)")
     command.add_argument("--mode", choices=("active", "semi_honest"), default="active", help="(default: %(default)s)")
@@ -74,9 +78,9 @@ def _add_round_options(command: argparse.ArgumentParser) -> None:
         "--bits",
         type=int,
         default=16,
-        help="of one input value; the ring has as many more as the sum needs (default: %(default)s)",
+        help="bits of one input value; the ring has as many more as the sum needs (default: %(default)s)",
     )
-    command.add_argument("--threads", type=int, default=1, help="that expand masks (default: %(default)s)")
+    command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     command.add_argument(
         "--seed", default="", help="of the inputs, up to 16 bytes count; keys and masks are fresh in every run"
     )
@@ -106,7 +110,7 @@ def _round(options: argparse.Namespace) -> int:
     return run_round(
         clients=options.clients,
         dimension=options.dimension,
-        drop=options.drop,
+        drop=options.clients // 20 if options.drop is None else options.drop,
         input_bits=options.bits,
         seed=options.seed,
         setting=setting,

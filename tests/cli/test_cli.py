@@ -58,7 +58,7 @@ def test_an_impossible_demo_is_refused_with_what_to_change(
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 2
-    assert "choose another --out" in capsys.readouterr().err
+    assert "name another place" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), ([], 2), (["nonsense"], 2)])

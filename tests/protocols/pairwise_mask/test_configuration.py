@@ -410,3 +410,17 @@ def test_a_large_active_plan_has_a_committee_of_some() -> None:
     everybody = some_plan(population=100, late=3)
     assert everybody.configuration.committee_size == 0
     assert everybody.configuration.committee_among(97) == 97
+
+
+def test_a_plan_that_its_own_dropouts_would_end_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="minimum_cohort is 12"):
+        plan_session(
+            Layout((RingSegment(8, 2),)),
+            InsecureSeededCoins(b"plan"),
+            population=12,
+            corrupted=0,
+            dropped=2,
+            mode=SecurityMode.SEMI_HONEST,
+            topology=Topology.FULL,
+            minimum_cohort=12,
+        )

@@ -1,4 +1,4 @@
-"""Thresholds against exact fractions, the table of the design, an exhaustive search on small rings, and refusals."""
+"""Thresholds against exact fractions, a table of known ones, an exhaustive search on small rings, and refusals."""
 
 from collections.abc import Iterator
 from fractions import Fraction

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,7 @@ from secagg.protocols.pairwise_mask.transitions import (
     ServerState,
 )
 from secagg.secret import Secret
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
 from secagg.wire import MessageKind, Writer, message_kind
 
@@ -697,3 +699,32 @@ def test_a_large_active_session_has_a_committee_of_some() -> None:
     total = session.finish()
     assert same_sum(total, session.sum_of(session.client_ids))
     assert all(not isinstance(error, SecAggError) for error in session.errors.values())
+
+
+def test_a_sender_that_is_no_client_id_is_misuse_and_excludes_nobody() -> None:
+    session = InsecurePairwiseSession(SessionSetup())
+    wrong: Any = 1000
+    with pytest.raises(Misuse, match="a sender is a ClientId"):
+        session.server.receive(wrong, session.clients[session.client_ids[0]].receive(session.server.offer)[0])
+    assert Server.restore(session.server.snapshot()).snapshot() == session.server.snapshot()
+
+
+@pytest.mark.parametrize("given", ["client", "client_input", "floors", "authority"])
+def test_a_client_of_other_things_than_it_is_made_from_is_misuse(given: str) -> None:
+    session = InsecurePairwiseSession(SessionSetup())
+    client = session.client_ids[0]
+    parts: dict[str, Any] = {
+        "client": client,
+        "client_input": ClientInput(session.payloads[client]),
+        "floors": session.floors,
+        "authority": session.authority,
+    }
+    parts[given] = b"something else"
+    with pytest.raises(Misuse, match=f"{given} is a"):
+        Client(**parts, capacity=1 << 40, coins=InsecureSeededCoins(b"coins"))
+
+
+def test_an_input_that_is_no_payload_is_misuse() -> None:
+    numbers: Any = [1, 2, 3]
+    with pytest.raises(Misuse, match="an input is a Payload"):
+        ClientInput(numbers)
