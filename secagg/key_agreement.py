@@ -112,7 +112,7 @@ class X25519KeyPair(Confined):
             private = X25519PrivateKey.from_private_bytes(scalar.expose())
         self._private: X25519PrivateKey | None = private
         self._sealed_for = set[tuple[RosterEntry, SessionContext]]()
-        self._incoming = dict[tuple[RosterEntry, SessionContext], Secret]()
+        self._incoming = dict[tuple[ClientId, RosterEntry, SessionContext], Secret]()
         """Channel keys of the other direction, made by the same exchange and kept until they are asked for."""
         self.public_key = X25519PublicKey(private.public_key().public_bytes_raw())
 
@@ -142,7 +142,7 @@ class X25519KeyPair(Confined):
         own = (own_id, self.public_key)
         with self._exchange(*peer) as shared_secret:
             outgoing = _derived("channel_key", shared_secret, context, Label.CHANNEL_KEY, own, peer)
-            self._incoming[peer, context] = _derived(
+            self._incoming[own_id, peer, context] = _derived(
                 "channel_key", shared_secret, context, Label.CHANNEL_KEY, peer, own
             )
         self._sealed_for.add((peer, context))
@@ -151,7 +151,7 @@ class X25519KeyPair(Confined):
     def channel_key_from(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
         """Return the key under which the peer seals its one message to this client."""
         self._check(KeyRole.CHANNEL, own_id, peer, context)
-        if incoming := self._incoming.pop((peer, context), None):
+        if incoming := self._incoming.pop((own_id, peer, context), None):
             return incoming
         with self._exchange(*peer) as shared_secret:
             own = (own_id, self.public_key)

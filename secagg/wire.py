@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from secagg.errors import (
     AuthenticationFailed,
@@ -66,11 +66,17 @@ class Writer:
         self._parts.append(value.to_bytes(size, "big"))
         return self
 
-    def fixed(self, data: bytes | memoryview, size: int) -> Writer:
-        """Append bytes whose length the reader knows; a read-only view is read when the message is finished."""
-        if len(data) != size:
-            raise InvalidParameters(f"a field of {size} bytes was given {len(data)}")
-        self._parts.append(data if type(data) is memoryview and data.readonly else bytes(data))
+    def fixed(self, data: bytes, size: int) -> Writer:
+        """Append bytes whose length the reader knows."""
+        copied = bytes(data)
+        if len(copied) != size:
+            raise InvalidParameters(f"a field of {size} bytes was given {len(copied)}")
+        self._parts.append(copied)
+        return self
+
+    def borrowed(self, data: bytes | memoryview) -> Writer:
+        """Append a large field without a copy; what it shows must not change before the message is finished."""
+        self._parts.append(data)
         return self
 
     def variable(self, data: bytes, limit: int) -> Writer:
@@ -144,6 +150,16 @@ class Reader:
         taken = self._view[self._position : self._position + size]
         self._position += size
         return taken
+
+
+def owned_bytes(message: Any) -> bytes:  # noqa: ANN401 -- checked here
+    """Return a message as bytes that nobody else can change; a copy, unless it is that already."""
+    if type(message) is bytes:
+        return message
+    try:
+        return bytes(memoryview(message))
+    except TypeError:
+        raise Misuse(f"a message is bytes; got {type(message).__name__}") from None
 
 
 def message_kind(message: bytes) -> MessageKind:

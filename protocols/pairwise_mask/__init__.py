@@ -5,7 +5,7 @@ from __future__ import annotations
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput
+from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.revealed_sets import Transcript, revealed_sets
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
@@ -20,6 +20,7 @@ __all__ = [
     "ServerState",
     "SessionConfiguration",
     "SessionPlan",
+    "SessionTerms",
     "Topology",
     "Transcript",
     "plan_session",

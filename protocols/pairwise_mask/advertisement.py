@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.errors import InternalError, InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
 from secagg.identity import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
 from secagg.labels import Label
@@ -121,8 +121,10 @@ def verify_advertisement(
     client, suite = advertisement.client, key_suite(configuration.suite)
     culprits = {client, *relay}
     identity = None
-    if configuration.mode is SecurityMode.ACTIVE and authority is not None and advertisement.credential is not None:
+    if configuration.mode is SecurityMode.ACTIVE:
         credential = advertisement.credential
+        if authority is None or credential is None:
+            raise InternalError("an active session's advertisement is verified without an authority or a credential")
         certificate = Certificate(client, credential.identity_key, credential.certificate)
         identity = authority.verify(certificate, culprits=culprits)
         identity.verify(

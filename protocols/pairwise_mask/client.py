@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from hmac import compare_digest
+from threading import RLock
 
 from secagg.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage, blaming
@@ -16,7 +17,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.identity import Authority, Certificate, SigningKey
 from secagg.parameters import ClientFloors, SecurityMode
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.member import ClientInput, Member
+from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
 from secagg.protocols.pairwise_mask.round0_advertise_keys import (
     Advertised,
     AdvertisedKeys,
@@ -29,7 +30,7 @@ from secagg.protocols.pairwise_mask.round3_consistency_check import Confirmed, S
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, reveal_shares
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState
 from secagg.secret import Confined
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import MessageKind, message_kind, owned_bytes
 
 Step = Advertised | Shared | Masked | Confirmed
 
@@ -52,6 +53,7 @@ class Client(Confined):
         authority: Authority | None = None,
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
+        terms: SessionTerms | None = None,
         threads: int = 1,
     ) -> None:
         """Prepare to take part.
@@ -62,6 +64,7 @@ class Client(Confined):
             capacity: of the client's own decoder; more weight than that is refused.
             coins: ``SystemCoins()`` in production.
             authority: who certifies identities; for active mode, with the client's own key and certificate.
+            terms: what the session has to be about; an offer about something else is refused.
             threads: how many threads expand masks.
         """
         for name, value, kind in (
@@ -87,11 +90,14 @@ class Client(Confined):
             threads=threads,
         )
         self._input = client_input
+        self._terms = terms
         self._state = ClientState.AWAITING_OFFER
         self._step: Step | None = None
         self._configuration: SessionConfiguration | None = None
         self._answered = dict[MessageKind, tuple[bytes, list[bytes]]]()
         self._process = os.getpid()
+        self._lock = RLock()
+        """Whether a kind was answered and the answer are one step, from whichever thread messages come."""
         self.complaints = list[PeerError]()
         """What single neighbours sent that could not be used, without ending the session. It is not sent anywhere."""
 
@@ -99,6 +105,11 @@ class Client(Confined):
     def client(self) -> ClientId:
         """Who this is."""
         return self._member.client
+
+    @property
+    def configuration(self) -> SessionConfiguration | None:
+        """What the session agrees on, once an offer was accepted."""
+        return self._configuration
 
     @property
     def state(self) -> ClientState:
@@ -117,8 +128,8 @@ class Client(Confined):
             and end the session. What is returned for ``DELIVERED_SHARES`` is the upload: from the moment that it is
             returned the input counts as released.
         """
-        with blaming(ServerId()):
-            return self._receive(message)
+        with self._lock, blaming(ServerId()):
+            return self._receive(owned_bytes(message))
 
     def _receive(self, message: bytes) -> list[bytes]:
         kind = message_kind(message)
@@ -155,7 +166,8 @@ class Client(Confined):
 
     def abort(self) -> None:
         """Leave the session and overwrite every secret; the input stays spent if it was uploaded."""
-        self._abort()
+        with self._lock:
+            self._abort()
 
     def _answer(self, kind: MessageKind, message: bytes) -> tuple[list[bytes], ClientState]:
         step, member = self._step, self._member
@@ -163,8 +175,10 @@ class Client(Confined):
             case MessageKind.SESSION_OFFER, None:
                 configuration = SessionConfiguration.decode(message)
                 self._input.require_fits(configuration)
+                if self._terms is not None:
+                    self._terms.require(configuration)
                 advertised, advertisement = advertise_keys(member, configuration)
-                self._step = advertised
+                self._step, self._configuration = advertised, configuration
                 return [advertisement.encode()], ClientState.AWAITING_ADVERTISED_KEYS
             case MessageKind.ADVERTISED_KEYS, Advertised():
                 key_set = accept_advertised_keys(member, step, AdvertisedKeys.decode(message, step.configuration))

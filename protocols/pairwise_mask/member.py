@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from secagg.contract import Payload
 from secagg.entropy import Coins
@@ -11,7 +11,7 @@ from secagg.identifiers import ClientId
 from secagg.identity import Authority, Certificate, SigningKey
 from secagg.labels import Label
 from secagg.parameters import ClientFloors
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.configuration import NO_DIGEST, SessionConfiguration
 from secagg.secret import Confined
 
 
@@ -32,6 +32,30 @@ class Member:
     def sign(self, label: Label, *parts: bytes) -> bytes:
         """Sign with the identity key; nothing in semi-honest mode, where there is none."""
         return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTerms:
+    """What a client knows a session to be about; it is bound to what a server says, and compares it with this."""
+
+    task: bytes
+    model_digest: bytes
+    """Of the model that the update was trained from, as the client has it."""
+    round_number: int
+    application_digest: bytes = NO_DIGEST
+
+    def require(self, configuration: SessionConfiguration) -> None:
+        """Refuse a session about something else.
+
+        Raises:
+            InvalidParameters: naming what differs.
+        """
+        for field_ in fields(self):
+            if getattr(configuration, field_.name) != getattr(self, field_.name):
+                raise InvalidParameters(
+                    f"the offer has another {field_.name} than this client; offer what the client trained for",
+                    reason=Reason.BELOW_FLOOR,
+                )
 
 
 class ClientInput(Confined):

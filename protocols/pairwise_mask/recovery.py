@@ -172,7 +172,7 @@ class Recovery:
             if len(honest) < threshold:
                 raise self._wrong_shares(client, secret, liars)
             recovered = _combine(honest[:threshold], threshold, secret)
-            culprits = {client}
+            culprits = {client, *liars}
         else:
             try:
                 corrected = correct(shares, threshold=threshold, kind=secret.value.decode())

@@ -23,7 +23,7 @@ from secagg.identifiers import CLIENT_ID_BYTES, ClientId, SessionContext
 from secagg.labels import Label, bind
 from secagg.protocols.pairwise_mask.client_set import ClientSet
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.graph import Graph
+from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph
 
 _GAP_BITS: Final = 7
 _MORE: Final = 1 << _GAP_BITS
@@ -73,7 +73,7 @@ def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root:
         MalformedMessage: the list is not in its one encoding.
         InvalidParameters: the list is too short or too long for the session's graph.
     """
-    clients, attempt = decode_clients(encoded_clients), configuration.context.digest
+    clients, attempt = decode_clients(encoded_clients, configuration.maximum_population), configuration.context.digest
     population = len(clients)
     listed = _hash(Label.CLIENT_LIST, encoded_clients)
     digest = _hash(Label.ROSTER, population.to_bytes(4, "big"), listed, root)
@@ -102,11 +102,12 @@ def encode_clients(clients: Sequence[ClientId]) -> bytes:
     return bytes(written)
 
 
-def decode_clients(encoded: bytes) -> tuple[ClientId, ...]:
+def decode_clients(encoded: bytes, limit: int = MAXIMUM_POPULATION) -> tuple[ClientId, ...]:
     """Read the list back; whatever decodes is strictly increasing.
 
     Raises:
-        MalformedMessage: a gap has a second encoding, does not end, or leaves the range of client ids.
+        MalformedMessage: there are more clients than the limit; a gap has a second encoding, does not end, or leaves
+            the range of client ids.
     """
     clients, previous, gap, shift = list[ClientId](), -1, 0, 0
     for byte in encoded:
@@ -121,6 +122,8 @@ def decode_clients(encoded: bytes) -> tuple[ClientId, ...]:
         previous += gap + 1
         if previous >= _CLIENT_LIMIT:
             raise MalformedMessage("a client id in the list is not below 2^64", reason=Reason.NOT_CANONICAL)
+        if len(clients) == limit:
+            raise MalformedMessage(f"the list has more than {limit} clients", reason=Reason.LENGTH_OVER_LIMIT)
         clients.append(ClientId(previous))
         gap = shift = 0
     if shift:

@@ -44,7 +44,8 @@ from secagg.wire import MessageKind, Reader, Writer
 
 ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20
-_MAXIMUM_NODES = 1 << 21
+_MAXIMUM_ID_BYTES = 10
+"""Of an id below 2^64, in groups of 7 bits."""
 _ROOT_BYTES = 32
 
 
@@ -81,10 +82,11 @@ class AdvertisedKeys:
         """Read the canonical encoding back."""
         reader = Reader(message, MessageKind.ADVERTISED_KEYS)
         attempt = reader.fixed(CONTEXT_BYTES)
-        clients = reader.variable(_MAXIMUM_LIST_BYTES)
+        most = configuration.maximum_population
+        clients = reader.variable(most * _MAXIMUM_ID_BYTES)
         root, opening = reader.fixed(NODE_BYTES), reader.fixed(OPENING_BYTES)
-        entries = tuple(reader.fixed(entry_bytes(configuration)) for _ in range(_count(reader, _MAXIMUM_NODES)))
-        proof = tuple(reader.fixed(NODE_BYTES) for _ in range(_count(reader, _MAXIMUM_NODES)))
+        entries = tuple(reader.fixed(entry_bytes(configuration)) for _ in range(_count(reader, most)))
+        proof = tuple(reader.fixed(NODE_BYTES) for _ in range(_count(reader, most)))
         reader.finish()
         return cls(attempt=attempt, clients=clients, root=root, opening=opening, entries=entries, proof=proof)
 

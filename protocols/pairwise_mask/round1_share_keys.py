@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate as running_sum
 from typing import Final
 
-from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
 from secagg.identity import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.labels import Label, bind
@@ -241,7 +241,9 @@ def verify_delivered_entry(
     Raises:
         AuthenticationFailed: the leaf, the path and the signature do not belong together.
     """
-    if identity is not None:
+    if roster.configuration.mode is SecurityMode.ACTIVE:
+        if identity is None:
+            raise InternalError("a delivered entry of an active session is verified without an identity")
         leaf = _leaf(roster.clients[receiver], item.entry)
         count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
         try:

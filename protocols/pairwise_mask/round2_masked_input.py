@@ -71,7 +71,7 @@ class MaskedInput:
         writer = Writer(MessageKind.MASKED_INPUT).fixed(self.context, CONTEXT_BYTES)
         writer.fixed(self.signature, len(self.signature))
         for vector in self.packed:
-            writer.fixed(vector, len(vector))
+            writer.borrowed(vector)
         return writer.finish()
 
     @classmethod
@@ -274,7 +274,9 @@ def _open_shares(state: Shared, entries: Mapping[int, SharesEntry]) -> tuple[dic
                 _check_shares(both, share_place(roster, neighbour, state.key_set.position), entry.commitment)
         except PeerError as error:
             error.culprits, error.round_name = frozenset(culprits), ROUND
-            complaints.append(error)
+            # A traceback would keep the frames alive in which the input and the seeds are.
+            error.__context__ = error.__cause__ = None
+            complaints.append(error.with_traceback(None))
             continue
         shares[neighbour] = both
     return shares, complaints

@@ -325,14 +325,12 @@ def _verify_certificate(member: Member, masked: Masked, message: UnmaskingReques
     for item in message.endorsements:
         client = roster.clients[item.position]
         culprits = {ServerId()}
+        if member.authority is None:
+            raise InternalError("a certificate of an active session is verified without an authority")
+        identity = member.authority.verify(Certificate(client, item.identity_key, item.certificate), culprits=culprits)
         known = masked.key_set.advertisers.get(item.position)
-        if known is not None and known.identity is not None and known.identity.public_key == item.identity_key:
-            identity = known.identity
-        elif member.authority is not None:
-            certificate = Certificate(client, item.identity_key, item.certificate)
-            identity = member.authority.verify(certificate, culprits=culprits)
-        else:
-            raise _uncertified("there is no authority to verify the committee with")
+        if known is not None and known.identity != identity:
+            raise _uncertified(f"{client} endorses with another identity than the roster's")
         parts = signed_survivors(roster.context, client, masked.sharers, message.contributors)
         identity.verify(item.signature, Label.SIGNED_SURVIVORS, *parts, culprits=culprits)
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hmac import compare_digest
+from threading import RLock
 from typing import TypeVar
 
 from secagg.contract import Aggregate
@@ -53,7 +54,7 @@ from secagg.protocols.pairwise_mask.round4_unmasking import RevealedShares, endo
 from secagg.protocols.pairwise_mask.server_record import ServerRecord
 from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS, ServerState
 from secagg.secret import Confined
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import MessageKind, message_kind, owned_bytes
 
 _LOG = logging.getLogger(__name__)
 Known = TypeVar("Known")
@@ -84,6 +85,7 @@ class Server(Confined):
         self._sharers: ClientSet | None = None
         self._contributors: ClientSet | None = None
         self._answers = dict[int, RevealedShares]()
+        self._lock = RLock()
         self.faults = list[PeerError]()
         """What clients did wrong without ending the session, each with its culprits."""
         self.revealed: frozenset[frozenset[ClientId]] = frozenset()
@@ -136,8 +138,8 @@ class Server(Confined):
         """
         if type(sender) is not ClientId:
             raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
-        with blaming(sender):
-            self._receive(sender, message)
+        with self._lock, blaming(sender):
+            self._receive(sender, owned_bytes(message))
 
     def _receive(self, sender: ClientId, message: bytes) -> None:
         kind = message_kind(message)
@@ -179,6 +181,11 @@ class Server(Confined):
             ThresholdNotMet: too few clients are left; the session is over and nothing is released.
             Misuse: there is no round to close; the last one is closed by ``unmask``.
         """
+        with self._lock:
+            self._close()
+            return self.outgoing()
+
+    def _close(self) -> None:
         match self.state:
             case ServerState.AWAITING_KEY_ADVERTISEMENTS:
                 self._publish_roster()
@@ -200,7 +207,6 @@ class Server(Confined):
                 raise Misuse("this is the last round; call unmask()")
             case _:
                 raise Misuse(f"the session is {self.state}")
-        return self.outgoing()
 
     def outgoing(self) -> Iterator[Outgoing]:
         """Return the messages of the open round, made one at a time; as often as asked, always the same bytes."""
@@ -236,16 +242,17 @@ class Server(Confined):
             PeerMisbehaved: wrong shares, or a sum that does not agree with its check words; nothing is released.
         Security: once for each session, whose one set of survivors the clients agreed on.
         """
-        if self.state is not ServerState.AWAITING_UNMASKING_SHARES:
-            raise Misuse(f"there is nothing to unmask yet; the session is {self.state}")
-        try:
-            aggregate = self._unmask(progress or _ignore)
-        except BaseException:
-            self._abort()
-            raise
-        self._record.state = ServerState.COMPLETED
-        self._forget()
-        return aggregate
+        with self._lock:
+            if self.state is not ServerState.AWAITING_UNMASKING_SHARES:
+                raise Misuse(f"there is nothing to unmask yet; the session is {self.state}")
+            try:
+                aggregate = self._unmask(progress or _ignore)
+            except BaseException:
+                self._abort()
+                raise
+            self._record.state = ServerState.COMPLETED
+            self._forget()
+            return aggregate
 
     def abort(self) -> None:
         """End the session without a result."""
@@ -261,7 +268,8 @@ class Server(Confined):
 
         Security: see ``server_record``. The sum of the uploads in it is masked; the answers of the last round are not.
         """
-        return self._record.encode()
+        with self._lock:
+            return self._record.encode()
 
     @classmethod
     def restore(cls, snapshot: bytes, *, threads: int = 1) -> Server:

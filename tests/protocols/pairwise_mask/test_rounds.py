@@ -438,7 +438,7 @@ BAD_ROSTERS: list[tuple[Edit, Reason, str]] = [
     (lambda m, _, __: replace(m, opening=OTHER), Reason.ROSTER_INVALID, "commits to"),
     (lambda m, _, __: replace(m, clients=b"\x80\x00"), Reason.ROSTER_INVALID, "no roster"),
     (lambda m, r, p: with_clients(m, [r.clients[p]]), Reason.ROSTER_INVALID, "no roster"),
-    (lambda m, r, _: with_clients(m, [*r.clients, ClientId(1)]), Reason.BELOW_FLOOR, "do not protect"),
+    (lambda m, r, _: with_clients(m, [*r.clients, ClientId(1)]), Reason.ROSTER_INVALID, "no roster"),
     (lambda m, r, p: with_clients(m, [r.clients[p], *r.clients[4:]]), Reason.BELOW_FLOOR, "do not protect"),
     (
         lambda m, r, p: with_clients(m, [ClientId(1), *r.clients[:p], *r.clients[p + 1 :]]),

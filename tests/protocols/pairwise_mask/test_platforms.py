@@ -1,0 +1,109 @@
+"""What platforms do: several threads, buffers that are reused, sessions about something else."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+from time import sleep
+
+import pytest
+
+from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
+from secagg.identity import SigningKey
+from secagg.labels import Label
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
+from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet
+from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from secagg.simulation.insecure_coins import InsecureRecordedCoins
+from secagg.simulation.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup
+from secagg.wire import MessageKind
+
+
+def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecurePairwiseSession(SessionSetup(dropped=2, minimum_cohort=3))
+    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
+    member = session.client_ids[0]
+    first = session.take(member)
+    sets = SurvivorSet.decode(first, session.server.roster)
+    fewer = session.server.roster.set_of(position for position in sets.contributors if position != 3)
+    second = SurvivorSet(context=sets.context, sharers=sets.sharers, contributors=fewer).encode()
+    together, sign = Barrier(2), SigningKey.sign
+
+    def slowly(self: SigningKey, label: Label, *parts: bytes) -> bytes:
+        sleep(0.2)
+        return sign(self, label, *parts)
+
+    def deliver(client: Client, message: bytes) -> object:
+        together.wait()
+        try:
+            return client.receive(message)
+        except SecAggError as error:
+            return error
+
+    monkeypatch.setattr(SigningKey, "sign", slowly)
+    client = session.clients[member]
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda message: deliver(client, message), (first, second)))
+    assert sum(isinstance(answer, list) for answer in answers) == 1
+    assert sum(isinstance(answer, PeerMisbehaved) for answer in answers) == 1
+    assert client.state is ClientState.ABORTED
+
+
+def test_what_a_neighbour_sent_wrong_does_not_keep_the_input_alive() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    receiver = session.client_ids[0]
+
+    def alter(delivery: Delivery) -> tuple[Delivery, ...]:
+        if (delivery.receiver, delivery.kind) != (receiver, MessageKind.DELIVERED_SHARES):
+            return (delivery,)
+        # The last byte is of the tag of the last neighbour's shares.
+        return (replace(delivery, message=delivery.message[:-1] + bytes([delivery.message[-1] ^ 1])),)
+
+    session.adversary = alter
+    session.finish()
+    (complaint,) = session.clients[receiver].complaints
+    # A traceback would lead to the frames in which the input was masked.
+    assert complaint.__traceback__ is None
+    assert complaint.__context__ is None
+
+
+def test_a_session_about_something_else_is_refused_before_anything_is_drawn() -> None:
+    session = InsecurePairwiseSession()
+    configuration, client_id = session.server.configuration, session.client_ids[0]
+    terms = SessionTerms(
+        task=configuration.task, model_digest=configuration.model_digest, round_number=configuration.round_number
+    )
+    for wrong in (
+        {"task": b"other"},
+        {"model_digest": b"m" * 32},
+        {"round_number": 9},
+        {"application_digest": b"a" * 32},
+    ):
+        terms_of_another = replace(terms, **wrong)
+        with pytest.raises(InvalidParameters, match=next(iter(wrong))):
+            terms_of_another.require(configuration)
+    client = Client(
+        client_id,
+        ClientInput(session.payloads[client_id]),
+        floors=session.floors,
+        capacity=1 << 40,
+        coins=InsecureRecordedCoins(b""),
+        authority=session.authority,
+        terms=replace(terms, round_number=9),
+    )
+    with pytest.raises(InvalidParameters, match="round_number"):
+        client.receive(session.server.offer)
+    assert client.state is ClientState.AWAITING_OFFER
+    terms.require(configuration)
+
+
+def test_a_buffer_that_the_transport_reuses_is_not_kept() -> None:
+    session = InsecurePairwiseSession()
+    for client_id, client in session.clients.items():
+        buffer = bytearray(client.receive(session.server.offer)[0])
+        session.server.receive(client_id, memoryview(buffer))  # type: ignore[arg-type]
+        buffer[:] = bytes(len(buffer))
+    assert len(list(session.server.close_round())) == len(session.clients)
