@@ -46,7 +46,7 @@ def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SigningKey, "sign", slowly)
     client = session.clients[member]
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda message: deliver(client, message), (first, second)))
+        answers = list(pool.map(deliver, (client, client), (first, second)))
     assert sum(isinstance(answer, list) for answer in answers) == 1
     assert sum(isinstance(answer, PeerMisbehaved) for answer in answers) == 1
     assert client.state is ClientState.ABORTED
