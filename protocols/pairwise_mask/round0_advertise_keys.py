@@ -39,7 +39,7 @@ from secagg.protocols.pairwise_mask.member import Member
 from secagg.protocols.pairwise_mask.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest, roster_of
 from secagg.protocols.pairwise_mask.suites import MaskKeys, OwnKeys, PublishedKeys, key_suite
-from secagg.secret import Confined, Secret
+from secagg.secret import Confined, Secret, abandoned_on_error
 from secagg.wire import MessageKind, Reader, Writer
 
 ROUND: Final = "advertise_keys"
@@ -155,7 +155,8 @@ def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple
         self_mask_commitment=commit_to_self_mask(self_mask_seed, member.client, attempt),
         credential=None,
     )
-    advertisement = sign_advertisement(unsigned, member) if configuration.mode is SecurityMode.ACTIVE else unsigned
+    with abandoned_on_error(mask_root, self_mask_seed):
+        advertisement = sign_advertisement(unsigned, member) if configuration.mode is SecurityMode.ACTIVE else unsigned
     return Advertised(configuration, keys, self_mask_seed, advertisement), advertisement
 
 

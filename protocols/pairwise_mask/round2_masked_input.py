@@ -139,6 +139,11 @@ def mask_input(
         )
         for neighbour, item in zip(neighbours, message.entries, strict=True)
     }
+    # Signed before anything is derived or spent, so that a key that cannot sign costs nothing but the session.
+    signature = b""
+    if configuration.mode is SecurityMode.ACTIVE:
+        parts = signed_view(roster.context, member.client, message.sharers)
+        signature = member.sign(Label.SIGNED_VIEW, *parts)
     seeds = dict[int, Secret]()
     try:
         for neighbour, entry in entries.items():
@@ -158,10 +163,6 @@ def mask_input(
             kept[neighbour] = seed
         else:
             seed.wipe()
-    signature = b""
-    if configuration.mode is SecurityMode.ACTIVE:
-        parts = signed_view(roster.context, member.client, message.sharers)
-        signature = member.sign(Label.SIGNED_VIEW, *parts)
     upload = MaskedInput(context=roster.context.digest, signature=signature, packed=vector.pack())
     # Nothing of this client's own is needed any more; its neighbours hold what recovery takes.
     state.wipe()
