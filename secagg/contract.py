@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from secagg.codewords import Tables
 from secagg.entropy import Coins
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.labels import Label, bind
@@ -27,6 +28,7 @@ __all__ = [
     "Aggregate",
     "Histogram",
     "IndexSegment",
+    "IndexedDecoder",
     "Layout",
     "LinearDecoder",
     "Payload",
@@ -200,6 +202,23 @@ class LinearDecoder(Protocol[Update]):
         ...
 
 
+class IndexedDecoder(LinearDecoder[Update], Protocol[Update]):
+    """A linear decoder that says what its indices stand for, so that no histogram needs to be released.
+
+    A protocol is given ``layout`` and ``tables``. It sums the codewords that clients chose, and returns an aggregate in
+    a layout that ``secagg.codewords.summed_layout`` makes of the two.
+    """
+
+    @property
+    def tables(self) -> Tables:
+        """The codewords of each index segment as integers; they are part of what the layout's version covers."""
+        ...
+
+    def decode_summed(self, aggregate: Aggregate) -> Update:
+        """Return what ``decode`` returns for the histograms, from the sums of their codewords."""
+        ...
+
+
 def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) -> Payload:
     """Let a scheme encode an update, and hold it to the layout that it declared.
 
@@ -260,7 +279,9 @@ def _require_digest(digest: bytes, layout: Layout) -> None:
 
 
 def _indices_are_below(segment: Segment, vector: RingVector) -> bool:
-    return not isinstance(segment, IndexSegment) or int(vector.max()) < segment.codewords
+    if not isinstance(segment, IndexSegment) or segment.codewords >> segment.ring.word_bits:
+        return True
+    return int(vector.max()) < segment.codewords
 
 
 def _aggregate_ring(segment: Segment, total_weight: int) -> Ring:

@@ -1,8 +1,7 @@
 """A model's tensors as one payload: each by its own scheme, and segments of one kind put together.
 
-Rings of one width become one segment, and so do indices into codebooks of one size; segments stand in the order in
-which their kinds first occur, and within each the tensors keep their order. A protocol's work has a part that grows
-with the number of segments, and a model of sixty small tensors would pay for little else.
+A protocol's work has a part that grows with the number of segments, and a model of sixty small tensors would pay for
+little else; ``merged_segments`` says how they are put together.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 
+from secagg.codewords import Tables, require_summed, summed_layout
+from secagg.compression.model_update.merged_segments import Part, merged, merged_tables, summed_parts, tables_of
 from secagg.compression.model_update.tensors import (
     Tensor,
     Tensors,
@@ -26,10 +27,19 @@ from secagg.compression.model_update.tensors import (
     require_names,
 )
 from secagg.compression.public_stream import PublicStream
-from secagg.contract import Aggregate, Layout, Payload, encode_update, public_parameters_digest
+from secagg.contract import (
+    Aggregate,
+    IndexedDecoder,
+    Layout,
+    LinearDecoder,
+    Payload,
+    RingSegment,
+    encode_update,
+    public_parameters_digest,
+)
 from secagg.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason
-from secagg.layout import IndexSegment, RingSegment, Segment
+from secagg.layout import IndexSegment
 
 MAXIMUM_EPOCH: Final = (1 << 64) - 1
 
@@ -60,7 +70,7 @@ class ModelUpdate:
     """How often the parameters were refreshed, or any other count that grows when they are."""
     source: CalibrationSource = CalibrationSource.NONE
     layout: Layout = field(init=False)
-    _parts: tuple[tuple[tuple[int, slice], ...], ...] = field(init=False, repr=False)
+    _parts: tuple[tuple[Part, ...], ...] = field(init=False, repr=False)
     """For each tensor, where the segments of its scheme lie: in which segment of the layout, and where there."""
 
     def __post_init__(self) -> None:
@@ -83,7 +93,7 @@ class ModelUpdate:
                     seed=bytes(32), round_number=self.epoch, tensor_name=tensor.name, shape=tensor.place
                 )
                 require_fit(tensor.scheme, stream)
-        segments, parts = _merged([tensor.scheme.layout.segments for tensor in self.tensors])
+        segments, parts = merged([tensor.scheme.layout.segments for tensor in self.tensors])
         object.__setattr__(self, "layout", Layout(segments, public_parameters_digest("model_update", self._encoded())))
         object.__setattr__(self, "_parts", parts)
 
@@ -96,6 +106,15 @@ class ModelUpdate:
     def capacity(self) -> int:
         """The least capacity of any tensor's scheme."""
         return min(tensor.scheme.capacity for tensor in self.tensors)
+
+    @property
+    def tables(self) -> Tables:
+        """For each index segment, the codebooks of its tensors and their stages, in the order of their blocks.
+
+        Raises:
+            InvalidParameters: the scheme of a tensor sends indices and decodes nothing but histograms.
+        """
+        return merged_tables(self.layout.segments, self._parts, self._own_tables())
 
     def encode(self, update: Tensors, coins: Coins) -> Payload:
         """Encode every tensor by its scheme; coins are drawn in the order of the tensors.
@@ -125,21 +144,39 @@ class ModelUpdate:
         total = dict[str, Tensor]()
         for tensor in self.tensors:
             with named(tensor.name):
-                decoded: Tensor = tensor.scheme.decode(self.part(aggregate, tensor.name))
-                if decoded.shape != tensor.place:
-                    raise ContractViolation(
-                        f"its scheme was given shape {tensor.place} and decodes to {decoded.shape}; repair its decode()"
-                    )
-            total[tensor.name] = decoded.reshape(tensor.shape)
+                decoded = tensor.scheme.decode(self.part(aggregate, tensor.name))
+                total[tensor.name] = _in_shape(decoded, tensor)
+        return total
+
+    def decode_summed(self, aggregate: Aggregate) -> dict[str, Tensor]:
+        """Return what ``decode`` returns, from sums of codewords instead of histograms; plain segments are as they are.
+
+        Raises:
+            Misuse: the aggregate's layout is not the summed layout of this one and of its tables.
+            CapacityExceeded: the contributors' weight exceeds the capacity of a scheme, or a ring is too narrow for it.
+            InvalidParameters: as for ``tables``.
+        """
+        own = self._own_tables()
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        places = summed_parts(self.layout.segments, self._parts, own)
+        total = dict[str, Tensor]()
+        for tensor, parts, tables in zip(self.tensors, places, own, strict=True):
+            with named(tensor.name):
+                total[tensor.name] = _in_shape(_decoded_part(tensor.scheme, tables, aggregate, parts), tensor)
         return total
 
     def mean(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return the decoded sum divided by the total weight.
+        """Return the decoded sum, of histograms or of codewords, divided by the total weight.
 
         Raises:
-            Misuse, CapacityExceeded: as for ``decode``.
+            Misuse, CapacityExceeded: as for ``decode``, or ``decode_summed``.
         """
-        return {name: np.asarray(total / aggregate.total_weight) for name, total in self.decode(aggregate).items()}
+        mine, given = (
+            any(isinstance(segment, IndexSegment) for segment in layout.segments)
+            for layout in (self.layout, aggregate.layout)
+        )
+        decoded = self.decode_summed(aggregate) if mine and not given else self.decode(aggregate)
+        return {name: np.asarray(total / aggregate.total_weight) for name, total in decoded.items()}
 
     def part(self, aggregate: Aggregate, name: str) -> Aggregate:
         """Return what the aggregate holds of one tensor, for its scheme alone.
@@ -197,6 +234,13 @@ class ModelUpdate:
         }
         return tuple(sentence for sentence, is_so in found.items() if is_so)
 
+    def _own_tables(self) -> list[Tables]:
+        found = list[Tables]()
+        for tensor in self.tensors:
+            with named(tensor.name):
+                found.append(tables_of(tensor.scheme))
+        return found
+
     def _encoded(self) -> bytes:
         encoded = [struct.pack(">QBI", self.epoch, self.source, len(self.tensors))]
         for tensor in self.tensors:
@@ -206,25 +250,27 @@ class ModelUpdate:
         return b"".join(encoded)
 
 
-# --- Segments put together --------------------------------------------------------------------------------------------
+def _in_shape(decoded: Tensor, tensor: TensorScheme) -> Tensor:
+    if decoded.shape != tensor.place:
+        raise ContractViolation(
+            f"its scheme was given shape {tensor.place} and decodes to {decoded.shape}; repair its decode()"
+        )
+    return decoded.reshape(tensor.shape)
 
 
-def _merged(
-    schemes: list[tuple[Segment, ...]],
-) -> tuple[tuple[Segment, ...], tuple[tuple[tuple[int, slice], ...], ...]]:
-    """Return the segments of the whole, and where those of each scheme lie."""
-    lengths = dict[tuple[type[Segment], int], int]()
-    parts = list[list[tuple[tuple[type[Segment], int], slice]]]()
-    for segments in schemes:
-        parts.append([])
-        for segment in segments:
-            kind = (type(segment), segment.modulus_bits if isinstance(segment, RingSegment) else segment.codewords)
-            start = lengths.setdefault(kind, 0)
-            lengths[kind] += segment.length
-            parts[-1].append((kind, slice(start, lengths[kind])))
-    kinds = list(lengths)
-    merged = tuple(
-        RingSegment(size, length) if kind is RingSegment else IndexSegment(size, length)
-        for (kind, size), length in lengths.items()
+def _decoded_part(scheme: LinearDecoder[Any], tables: Tables, aggregate: Aggregate, parts: tuple[Part, ...]) -> Tensor:
+    """Let a tensor's scheme decode what a summed aggregate of the whole holds of it."""
+    values = tuple(aggregate.values[at][part] for at, part in parts)
+    counts = (aggregate.contributors, aggregate.total_weight)
+    if not tables:
+        decoded: Tensor = scheme.decode(Aggregate(scheme.layout, values, *counts))
+        return decoded
+    rings = aggregate.layout.require_rings()
+    segments = tuple(
+        RingSegment(rings[at].modulus_bits, value.size) for (at, _), value in zip(parts, values, strict=True)
     )
-    return merged, tuple(tuple((kinds.index(kind), part) for kind, part in own) for own in parts)
+    version = summed_layout(scheme.layout, tables, aggregate.total_weight).version
+    summed: Tensor = cast("IndexedDecoder[Tensor]", scheme).decode_summed(
+        Aggregate(Layout(segments, version), values, *counts)
+    )
+    return summed

@@ -65,6 +65,20 @@ class Codebook:
         """How many bytes the values have in a broadcast: four for each."""
         return self.values.size * FLOAT_BYTES
 
+    @property
+    def step_exponent(self) -> int:
+        """The exponent of the grid: every value is an integer times two to this power."""
+        return _step_exponent(self.values)
+
+    @property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """The values as integers of steps, below 2^24 in magnitude."""
+        return np.ldexp(self.values.astype(np.float64), -self.step_exponent).astype(np.int64)
+
+    def from_steps(self, sums: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.float64]:
+        """Return sums of codewords that were added up in steps; it is exact up to 2^53 steps."""
+        return np.ldexp(sums.astype(np.float64), self.step_exponent)
+
     def sum_of_codewords(self, histogram: Histogram) -> npt.NDArray[np.float64]:
         """Return, for each block, the sum of its codewords, each as often as the histogram says; it is exact."""
         wide = self.values.astype(np.float64)
@@ -104,8 +118,13 @@ class Codebook:
         return codebook
 
 
+def _step_exponent(values: npt.NDArray[np.floating[Any]]) -> int:
+    """Return the exponent of a 2^-24th of the power of two above the largest value; rounding to it changes it not."""
+    return int(np.frexp(np.abs(values).max())[1]) - GRID_BITS
+
+
 def _rounded_to_grid(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Round to multiples of the step of the largest value, which stays as it is; minus zero becomes zero."""
-    exponent = GRID_BITS - int(np.frexp(np.abs(values).max())[1])
-    steps = np.rint(np.ldexp(values.astype(np.float64), exponent)) + 0.0
-    return np.ldexp(steps, -exponent).astype(np.float32)
+    exponent = _step_exponent(values)
+    steps = np.rint(np.ldexp(values.astype(np.float64), -exponent)) + 0.0
+    return np.ldexp(steps, exponent).astype(np.float32)

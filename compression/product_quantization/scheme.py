@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.codewords import CodewordTable, Tables, require_summed
 from secagg.compression.product_quantization.codebook import EXACT_WEIGHT, Codebook
 from secagg.compression.product_quantization.geometry import block_geometry
 from secagg.compression.product_quantization.kmeans import (
@@ -84,6 +85,11 @@ class ProductQuantization:
         return EXACT_WEIGHT
 
     @property
+    def tables(self) -> Tables:
+        """The codebook of each stage, in its integer steps, for a protocol that releases sums of codewords."""
+        return tuple((CodewordTable(self.blocks, codebook.steps),) for codebook in self.codebooks)
+
+    @property
     def downlink_bytes(self) -> int:
         """How many bytes the values of the codebooks have in a broadcast."""
         return sum(codebook.downlink_bytes for codebook in self.codebooks)
@@ -116,6 +122,21 @@ class ProductQuantization:
         sums = np.zeros((self.blocks, self.block_size))
         for codebook, histogram in zip(self.codebooks, histograms, strict=True):
             sums += codebook.sum_of_codewords(histogram)
+        return sums.reshape(self.shape)
+
+    def decode_summed(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
+        """Return what ``decode`` returns, bit for bit, from the sum of the codewords of each stage in their steps.
+
+        Raises:
+            Misuse: the aggregate's layout is not the summed layout of this one and of its tables.
+            CapacityExceeded: the contributors' weight exceeds the capacity, or a ring is too narrow for it.
+        """
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_capacity(aggregate.total_weight, self.capacity)
+        sums = np.zeros((self.blocks, self.block_size))
+        stages = zip(self.codebooks, aggregate.layout.require_rings(), aggregate.values, strict=True)
+        for codebook, segment, value in stages:
+            sums += codebook.from_steps(segment.ring.lift(value)).reshape(sums.shape)
         return sums.reshape(self.shape)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-from secagg.conformance import conduct, payloads, sums
+from secagg.conformance import conduct, decoded_sums, payloads, sums
 from secagg.conformance.candidate import Candidate
 from secagg.conformance.trial import Trial
 from secagg.errors import ContractViolation, InvalidParameters
@@ -89,6 +89,13 @@ LAWS: Final = (
         "check the scale, the zero point (subtracted once for each unit of weight) and the order of coordinates, or "
         "declare the error and the expected update as they are",
         sums.round_trip,
+    ),
+    Law(
+        "decoded_sums",
+        "what is decoded from sums of codewords, where a scheme decodes them, is what is decoded from histograms",
+        "give each codebook to `tables` in integer steps of its own, multiply by the step once in decode_summed, and "
+        "call secagg.codewords.require_summed before",
+        decoded_sums.decoded_sums,
     ),
     Law(
         "determinism",

@@ -1,0 +1,366 @@
+"""Schemes that decode sums of codewords, each broken in one way, and the law of decoded sums, which must reject them.
+
+A broken scheme changes one thing of ``Indexed``, which keeps every law. What it breaks shows in no other law, because
+the others look at histograms alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from secagg.codewords import CodewordTable, Tables, require_summed
+from secagg.conformance import LAWS, Candidate, Law, cases
+from secagg.conformance.decoded_sums import summed_aggregate
+from secagg.contract import (
+    Aggregate,
+    IndexedDecoder,
+    Layout,
+    Payload,
+    RingSegment,
+    ideal_aggregate,
+    public_parameters_digest,
+)
+from secagg.entropy import Coins
+from secagg.errors import CapacityExceeded, ContractViolation, Misuse, Reason
+from secagg.layout import IndexSegment
+from secagg.ring import Ring, require_capacity
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+SEARCH = settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+LAW = {str(law): law for law in LAWS}
+Vector = Any
+"""An array of floats, of indices, or of sums."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexed:
+    """Four numbers as indices into one codebook or another, and their mean in a ring; it keeps every law."""
+
+    steps: tuple[int, ...] = (-8, -3, 0, 1, 4)
+    step: float = 0.25
+    capacity: int = 1000
+
+    @property
+    def entries(self) -> Vector:
+        return np.array(self.steps, dtype=np.int64).reshape(-1, 1)
+
+    @property
+    def layout(self) -> Layout:
+        parameters = f"{self.steps} {self.step.hex()} {self.capacity}".encode()
+        segments = (RingSegment(20, 1), IndexSegment(len(self.steps), 4))
+        return Layout(segments, public_parameters_digest("test", parameters))
+
+    def encode(self, update: Vector, coins: Coins) -> Payload:  # noqa: ARG002
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (4,):
+            raise Misuse("an update is 4 floats")
+        if not np.isfinite(update).all():
+            raise CapacityExceeded("an update is not finite", reason=Reason.INPUT_OUT_OF_RANGE)
+        clipped = np.clip(update, -2.0, 1.0)
+        halves = self.entries[:, 0] * np.array([[1.0], [1.0], [2.0], [2.0]]) * self.step
+        indices = np.abs(halves - clipped[:, None]).argmin(axis=1)
+        code = int(np.rint(np.clip(update, -1.0, 1.0).sum()))
+        return Payload(self.layout, (Ring(20).from_integers([code]), indices.astype(np.uint8)))
+
+    def decode(self, aggregate: Aggregate) -> Vector:
+        if aggregate.layout != self.layout:
+            raise Misuse("another layout")
+        require_capacity(aggregate.total_weight, self.capacity)
+        histogram: Any = aggregate.values[1]
+        sums = histogram.astype(np.int64) @ self.entries[:, 0]
+        return self.floats(sums * np.array([1, 1, 2, 2]))
+
+    # The mean is sent for company, so that a layout has a ring as well, and is not decoded.
+    def floats(self, sums: Vector) -> Vector:
+        return sums * self.step
+
+    @property
+    def tables(self) -> Tables:
+        return ((CodewordTable(2, self.entries), CodewordTable(2, self.entries * 2)),)
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        self.check_summed(aggregate)
+        rings = aggregate.layout.require_rings()[1:]
+        return self.floats(
+            np.concatenate([ring.ring.lift(v) for ring, v in zip(rings, aggregate.values[1:], strict=True)])
+        )
+
+    def check_summed(self, aggregate: Aggregate) -> None:
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_capacity(aggregate.total_weight, self.capacity)
+
+
+def described(name: str, make: Any) -> Candidate:
+    return Candidate(
+        name=name,
+        make=make,
+        updates=arrays(np.float64, 4, elements=st.floats(-2.0, 1.0)),
+        expected=lambda update: update,
+        error=2.0,
+        extremes=[np.full(4, 1.0), np.full(4, -2.0)],
+        others={"other steps": partial(make, steps=(-8, -3, 0, 1, 5)), "another step": partial(make, step=0.5)},
+        tight_capacity=False,
+        payload_bytes=3 + 2,
+    )
+
+
+# --- Broken tables ----------------------------------------------------------------------------------------------------
+
+
+class TablesInAnotherOrder(Indexed):
+    """The blocks of one codebook are summed by the other's table."""
+
+    @property
+    def tables(self) -> Tables:
+        first, second = super().tables[0]
+        return ((second, first),)
+
+
+class AnEntryIsOff(Indexed):
+    """One entry of a table is a step too large."""
+
+    @property
+    def tables(self) -> Tables:
+        first, second = super().tables[0]
+        wrong = second.entries.copy()
+        wrong[0] += 1
+        return ((first, CodewordTable(2, wrong)),)
+
+
+class CodewordsInAnotherOrder(Indexed):
+    """A table lists the codewords backwards."""
+
+    @property
+    def tables(self) -> Tables:
+        first, second = super().tables[0]
+        return ((first, CodewordTable(2, second.entries[::-1])),)
+
+
+class TooFewBlocks(Indexed):
+    """The last block has no table."""
+
+    @property
+    def tables(self) -> Tables:
+        first, second = super().tables[0]
+        return ((first, replace(second, blocks=1)),)
+
+
+class NoTables(Indexed):
+    """There are indices, and no table for them."""
+
+    @property
+    def tables(self) -> Tables:
+        return ()
+
+
+_numbers = count()
+
+
+class TablesOfEachObject(Indexed):
+    """Every look at the tables shows others."""
+
+    @property
+    def tables(self) -> Tables:
+        entry = next(_numbers)
+        first, second = super().tables[0]
+        wrong = second.entries.copy()
+        wrong[0] = entry
+        return ((first, CodewordTable(2, wrong)),)
+
+
+# --- Broken decoding --------------------------------------------------------------------------------------------------
+
+
+class MeanOfSums(Indexed):
+    """What is decoded from sums is the mean."""
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        return super().decode_summed(aggregate) / aggregate.total_weight
+
+
+class NotLifted(Indexed):
+    """Negative sums are taken for large ones."""
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        self.check_summed(aggregate)
+        return self.floats(np.concatenate([value.astype(np.int64) for value in aggregate.values[1:]]))
+
+
+class SaturatingSums(Indexed):
+    """Sums stay within 500 steps."""
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        return np.clip(super().decode_summed(aggregate), -125.0, 125.0)
+
+
+class ALastBit(Indexed):
+    """The step is rounded a little when sums are decoded."""
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        return super().decode_summed(aggregate) * (1 + 2.0**-52)
+
+
+class NarrowFloats(Indexed):
+    """Sums are decoded as float32."""
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        return super().decode_summed(aggregate).astype(np.float32)
+
+
+class WritesToTheAggregate(Indexed):
+    """Sums are cleared once they were read."""
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        decoded = super().decode_summed(aggregate)
+        aggregate.values[1].fill(1)
+        return decoded
+
+
+class AnyVersion(Indexed):
+    """Sums of whichever codebook are decoded."""
+
+    def check_summed(self, aggregate: Aggregate) -> None:
+        require_capacity(aggregate.total_weight, self.capacity)
+        if len(aggregate.layout.segments) < 3:
+            raise Misuse("these are histograms")
+
+
+class HistogramsAsSums(Indexed):
+    """Whoever hands over histograms gets something."""
+
+    def decode_summed(self, aggregate: Aggregate) -> Vector:
+        return self.decode(aggregate) if aggregate.layout == self.layout else super().decode_summed(aggregate)
+
+
+class AnyWeight(Indexed):
+    """The capacity does not matter to sums."""
+
+    def check_summed(self, aggregate: Aggregate) -> None:
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+
+
+class RefusedAsAnError(Indexed):
+    """What is wrong is a ValueError."""
+
+    def check_summed(self, aggregate: Aggregate) -> None:
+        try:
+            super().check_summed(aggregate)
+        except Misuse as error:
+            raise ValueError from error
+
+
+class Reluctant(Indexed):
+    """A total of one client is not decoded."""
+
+    def check_summed(self, aggregate: Aggregate) -> None:
+        super().check_summed(aggregate)
+        if aggregate.total_weight == 1:
+            raise Misuse("one client alone")
+
+
+class HalfOfIt(Indexed):
+    """It has tables, and cannot decode what is made by them."""
+
+    decode_summed = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+
+BROKEN: dict[type[Indexed], str] = {
+    TablesInAnotherOrder: "sums of codewords and of histograms differ",
+    AnEntryIsOff: "sums of codewords and of histograms differ",
+    CodewordsInAnotherOrder: "sums of codewords and of histograms differ",
+    TooFewBlocks: "do not fit the layout",
+    NoTables: "do not fit the layout",
+    TablesOfEachObject: "two tables",
+    MeanOfSums: "differ|the decoded sum",
+    NotLifted: "sums of codewords and of histograms differ",
+    SaturatingSums: "differ|the decoded sum",
+    ALastBit: "sums of codewords and of histograms differ",
+    NarrowFloats: "sums of codewords and of histograms differ",
+    WritesToTheAggregate: "changes the aggregate",
+    AnyVersion: "another version: decode_summed decodes",
+    HistogramsAsSums: "an aggregate of histograms: decode_summed decodes",
+    AnyWeight: "one more than the capacity: decode_summed decodes",
+    RefusedAsAnError: r"raises ValueError\(\) instead of Misuse",
+    Reluctant: "decode_summed refuses a total weight of 1, capacity 1000",
+    HalfOfIt: "decode_summed refuses",
+}
+
+
+@pytest.mark.parametrize("make", BROKEN, ids=lambda make: make.__name__)
+def test_a_broken_decoder_of_sums_is_rejected_by_that_law_and_by_no_other(make: type[Indexed]) -> None:
+    candidate = described(make.__name__, make)
+    with pytest.raises(ContractViolation, match=BROKEN[make]):
+        LAW["decoded_sums"].check(candidate, SEARCH)
+    assert {name for name, law in LAW.items() if is_rejected_by(law, candidate)} == {"decoded_sums"}
+
+
+def is_rejected_by(law: Law, candidate: Candidate) -> bool:
+    try:
+        law.check(candidate, SEARCH)
+    except ContractViolation:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("candidate", "law"), cases(described("indexed", Indexed)), ids=str)
+def test_a_decoder_of_sums_that_breaks_nothing_keeps_every_law(candidate: Candidate, law: Law) -> None:
+    law.check(candidate)
+
+
+def test_it_signs_the_contract_of_an_indexed_decoder() -> None:
+    signed: IndexedDecoder[Vector] = Indexed()
+    assert signed.tables[0][1].entries.tolist() == [[-16], [-6], [0], [2], [8]]
+
+
+def test_the_reference_sums_codewords_and_leaves_rings_as_they_are() -> None:
+    decoder = Indexed()
+    coins = InsecureSeededCoins(b"nothing is drawn")
+    payloads = [decoder.encode(np.array(update), coins) for update in ([1.0, 0.0, 1.0, -2.0], [-2.0, 1.0, 0.5, 0.0])]
+    total = ideal_aggregate(decoder.layout, payloads, [3, 4])
+    summed = summed_aggregate(total, decoder.tables, 100)
+    assert summed.layout.segments == (RingSegment(20, 1), RingSegment(11, 2), RingSegment(12, 2))
+    assert (summed.contributors, summed.total_weight) == (2, 7)
+    assert summed.values[0].tolist() == total.values[0].tolist()
+    assert Ring(11).lift(summed.values[1]).tolist() == [3 * 4 - 4 * 8, 4 * 4]
+    assert Ring(12).lift(summed.values[2]).tolist() == [3 * 2 + 4 * 2, -3 * 6]
+
+
+def test_a_scheme_without_sums_has_nothing_to_show() -> None:
+    class Plain:
+        """A linear decoder and no more."""
+
+        layout = property(lambda _: Indexed().layout)
+        capacity = 1000
+        encode = Indexed().encode
+        decode = Indexed().decode
+
+    LAW["decoded_sums"].check(described("plain", Plain))
+
+
+def test_weights_beyond_what_64_bits_hold_are_not_tried() -> None:
+    class Large(Indexed):
+        """Its entries are as large as can be, and histograms hold far more than sums do."""
+
+        capacity: int = 2**47
+
+        @property
+        def entries(self) -> Vector:
+            return super().entries * (2**31 // 32)
+
+    LAW["decoded_sums"].check(described("large", partial(Large, capacity=2**47, step=2.0**-28)))
