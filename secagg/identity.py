@@ -90,7 +90,7 @@ class VerifiedIdentity:
         Raises:
             AuthenticationFailed: it is not this client's signature on these parts under this label.
         """
-        _verify(self.public_key, signature, bind(label, *parts), culprits)
+        verify_signature(self.public_key, signature, label, *parts, culprits=culprits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,18 @@ def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes
         raise Misuse(f"an authority issues with its SigningKey; got {type(authority).__name__}")
     signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key)
     return Certificate(client, public_key, signature)
+
+
+def verify_signature(
+    public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()
+) -> None:
+    """Check a signature under a key that something else vouches for: a certificate, or an enclave's evidence.
+
+    Implements: [RFC 8032] §5.1.7.
+    Raises:
+        AuthenticationFailed: it is no signature of this key on these parts under this label.
+    """
+    _verify(public_key, signature, bind(label, *parts), culprits)
 
 
 @lru_cache(maxsize=_CACHED_CERTIFICATES)

@@ -45,9 +45,15 @@ class KeyRole(Enum):
     """Carries shares from client to client."""
     MASK = "mask"
     """Agrees on pairwise masks; its root is what the shares recover after a dropout."""
+    SEALING = "sealing"
+    """Receives what is sealed to its holder alone: an enclave, or one of two servers."""
 
 
-_X25519_LABELS = {KeyRole.CHANNEL: Label.CHANNEL_X25519_KEY, KeyRole.MASK: Label.MASK_X25519_KEY}
+_X25519_LABELS = {
+    KeyRole.CHANNEL: Label.CHANNEL_X25519_KEY,
+    KeyRole.MASK: Label.MASK_X25519_KEY,
+    KeyRole.SEALING: Label.SEALING_X25519_KEY,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,24 @@ class MessageKind(IntEnum):
     UNMASKING_REQUEST = 24
     UNMASKING_SHARES = 25
     SERVER_SNAPSHOT = 26
+    ENCLAVE_CONFIGURATION = 32
+    ENCLAVE_OFFER = 33
+    ENCLAVE_UPLOAD = 34
+    SEALED_UPLOAD = 35
+    BUFFER_RELEASE = 36
+    RELEASE_RECEIPT = 37
+    SEAL_LEDGER = 38
+    START_ENCLAVE = 40
+    ATTESTED_OFFER = 41
+    OPEN_BUFFER = 42
+    RELEASE_BUFFER = 43
+    GIVE_UP_BUFFER = 44
+    DESTROY_ENCLAVE = 45
+    ENCLAVE_DONE = 46
+    ENCLAVE_REFUSAL = 47
+    ONE_HOT_PROOF = 64
+    ONE_HOT_COMMITMENT = 65
+    ONE_HOT_OPENING = 66
 
 
 class Writer:
@@ -134,6 +152,14 @@ class Reader:
                 f"a field declares {length} bytes and {limit} is the limit", reason=Reason.LENGTH_OVER_LIMIT
             )
         return self.fixed(length)
+
+    def view(self, size: int) -> memoryview:
+        """Read exactly ``size`` bytes without a copy; what is returned keeps the message alive."""
+        return self._take(size)
+
+    def rest(self) -> memoryview:
+        """Read all that is left without a copy, where another encoding makes up the end of a message."""
+        return self._take(len(self._view) - self._position)
 
     def finish(self) -> None:
         """Refuse bytes after the last field."""
