@@ -1,0 +1,114 @@
+"""How near evaluating point functions comes to the cipher calls that they consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from figures import Figure, best_seconds
+from secagg.entropy import SystemCoins
+from secagg.identifiers import ClientId
+from secagg.protocols.dpf_indexing.batch import HistogramShare
+from secagg.protocols.dpf_indexing.generation import generate
+from secagg.protocols.dpf_indexing.lane_group import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.dpf_indexing.shape import PointFunctionShape
+
+BLOCKS = 100_000
+ROUNDS = 12
+FLOOR_CHUNK = 1 << 18
+"""Raw ECB is as fast as it gets from a quarter of a mebibyte on."""
+FLOOR_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape, and the ratio that its evaluation is held to."""
+
+    codewords: int
+    group: LaneGroup
+    depth: int
+    at_most: float | None = None
+    derives_last_lane: bool = False
+
+    @property
+    def shape(self) -> PointFunctionShape:
+        """The shape of the point functions."""
+        return PointFunctionShape(
+            codewords=self.codewords,
+            group=self.group,
+            depth=self.depth,
+            derives_last_lane=self.derives_last_lane,
+        )
+
+    @property
+    def name(self) -> str:
+        """What the figures call it."""
+        group = f"p={self.group.bits}" if isinstance(self.group, RingLanes) else f"q={self.group.order}"
+        lanes = ", last lane derived" if self.derives_last_lane else ""
+        return f"k={self.codewords}, {group}, depth {self.depth}{lanes}"
+
+
+RING, WIDE_RING, FIELD = RingLanes(7), RingLanes(17), FieldLanes(127)
+CASES = (
+    Case(32, RING, 0, 2.3),
+    Case(32, RING, 0, 2.3, derives_last_lane=True),
+    Case(64, RING, 0, 2.3),
+    Case(256, RING, 0, 2.3),
+    Case(32, RING, 1, 3.2),
+    Case(64, RING, 1, 3.2),
+    Case(256, RING, 3, 3.2),
+    Case(32, WIDE_RING, 2),
+    Case(256, WIDE_RING, 5),
+    Case(32, FIELD, 0, derives_last_lane=True),
+    Case(64, FIELD, 1),
+)
+
+
+def measure() -> Iterator[Figure]:
+    """Take every figure of this file; each ratio comes from contenders that ran in turns."""
+    for case in CASES:
+        yield from _evaluation(case)
+    yield from _threads(Case(256, RING, 3))
+
+
+def _evaluation(case: Case) -> Iterator[Figure]:
+    """Compare with raw ECB of as many blocks as the cipher is called for; more for a field's repeated attempts."""
+    shape = case.shape
+    alpha = np.arange(BLOCKS) % case.codewords
+    make = partial(generate, shape, alpha, context=bytes(32), client=ClientId(1), coins=SystemCoins())
+    share = make()[0]
+    total = HistogramShare(shape, BLOCKS, 0)
+    contenders: dict[str, Callable[[], object]] = {"floor": _raw_ecb, "evaluate": partial(total.add, share)}
+    seconds = best_seconds(contenders, 2 * ROUNDS)
+    seconds |= best_seconds({"rows": partial(share.lanes, 0, BLOCKS), "generate": make}, ROUNDS // 2)
+    floor = seconds["floor"] / FLOOR_BYTES * 16 * shape.cipher_calls * BLOCKS
+    yield Figure(
+        name=f"evaluate and add / raw ECB, {case.name}",
+        value=seconds["evaluate"] / floor,
+        unit="ratio",
+        at_most=case.at_most,
+        note=f"{seconds['evaluate'] / BLOCKS * 1e9:.1f} ns a block",
+    )
+    yield Figure(name=f"one client's rows / raw ECB, {case.name}", value=seconds["rows"] / floor, unit="ratio")
+    yield Figure(name=f"generate, {case.name}", value=seconds["generate"] / BLOCKS * 1e9, unit="ns")
+
+
+def _threads(case: Case) -> Iterator[Figure]:
+    shape = case.shape
+    alpha = np.arange(BLOCKS) % case.codewords
+    share = generate(shape, alpha, context=bytes(32), client=ClientId(1), coins=SystemCoins())[0]
+    total = HistogramShare(shape, BLOCKS, 0)
+    seconds = best_seconds({f"{threads}": partial(total.add, share, threads=threads) for threads in (1, 2)}, 2 * ROUNDS)
+    yield Figure(name=f"two threads / one thread, {case.name}", value=seconds["1"] / seconds["2"], unit="times")
+
+
+def _raw_ecb() -> None:
+    # Safe because: nothing is encrypted; this is how fast the permutation is.
+    encryptor = Cipher(algorithms.AES(bytes(16)), modes.ECB()).encryptor()  # noqa: S305 -- as said above
+    source, target = bytes(FLOOR_CHUNK), bytearray(FLOOR_CHUNK + 15)
+    for _ in range(FLOOR_BYTES // FLOOR_CHUNK):
+        encryptor.update_into(source, target)

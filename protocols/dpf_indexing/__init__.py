@@ -1,0 +1,1 @@
+"""Secure indexing with two servers that do not collude."""
