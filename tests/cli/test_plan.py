@@ -1,0 +1,232 @@
+"""`secagg plan`: its table, its advice, both forms of its output, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.cli import main
+from secagg.cli.plan import shapes_of
+from secagg.compression.paper_models import CELEBA, parameter_count
+from secagg.simulation.cost_model import TRUST, Protocol
+
+BLOCKS = ("--blocks", "100000", "--codewords", "32", "--block-size", "4", "--bits", "4")
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path) -> Plan:
+    def run(*options: str) -> dict[str, Any]:
+        assert main(["plan", "--json", str(tmp_path / "new" / "plan.json"), *options]) == 0
+        plan: dict[str, Any] = json.loads((tmp_path / "new" / "plan.json").read_text())
+        return plan
+
+    return run
+
+
+def printed(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["plan", *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, *BLOCKS).splitlines()
+    head = next(line for line in lines if line.startswith("scheme"))
+    assert re.split(" {2,}", head) == [
+        *("scheme", "protocol", "learned", "bits/weight", "up", "down", "between"),
+        *("AES blocks", "word ops", "trust", "status"),
+    ]
+    (decoded,) = (line for line in lines if line.startswith("decoded codewords"))
+    assert "pairwise masks" in decoded
+    cells = decoded.split()
+    assert cells[cells.index("sum") :][:9] == ["sum", "15.09", "754.55", "kB", "25.50", "kB", "-", "1.0e7", "1.2e8"]
+    assert decoded.endswith("[1]    protocol only")
+    (shared,) = (line for line in lines if "shared indices  " in line)
+    assert "2.84 MB" in shared
+    assert shared.endswith("[4]    not built")
+    rows = lines[lines.index(head) + 1 : lines.index("", lines.index(head))]
+    assert len(rows) == 12
+    assert rows[0] == shared
+
+
+def test_advice_follows_the_table_in_plain_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, *BLOCKS)
+    assert "Masking the decoded codeword is cheaper than a point function: 15.00 bits a weight against 54.25" in text
+    assert "Plain scalar quantization to 4 bits is cheaper than a point function: 11.00 bits a weight." in text
+    assert "than the decoded codeword from 15 on" in text
+    assert "kernels only" in text
+    assert "1.4 ns at the 11.3 GB/s of benchmarks/README.md" in text
+
+
+def test_each_protocol_of_the_table_says_whom_it_trusts(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, *BLOCKS)
+    assert [line[:3] for line in text.splitlines() if line.startswith("[")] == ["[1]", "[2]", "[3]", "[4]"]
+    few = printed(capsys, "--model", "celeba", "--clients", "2")
+    assert [line[:3] for line in few.splitlines() if line.startswith("[")] == ["[2]", "[3]", "[4]"]
+    assert "Pairwise masks: active mode" not in few
+    assert "Left out: pairwise masks: " in few
+
+
+def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
+    plan = plan_of(*BLOCKS)
+    assert plan["weights"] == 400_000
+    assert (plan["clients"], plan["codewords"], plan["block size"], plan["bits"]) == (100, 32, 4, 4)
+    (checked,) = (row for row in plan["options"] if row["protocol"] == "point functions, depth 0, checked")
+    assert checked == {
+        "scheme": "product quantization, 32 x 4",
+        "protocol": "point functions, depth 0, checked",
+        "learned": "histogram",
+        "bits per weight": pytest.approx(54.29, abs=0.005),
+        "bytes of the packed values": 2_712_500,
+        "bytes up": 2_712_500 + 32 + 1751,
+        "bytes down": 32 * 4 * 4,
+        "bytes between servers": 2 * 31_676,
+        "AES blocks": 100 * 100_000 * 31 // 16,
+        "word operations": 100 * 100_000 * 32 * (1 + 2 * 18),
+        "trust": TRUST[Protocol.POINT_FUNCTIONS],
+        "status": "kernels only",
+    }
+    assert plan["left out"] == []
+    assert plan["advice"][0].startswith("Masking the decoded codeword is cheaper")
+
+
+@pytest.mark.parametrize("learn", ["sum", "histogram"])
+def test_rows_are_sorted_by_what_a_client_sends(plan_of: Plan, learn: str) -> None:
+    sent = [row["bytes up"] for row in plan_of("--model", "sent140", "--learn", learn)["options"]]
+    assert len(sent) > 5
+    assert sent == sorted(sent)
+
+
+def test_only_histograms_are_listed_where_one_is_asked_for(plan_of: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of("--model", "celeba", "--learn", "histogram")
+    schemes = ("fixed point", "scalar quantization", "random pruning", "decoded codewords")
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(schemes)]
+    assert {row["learned"] for row in plan["options"]} == {"histogram"}
+    assert plan["left out"] == ["7 combinations that give the sum alone; --learn sum compares them as well"]
+
+
+def test_tensors_that_are_cut_otherwise_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "some tensors have fewer codewords"
+    assert sentence in printed(capsys, "--model", "celeba")
+    assert sentence not in printed(capsys, *BLOCKS)
+
+
+def test_the_suite_changes_what_messages_hold(plan_of: Plan) -> None:
+    up = {
+        suite: {row["protocol"]: row["bytes up"] for row in plan_of(*BLOCKS, "--suite", suite)["options"]}
+        for suite in ("classic", "hybrid")
+    }
+    assert up["hybrid"]["pairwise masks"] > up["classic"]["pairwise masks"] + 22 * 1000
+    assert up["hybrid"]["enclave"] > up["classic"]["enclave"] + 1000
+
+
+def test_the_numbers_of_the_legend_are_those_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, *BLOCKS).splitlines()
+    legend = {line[:3]: line[4:] for line in lines if line.startswith("[")}
+    rows = [re.split(" {2,}", line) for line in lines if line.count("  ") > 5][1:]
+    assert len(rows) == 12
+    for cells in rows:
+        protocol = Protocol(cells[1].partition(",")[0])
+        assert legend[cells[-2]] == TRUST[protocol]
+
+
+# --- Which model ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["celeba", "sent140", "femnist"])
+def test_every_model_that_is_offered_is_known(model: str) -> None:
+    assert parameter_count(shapes_of(model=model, file=None, blocks=None, block_size=9)) > 29_000
+    assert main(["plan", "--model", model]) == 0
+
+
+def test_shapes_of_a_file_are_the_model(tmp_path: Path, plan_of: Plan) -> None:
+    file = tmp_path / "shapes.json"
+    file.write_text(json.dumps({name: list(shape) for name, shape in CELEBA.items()}))
+    of_file, named = plan_of("--shapes", str(file)), plan_of("--model", "celeba")
+    assert of_file == named
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "is no JSON; write"),
+        ("[" * 100_000, "is no JSON; write"),
+        ('"\udcff"', "is no JSON; write"),
+        ("[[64, 32]]", "gives no list of sizes for each tensor; write"),
+        ("{}", "gives no list of sizes for each tensor; write"),
+        ('{"matrix": 5}', "gives no list of sizes for each tensor; write"),
+        ('{"matrix": [64, 32], "bias": "64"}', "gives no list of sizes for each tensor; write"),
+        ('{"matrix": [64, 0]}', "correct --shapes"),
+        ('{"matrix": [64, 32.0]}', "correct --shapes"),
+        ('{"matrix": [64, [32]]}', "correct --shapes"),
+        ('{"matrix": [64, NaN]}', "correct --shapes"),
+        ('{"bias": [64]}', "take a smaller --block-size or a larger model"),
+    ],
+    ids=range(12),
+)
+def test_a_file_that_describes_no_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, sentence: str
+) -> None:
+    file = tmp_path / "shapes.json"
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    assert main(["plan", "--shapes", str(file)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_file_of_weights_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "weights.json"
+    with file.open("wb") as opened:
+        opened.truncate((1 << 24) + 1)
+    assert main(["plan", "--shapes", str(file)]) == 2
+    assert "takes names and shapes, not values" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shapes", str(tmp_path / "none.json")]) == 2
+    refusal = capsys.readouterr().err
+    assert "cannot read" in refusal
+    assert "name a JSON file with --shapes" in refusal
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--blocks", "0"], "--blocks is in 1..4294967296; got 0"),
+        (["--blocks", "7"], "no tensor gives eight blocks"),
+        (["--blocks", "4294967297"], "--blocks is in"),
+        (["--blocks", "4294967296", "--block-size", "1000"], "exceeds 2^40"),
+        (["--model", "celeba", "--clients", "1"], "--clients is in 2..1048576; got 1"),
+        (["--model", "celeba", "--codewords", "1"], "--codewords is in 2..65536; got 1"),
+        (["--model", "celeba", "--block-size", "0"], "--block-size is in 1..65536; got 0"),
+        (["--blocks", "100", "--block-size", "-1"], "--block-size is in 1..65536; got -1"),
+        (["--model", "celeba", "--bits", "33"], "--bits is in 2..16; got 33"),
+        (["--model", "celeba", "--sparsity", "1"], "a sparsity lies in [0, 1)"),
+        (["--model", "celeba", "--sparsity", "most"], "is not a number"),
+    ],
+)
+def test_impossible_options_are_refused_with_what_to_change(
+    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["plan", *options]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert not captured.out
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--model", "resnet"], ["--model", "celeba", "--blocks", "9"], [*BLOCKS, "--learn", "everything"]]
+)
+def test_one_model_has_to_be_chosen_from_what_there_is(options: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", *options])
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["plan", *BLOCKS, "--json", str(tmp_path / "file" / "plan.json")]) == 2
+    assert "name another place" in capsys.readouterr().err
