@@ -143,8 +143,7 @@ class Aggregate:
         writer.integer(self.contributors, 8).integer(self.total_weight, 8)
         for segment, value in zip(self.layout.segments, self.values, strict=True):
             ring = _aggregate_ring(segment, self.total_weight)
-            packed = ring.pack(value.reshape(-1).astype(ring.word, copy=False))
-            writer.fixed(packed, len(packed))
+            writer.borrowed(ring.pack_view(value.reshape(-1).astype(ring.word, copy=False)))
         return writer.finish()
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ from secagg.protocols.enclave.attestation import Verifier
 from secagg.protocols.enclave.attestation.certificate_chains import Certificate, verify_chain
 from secagg.protocols.enclave.attestation.revocation import check_not_revoked
 from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
+from secagg.protocols.enclave.buffer import Entry, ReleaseRules
 from secagg.ring import Ring, require_capacity
 from secagg.secret import Secret
 from secagg.shamir import Share, correct, reconstruct, split
+from secagg.simulation.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import Reader, Writer, told_to_peer
 
@@ -146,6 +149,39 @@ def attest_without_hardware() -> object:
     return Verifier().verify(simulated, None, datetime(2031, 2, 1, tzinfo=UTC))
 
 
+def buffer_with(*entries: Entry, weights: tuple[int, ...] = (1, 1)) -> ReleaseRules:
+    """Open a buffer for model 1 in an epoch with small limits, and let uploads in."""
+    setup = EnclaveSetup(
+        layout=RING_LAYOUT,
+        minimum_cohort=2,
+        maximum_cohort=2,
+        staleness_weights=(1, 1),
+        noise_multiplier=Fraction(1) if max(weights) == 1 else None,
+        l2_bounds=(9, 9),
+    )
+    rules = ReleaseRules(InsecureEnclaveSession(setup).configuration)
+    rules.open(1, bytes(32))
+    for entry, weight in zip(entries, weights, strict=False):
+        rules.staleness_weight(entry)
+        rules.enter(entry, weight, 1)
+    return rules
+
+
+def entry_of(client: ClientId, *, upload: int, version: int = 1, model: bytes = bytes(32)) -> Entry:
+    return Entry(client, bytes([upload] * 16), version, model)
+
+
+def spend_the_budget_of_an_epoch() -> object:
+    rules = buffer_with(entry_of(ALICE, upload=1))
+    rules.close()
+    rules.open(2, bytes(32))
+    return rules.staleness_weight(entry_of(ALICE, upload=2, version=2))
+
+
+def dominate_a_buffer() -> None:
+    buffer_with(entry_of(ALICE, upload=1), entry_of(BOB, upload=2), weights=(64, 1)).require_releasable()
+
+
 PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.PARAMETER_OUT_OF_RANGE: lambda: ClientId(-1),
     Reason.BELOW_FLOOR: offer_a_small_cohort,
@@ -175,6 +211,16 @@ PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.ATTESTATION_INVALID: chain_to_a_root_of_nobody,
     Reason.COLLATERAL_STALE: present_last_months_revocation_list,
     Reason.ATTESTATION_REFUSED: attest_without_hardware,
+    Reason.REPLAYED: lambda: buffer_with(entry_of(ALICE, upload=1)).staleness_weight(entry_of(ALICE, upload=1)),
+    Reason.STALE_UPDATE: lambda: buffer_with().staleness_weight(entry_of(ALICE, upload=1, version=2)),
+    Reason.MODEL_MISMATCH: lambda: buffer_with(entry_of(ALICE, upload=1)).staleness_weight(
+        entry_of(BOB, upload=2, model=bytes([1] * 32))
+    ),
+    Reason.BUDGET_SPENT: spend_the_budget_of_an_epoch,
+    Reason.BUFFER_FULL: lambda: buffer_with(entry_of(ALICE, upload=1), entry_of(BOB, upload=2)).staleness_weight(
+        entry_of(ClientId(3), upload=3)
+    ),
+    Reason.WEIGHTS_UNEVEN: dominate_a_buffer,
 }
 """For each reason a call into the library that ends in it."""
 
@@ -196,6 +242,12 @@ BLAME: dict[Reason, set[Party]] = {
     Reason.ATTESTATION_INVALID: set(),
     Reason.COLLATERAL_STALE: set(),
     Reason.ATTESTATION_REFUSED: set(),
+    Reason.REPLAYED: {ALICE, ServerId()},
+    Reason.STALE_UPDATE: {ALICE, ServerId()},
+    Reason.MODEL_MISMATCH: {BOB, ServerId()},
+    Reason.BUDGET_SPENT: {ALICE, ServerId()},
+    Reason.BUFFER_FULL: {ServerId()},
+    Reason.WEIGHTS_UNEVEN: set(),
 }
 """Whom the calls above blame: nobody where the function cannot know who sent what it was given."""
 

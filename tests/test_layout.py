@@ -40,6 +40,7 @@ CORE_LEVELS = (
         "aead",
         "mask_expansion",
         "layout",
+        "codewords",
         "contract",
         "parameters",
     },
@@ -60,7 +61,7 @@ ROOMS = {
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "torch": ("training",),
     "flwr": ("flower",),
-    "numpy": ("ring", "mask_expansion", "contract", "compression", "protocols", "conformance", *TOP_ROOMS),
+    "numpy": ("ring", "codewords", "mask_expansion", "contract", "compression", "protocols", "conformance", *TOP_ROOMS),
     "numpy.random": ("conformance", *TOP_ROOMS),
     "random": (),
     "secrets": ("entropy",),

@@ -1,0 +1,251 @@
+"""The client: it seals one update to an enclave that it has verified, and masks what the host may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from secagg.codewords import Tables
+from secagg.contract import Layout, Payload
+from secagg.entropy import Coins
+from secagg.errors import InvalidParameters, Misuse
+from secagg.identifiers import ClientId
+from secagg.identity import Authority, Certificate, SigningKey
+from secagg.layout import IndexSegment, RingSegment
+from secagg.mask_expansion import accumulate, segment_count
+from secagg.protocols.enclave.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.messages import (
+    SEED_BYTES,
+    UPLOAD_ID_BYTES,
+    WEIGHT_BYTES,
+    ModelStamp,
+    SealedUpload,
+    UploadHeader,
+)
+from secagg.protocols.enclave.norms import require_norm
+from secagg.protocols.enclave.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
+from secagg.ring import RingVector, low_bits, reduce_into
+from secagg.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.wire import MessageKind, Writer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """What a client sends for one update: a sealed part for the enclave, and masked vectors for the host."""
+
+    sealed: SealedUpload = field(repr=False)
+    segments: tuple[RingSegment, ...]
+    masked: tuple[RingVector, ...] = field(repr=False)
+
+    def masked_payload(self, layout: Layout) -> Payload:
+        """Return the masked vectors as a payload of rings, for a protocol that masks and sums them once more."""
+        return Payload(layout, self.masked)
+
+    def encode(self) -> bytes:
+        """Return both as the one message that the client sends to the host."""
+        pieces = self.sealed.pieces()
+        writer = Writer(MessageKind.ENCLAVE_UPLOAD).integer(sum(map(len, pieces)), 8)
+        for piece in pieces:
+            writer.borrowed(piece)
+        for segment, vector in zip(self.segments, self.masked, strict=True):
+            writer.borrowed(segment.ring.pack_view(vector))
+        return writer.finish()
+
+
+class Client(Confined):
+    """A client of enclaves, from one epoch to the next.
+
+    Security: each call of ``seal`` is an upload, whether it is sent or not. Sealing the same update again is refused,
+        because two sums that differ in one client give that client away; ``SealLedger`` says when it is not.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a client brings
+        self,
+        *,
+        certificate: Certificate,
+        signing_key: SigningKey,
+        floors: EnclaveFloors,
+        layout: Layout,
+        tables: Tables = (),
+        capacity: int,
+        ledger: SealLedger,
+        coins: Coins,
+        threads: int = 1,
+    ) -> None:
+        """Prepare to take part.
+
+        Args:
+            certificate: the authority's word for the signing key; without an authority, the client's own.
+            floors: what the client insists on.
+            layout: of the client's own codec, whose version pins its scales and codebooks.
+            tables: the codebooks of that codec as integers, where it has any.
+            capacity: of that codec; more weight than that is refused.
+            ledger: what this client has sealed so far, restored from where it was stored.
+            coins: ``SystemCoins()`` in production.
+            threads: how many threads expand masks.
+        """
+        if type(ledger) is not SealLedger or type(floors) is not EnclaveFloors:
+            raise Misuse("a client has EnclaveFloors and a SealLedger")
+        if floors.privacy is not None and ledger.maximum_seals is None:
+            raise InvalidParameters(
+                "a client that asks for privacy limits its uploads: give its ledger maximum_seals, which epsilon is "
+                "computed for"
+            )
+        if certificate.public_key != signing_key.public_key:
+            raise InvalidParameters("the certificate is for another key than the signing key")
+        authority = certificate.public_key if floors.authority is None else floors.authority
+        Authority(authority).verify(certificate, culprits={certificate.client})
+        self._certificate = certificate
+        self._signing_key = signing_key
+        self._floors = floors
+        self._layout = layout
+        self._tables = tables
+        self._capacity = capacity
+        self._coins = coins
+        self._threads = threads
+        self._admitted: EnclaveConfiguration | None = None
+        """The configuration that was held to the floors last; judging noise anew for each upload would take longer."""
+        self._ledger = ledger
+
+    @property
+    def ledger(self) -> SealLedger:
+        """What this client has sealed; store its record before an upload is sent."""
+        return self._ledger
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self._certificate.client
+
+    def seal(
+        self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, weight: int = 1
+    ) -> Upload:
+        """Seal and mask one update, for one enclave.
+
+        Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
+        Args:
+            payload: the encoded update.
+            enclave: verified by this client; it is checked again.
+            model: what the update was trained from.
+            now: the client's own time, with a time zone.
+            weight: how often the update counts; a positive integer that the configuration allows.
+        Raises:
+            InvalidParameters: the enclave's configuration goes below this client's floors, or the update does not fit.
+            CapacityExceeded: with noise, the update's norm is above the bound that the noise was chosen for.
+            PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
+        Security: store ``ledger.encode()`` before the upload is sent.
+        """
+        if type(enclave) is not VerifiedEnclave:
+            raise Misuse("an update is sealed to a VerifiedEnclave and to nothing else")
+        if type(payload) is not Payload or type(model) is not ModelStamp:
+            raise Misuse("an update is a Payload, which a codec encodes, trained from a model with a ModelStamp")
+        configuration = enclave.configuration
+        enclave.require_current(now)
+        self._require_fits(payload, configuration, weight, now)
+        self.ledger.charge(configuration.task, model.version, is_noised=configuration.noise is not None)
+        upload_id = bytes(draw_exactly(UPLOAD_ID_BYTES, self._coins))
+        with Secret.random("upload_seed", SEED_BYTES, self._coins) as seed:
+            masked = self._masked(payload, configuration, weight, seed, enclave.offer.epoch, upload_id)
+            packed = [
+                segment.ring.pack_view(vector)
+                for segment, vector in zip(configuration.ring_segments, masked, strict=True)
+            ]
+            context, epoch = configuration.context, enclave.offer.epoch
+            header = UploadHeader(
+                epoch=epoch,
+                upload_id=upload_id,
+                certificate=self._certificate,
+                model=model,
+                vector_digest=vector_digest(seed, context, epoch, upload_id, packed),
+            )
+            with _with_weight(seed, weight) as secret:
+                sealed_seed = enclave.seal(secret, sealing_info(header.digest(context)), now)
+            unsigned = SealedUpload(
+                header=header,
+                sealed_seed=sealed_seed,
+                sealed_indices=_sealed_indices(payload, seed, header.digest(context)),
+            )
+        signed = unsigned.signed_with(self._signing_key, context)
+        return Upload(signed, configuration.ring_segments, masked)
+
+    def _require_fits(self, payload: Payload, configuration: EnclaveConfiguration, weight: int, now: datetime) -> None:
+        if self._admitted is not configuration:
+            self._floors.admit(
+                configuration,
+                layout=self._layout,
+                tables=self._tables,
+                maximum_seals=self.ledger.maximum_seals,
+                now=now,
+            )
+            self._admitted = configuration
+        payload.check()
+        if payload.layout != configuration.layout:
+            raise InvalidParameters("the update has another layout than the enclave counts; encode it with its codec")
+        if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
+            raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
+        if configuration.maximum_total_weight > self._capacity:
+            raise InvalidParameters(
+                f"a buffer may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
+                f"{self._capacity}; use a wider ring, or smaller cohorts and weights"
+            )
+        if configuration.noise is not None:
+            rings = [
+                (segment, vector)
+                for segment, vector in zip(configuration.layout.segments, payload.values, strict=True)
+                if isinstance(segment, RingSegment)
+            ]
+            for (segment, vector), bound in zip(rings, configuration.noise.l2_bounds, strict=True):
+                require_norm(segment.ring, vector, bound)
+
+    def _masked(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
+        self,
+        payload: Payload,
+        configuration: EnclaveConfiguration,
+        weight: int,
+        seed: Secret,
+        epoch: bytes,
+        upload_id: bytes,
+    ) -> tuple[RingVector, ...]:
+        """Return the ring segments, each value as often as the weight says, under one mask."""
+        masked, first_segment = list[RingVector](), 0
+        with mask_key(seed, configuration.suite, configuration.context, epoch, upload_id) as key:
+            for segment, values in zip(configuration.layout.segments, payload.values, strict=True):
+                if isinstance(segment, IndexSegment):
+                    continue
+                vector = segment.ring.zeros(segment.length)
+                vector[:] = values
+                if weight != 1:
+                    vector *= segment.ring.word.type(weight & low_bits(segment.modulus_bits))
+                    reduce_into(vector, segment.modulus_bits)
+                accumulate(
+                    vector, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=self._threads
+                )
+                first_segment += segment_count(segment.ring, segment.length)
+                masked.append(vector)
+        return tuple(masked)
+
+    def __repr__(self) -> str:
+        return f"<Client {self.client}, {self.ledger!r}>"
+
+
+def _with_weight(seed: Secret, weight: int) -> Secret:
+    joined = bytearray(SEED_BYTES + WEIGHT_BYTES)
+    joined[:SEED_BYTES] = seed.expose()
+    joined[SEED_BYTES:] = weight.to_bytes(WEIGHT_BYTES, "big")
+    secret = Secret("upload_secret", joined)
+    overwrite(joined)
+    return secret
+
+
+def _sealed_indices(payload: Payload, seed: Secret, header_digest: bytes) -> bytes | memoryview:
+    packed = [
+        segment.ring.pack_view(vector)
+        for segment, vector in zip(payload.layout.segments, payload.values, strict=True)
+        if isinstance(segment, IndexSegment)
+    ]
+    if not packed:
+        return b""
+    return seal_indices(seed, header_digest, packed[0] if len(packed) == 1 else b"".join(packed))

@@ -1,0 +1,155 @@
+"""What a client insists on before it seals anything, whatever an enclave and its host are configured for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, cast
+
+from secagg.codewords import Tables
+from secagg.contract import Layout
+from secagg.errors import InvalidParameters, Reason
+from secagg.identity import IDENTITY_KEY_BYTES
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm, require_range
+from secagg.protocols.enclave.histogram import Accumulation
+from secagg.protocols.enclave.privacy import epsilon_of
+from secagg.protocols.enclave.sensitivity import Adjacency
+
+MAXIMUM_LIFETIME_SECONDS: Final = 24 * 3600
+"""Evidence of most kinds has no time in it; keys that live for a day at most are fresh enough without."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyFloor:
+    """The differential privacy that a client asks for over all uploads of a task, in however many epochs.
+
+    A client that asks for it has a ledger with a limit; epsilon is that of so many releases, with noise of one kind.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.REPLACE
+
+    def __post_init__(self) -> None:
+        if type(self.epsilon) not in (float, int) or type(self.delta) is not float:
+            raise InvalidParameters("epsilon and delta are numbers")
+        # Written so that NaN is refused too.
+        if not (self.epsilon > 0 and 0 < self.delta < 1):
+            raise InvalidParameters(f"epsilon is positive and delta in (0, 1); got {self.epsilon} and {self.delta}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveFloors:
+    """What a client insists on.
+
+    The server chooses the configuration and the codebooks. Without floors of its own a client would follow it to a
+    cohort of one, to an authority that the server controls, or to codewords that spell out the histogram in their sum.
+    """
+
+    suites: frozenset[Suite]
+    minimum_cohort: int
+    maximum_length: int
+    authority: bytes | None
+    """Who certifies clients; None where there is nobody whom the host does not control, which needs ``privacy``."""
+    maximum_weight: int = 1
+    """How much a client may weigh. Of a sum in which all others weigh a multiple of some number, and whoever knows the
+    weights, the remainder tells the one that does not."""
+    histograms_accepted: bool = False
+    direct_accepted: bool = False
+    """Whether indices may be counted in a form whose memory accesses tell them in part to whoever watches."""
+    maximum_codeword_bits: int = 25
+    """How many bits an entry of a codebook may have, with its sign; a wide entry can carry more than a value."""
+    maximum_released_bits: int = 64
+    """How many bits an element of what is released may have."""
+    privacy: PrivacyFloor | None = None
+
+    def __post_init__(self) -> None:
+        suites = cast("object", self.suites)
+        if type(suites) is not frozenset or not suites or any(type(suite) is not Suite for suite in self.suites):
+            raise InvalidParameters("suites is a frozenset of at least one Suite that this client accepts")
+        require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
+        require_range("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
+        require_range("maximum_length", self.maximum_length, 1, 1 << 48)
+        require_range("maximum_codeword_bits", self.maximum_codeword_bits, 2, 64)
+        require_range("maximum_released_bits", self.maximum_released_bits, 1, 64)
+        if self.authority is not None and (len(self.authority) != IDENTITY_KEY_BYTES or not any(self.authority)):
+            raise InvalidParameters(f"an authority is a public key of {IDENTITY_KEY_BYTES} bytes, not all of them zero")
+        if self.authority is None and self.privacy is None:
+            raise InvalidParameters(
+                "without an authority a host can invent every other client, and only noise protects this one; name an "
+                "authority, or ask for privacy"
+            )
+
+    def admit(
+        self,
+        configuration: EnclaveConfiguration,
+        *,
+        layout: Layout,
+        tables: Tables,
+        maximum_seals: int | None,
+        now: datetime,
+    ) -> None:
+        """Refuse a configuration that is weaker than these floors, or made for another codec than the client's.
+
+        Args:
+            layout: of the client's own codec, whose version pins its codebooks.
+            tables: the codebooks of the client's own codec, for each index segment.
+            maximum_seals: how many uploads the client makes for the task at most.
+        Raises:
+            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+        """
+        for is_weak, sentence in self._weaknesses(configuration, layout, tables, maximum_seals, now):
+            if is_weak:
+                raise InvalidParameters(
+                    f"this enclave is refused: {sentence}; change its configuration or this client's floors",
+                    reason=Reason.BELOW_FLOOR,
+                )
+
+    def _weaknesses(
+        self,
+        configuration: EnclaveConfiguration,
+        layout: Layout,
+        tables: Tables,
+        maximum_seals: int | None,
+        now: datetime,
+    ) -> Iterator[tuple[bool, str]]:
+        """Go through the rules one by one; what takes long is judged last, and of the client's own codebooks alone."""
+        entries = [table for run in configuration.tables for table in run]
+        yield configuration.suite not in self.suites, f"suite {configuration.suite} is not accepted"
+        least = configuration.minimum_cohort
+        yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
+        is_other = self.authority is not None and configuration.authority != self.authority
+        yield is_other, "clients are certified by another authority than this client's"
+        yield configuration.layout != layout, "its layout or codebooks are not those that this client encodes with"
+        length = sum(segment.length for segment in configuration.layout.segments)
+        yield length > self.maximum_length, f"its vectors are longer than {self.maximum_length}"
+        weight = configuration.maximum_weight
+        yield weight > self.maximum_weight, f"a client may weigh {weight}, above {self.maximum_weight}"
+        if configuration.index_segments:
+            is_histogram = configuration.form is ReleaseForm.HISTOGRAM and not self.histograms_accepted
+            yield is_histogram, "it releases histograms, which tell more than a decoded sum"
+            is_direct = configuration.accumulation is Accumulation.DIRECT and not self.direct_accepted
+            yield is_direct, "it counts in direct form, whose memory accesses tell indices in part"
+        is_other = bool(entries) and _encoded(configuration.tables) != _encoded(tables)
+        yield is_other, "its codebooks are not those that this client encodes with"
+        widest = max((table.largest.bit_length() + 1 for table in entries), default=0)
+        yield (
+            widest > self.maximum_codeword_bits,
+            f"an entry of a codebook has more than {self.maximum_codeword_bits} bits",
+        )
+        widest = max(segment.ring.modulus_bits for segment in configuration.released.segments)
+        yield (
+            widest > self.maximum_released_bits,
+            f"an element of what is released has more than {self.maximum_released_bits} bits",
+        )
+        yield configuration.expiry > now.timestamp() + MAXIMUM_LIFETIME_SECONDS, "its keys live longer than a day"
+        if self.privacy is not None:
+            yield configuration.noise is None, "it adds no noise"
+            spent = epsilon_of(configuration, self.privacy.delta, self.privacy.adjacency, releases=maximum_seals)
+            yield spent > self.privacy.epsilon, f"its noise does not keep epsilon to {self.privacy.epsilon}"
+
+
+def _encoded(tables: Tables) -> list[list[bytes]]:
+    return [[table.encode() for table in run] for run in tables]

@@ -1,0 +1,169 @@
+"""The host: an untrusted relay that sums masked vectors and carries sealed uploads to the enclave.
+
+It is trusted with nothing. Whatever it drops, delays, repeats or reorders, it gets one sum of at least the minimum
+cohort for each buffer, or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from threading import RLock
+from typing import Protocol
+
+import numpy as np
+
+from secagg.contract import Aggregate
+from secagg.errors import MalformedMessage, Misuse, Reason
+from secagg.layout import RingSegment
+from secagg.protocols.enclave.client import Upload
+from secagg.protocols.enclave.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.messages import BufferRelease, Receipt, SealedUpload
+from secagg.ring import RingVector, add_into, low_bits
+from secagg.wire import MessageKind, Reader
+
+
+class EnclaveConnection(Protocol):
+    """An enclave as its host reaches it: in the same process, or behind a socket."""
+
+    def open_buffer(self, version: int, model_digest: bytes) -> None:
+        """Begin to collect updates for a model."""
+        ...
+
+    def receive(self, message: bytes) -> int:
+        """Take the sealed part of an upload, and return the weight of its age."""
+        ...
+
+    def release(self) -> bytes:
+        """Release the open buffer, or return again what was released."""
+        ...
+
+    def give_up_buffer(self) -> None:
+        """Discard the open buffer."""
+        ...
+
+
+class Host:
+    """One server in front of one enclave; memory for one model, however many clients there are."""
+
+    def __init__(self, configuration: EnclaveConfiguration, enclave: EnclaveConnection) -> None:
+        """Stand in front of an enclave that runs this configuration."""
+        self.configuration = configuration
+        self._enclave = enclave
+        self._sums: list[RingVector] | None = None
+        self._lock = RLock()
+        """What the enclave has taken and what is added here are one step, from whichever thread uploads come."""
+
+    def open_buffer(self, version: int, model_digest: bytes) -> None:
+        """Begin to collect updates for a model, which every client of that version has to have."""
+        with self._lock:
+            self._enclave.open_buffer(version, model_digest)
+            self._sums = [segment.ring.zeros(segment.length) for segment in self.configuration.ring_segments]
+
+    def receive(self, message: bytes) -> None:
+        """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.
+
+        Raises:
+            PeerError: the upload does not decode, or the enclave does not take it; nothing has changed.
+        """
+        sealed, masked = split_upload(message, self.configuration)
+        vectors, position = list[RingVector](), 0
+        for segment in self.configuration.ring_segments:
+            end = position + segment.payload_bytes
+            vectors.append(segment.ring.unpack(masked[position:end], segment.length))
+            position = end
+        with self._lock:
+            sums = self._open_sums()
+            age_weight = self._enclave.receive(sealed)
+            for segment, total, vector in zip(self.configuration.ring_segments, sums, vectors, strict=True):
+                if age_weight != 1:
+                    # In place: nothing may fail between the enclave's taking an upload and its being added.
+                    np.multiply(vector, segment.ring.word.type(age_weight & low_bits(segment.modulus_bits)), out=vector)
+                add_into(total, vector)
+
+    def relay(self, upload: Upload) -> None:
+        """Relay the sealed part of an upload whose masked vectors another protocol sums.
+
+        Raises:
+            PeerError: the enclave does not take it.
+            Misuse: no buffer is open, or uploads of some age count more than once, which the other protocol's sum would
+                not know.
+        """
+        self._open_sums()
+        if set(self.configuration.staleness_weights) != {1}:
+            raise Misuse("another protocol sums every vector once; configure staleness_weights of 1 for two layers")
+        self._enclave.receive(upload.sealed.encode())
+
+    def release(self, sums: Sequence[RingVector] | None = None) -> tuple[Aggregate, Receipt]:
+        """Close the buffer, and return its sum with the enclave's receipt.
+
+        Args:
+            sums: of the masked vectors, where another protocol has summed them.
+        Raises:
+            ThresholdNotMet: the buffer holds fewer uploads than the minimum cohort.
+            PeerMisbehaved: one weight dominates the buffer, which is given up.
+        """
+        with self._lock:
+            return self._released(sums)
+
+    def _released(self, sums: Sequence[RingVector] | None) -> tuple[Aggregate, Receipt]:
+        configuration = self.configuration
+        release = BufferRelease.decode(self._enclave.release())
+        if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
+            raise MalformedMessage("what was released is not what its receipt is for", reason=Reason.NOT_CANONICAL)
+        released = Aggregate.decode(release.aggregate, configuration.released)
+        masked = iter(self._open_sums() if sums is None else sums)
+        values, parts = list(released.values), _parts_of(configuration)
+        for segment, position in zip(configuration.layout.segments, parts, strict=True):
+            if isinstance(segment, RingSegment):
+                values[position] = segment.ring.subtract(next(masked), released.values[position])
+        self._sums = None
+        return (
+            Aggregate(configuration.released, tuple(values), released.contributors, released.total_weight),
+            release.receipt,
+        )
+
+    def give_up_buffer(self) -> None:
+        """Discard the open buffer; its uploads are lost."""
+        with self._lock:
+            self._enclave.give_up_buffer()
+            self._sums = None
+
+    def _open_sums(self) -> list[RingVector]:
+        if self._sums is None:
+            raise Misuse("no buffer is open; call open_buffer first")
+        return self._sums
+
+
+def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, memoryview]:
+    """Take an upload apart into what is the enclave's and what is the host's.
+
+    Raises:
+        MalformedMessage: it is not of the configuration's lengths.
+        UnexpectedMessage: the enclave's part is no sealed upload.
+    """
+    reader = Reader(message, MessageKind.ENCLAVE_UPLOAD)
+    sealed = bytes(reader.view(reader.integer(8)))
+    # Relayed unread, a client's bytes could be another request, which only the host may make.
+    SealedUpload.decode(sealed, configuration)
+    masked = reader.rest()
+    due = sum(segment.payload_bytes for segment in configuration.ring_segments)
+    if len(masked) != due:
+        raise MalformedMessage(
+            f"the masked vectors of an upload have {due} bytes; got {len(masked)}",
+            reason=Reason.TRUNCATED if len(masked) < due else Reason.TRAILING_BYTES,
+        )
+    return sealed, masked
+
+
+def _parts_of(configuration: EnclaveConfiguration) -> list[int]:
+    """Return where in the released layout each segment of the upload's layout begins."""
+    positions, position, counted = list[int](), 0, 0
+    for segment in configuration.layout.segments:
+        positions.append(position)
+        if isinstance(segment, RingSegment) or not configuration.tables:
+            position += 1
+        else:
+            position += len(configuration.tables[counted])
+            counted += 1
+    return positions

@@ -1,0 +1,93 @@
+"""From what a platform wants to a configuration: noise in proportion to what it protects, and numbers that fit."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from fractions import Fraction
+from typing import Final
+
+from secagg.codewords import Tables
+from secagg.errors import InvalidParameters
+from secagg.identity import Authority
+from secagg.layout import IndexSegment, Layout
+from secagg.parameters import Suite
+from secagg.protocols.enclave.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.histogram import Accumulation
+from secagg.protocols.enclave.noise import NoiseKind
+from secagg.protocols.enclave.privacy import squared_sensitivities
+from secagg.protocols.enclave.sensitivity import Adjacency
+from secagg.ring import require_capacity
+
+DEFAULT_LIFETIME: Final = timedelta(hours=12)
+
+
+def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
+    *,
+    task: bytes,
+    layout: Layout,
+    tables: Tables = (),
+    capacity: int,
+    authority: Authority | None,
+    minimum_cohort: int,
+    maximum_cohort: int,
+    now: datetime,
+    lifetime: timedelta = DEFAULT_LIFETIME,
+    suite: Suite = Suite.HYBRID,
+    form: ReleaseForm = ReleaseForm.DECODED_SUM,
+    accumulation: Accumulation = Accumulation.OBLIVIOUS,
+    maximum_weight: int = 1,
+    staleness_weights: tuple[int, ...] = (1,),
+    noise_multiplier: Fraction | None = None,
+    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN,
+    l2_bounds: tuple[int, ...] = (),
+    releases_per_client: int = 1,
+    adjacency: Adjacency = Adjacency.REPLACE,
+) -> EnclaveConfiguration:
+    """Return a configuration for an enclave, or say which numbers do not fit.
+
+    Args:
+        layout: of the codec that clients encode with.
+        tables: the codebooks of that codec as integers, where it has any.
+        capacity: of that codec: the largest total weight whose sum stays in its rings.
+        authority: who certifies clients and is not the host; None needs noise.
+        minimum_cohort: how many uploads a release has at least.
+        maximum_cohort: how many a buffer takes at most.
+        now: when the configuration is made, with a time zone.
+        noise_multiplier: a release is as private as one Gaussian with this multiple of the sensitivity as its standard
+            deviation. Every released segment gets noise in proportion to its own sensitivity, and as many times the
+            variance as there are segments, because their losses add up.
+        l2_bounds: with noise, for each ring segment the largest norm of a client's own values in integer steps.
+        releases_per_client: with noise, in how many releases of the epoch one client may be.
+        adjacency: what the neighbour of a set of clients is: one client's values replaced, or by zeros.
+    Raises:
+        InvalidParameters: a number out of range, or tables that do not fit.
+        CapacityExceeded: a buffer could reach a weight above the capacity.
+    """
+    noise = None
+    if noise_multiplier is not None:
+        weight = maximum_weight * max(staleness_weights)
+        sensitivities = list(squared_sensitivities(layout, form, tables, weight, l2_bounds, adjacency))
+        if noise_multiplier <= 0:
+            raise InvalidParameters(f"noise_multiplier is positive; got {noise_multiplier}")
+        variances = tuple(noise_multiplier**2 * len(sensitivities) * squared for squared in sensitivities)
+        noise = Noise(
+            kind=noise_kind, variances=variances, l2_bounds=l2_bounds, releases_per_client=releases_per_client
+        )
+    has_indices = any(isinstance(segment, IndexSegment) for segment in layout.segments)
+    configuration = EnclaveConfiguration(
+        task=task,
+        suite=suite,
+        authority=NO_AUTHORITY if authority is None else authority.public_key,
+        layout=layout,
+        form=form,
+        tables=tables if has_indices and form is ReleaseForm.DECODED_SUM else (),
+        accumulation=accumulation,
+        minimum_cohort=minimum_cohort,
+        maximum_cohort=maximum_cohort,
+        maximum_weight=maximum_weight,
+        staleness_weights=staleness_weights,
+        noise=noise,
+        expiry=int((now + lifetime).timestamp()),
+    )
+    require_capacity(configuration.maximum_total_weight, capacity)
+    return configuration

@@ -1,0 +1,289 @@
+"""An enclave in another process, as its host reaches it: a thin relay that adds nothing and repeats nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Final, Self, TypeVar
+
+from secagg.errors import (
+    AuthenticationFailed,
+    InternalError,
+    MalformedMessage,
+    PeerError,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+    blaming,
+)
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId, Party, ServerId
+from secagg.layout import IndexSegment
+from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
+from secagg.protocols.enclave.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
+from secagg.protocols.enclave.process import (
+    MAXIMUM_DOCUMENT_BYTES,
+    MAXIMUM_OFFER_BYTES,
+    MAXIMUM_REQUEST_BYTES,
+    MAXIMUM_TEXT_BYTES,
+    MAXIMUM_WORD_BYTES,
+    REFUSALS,
+    SIMULATED,
+    VERSION_BYTES,
+    WEIGHT_BYTES,
+    encode_refusal,
+    receive_frame,
+    send_frame,
+)
+from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
+from secagg.wire import MessageKind, Reader, Writer, message_kind
+
+_SHORT_ANSWER_BYTES: Final = 1 << 21
+"""No answer but a release is longer: a refusal, or an offer with its evidence."""
+_ELEMENT_BYTES: Final = 8
+"""No element of an aggregate has more."""
+_REASONS: Final[dict[type[SecAggError], Reason]] = {
+    AuthenticationFailed: Reason.AUTHENTICATION_FAILED,
+    ThresholdNotMet: Reason.THRESHOLD_NOT_MET,
+    InternalError: Reason.INTERNAL_ERROR,
+}
+"""The errors that are raised for one reason only."""
+
+Answer = TypeVar("Answer")
+
+
+class EnclaveLost(ConnectionError):
+    """The process of an enclave cannot be reached any more, or does not answer as an enclave does.
+
+    It is no ``SecAggError``: no party of the protocol has sent anything wrong, and no upload is refused. The epoch is
+    gone, and its buffer with it.
+    """
+
+    def __init__(self, path: Path, cause: str) -> None:
+        super().__init__(
+            f"the enclave at {path} is lost ({cause}), and its epoch and buffer with it: nobody opens what was sealed "
+            "to it. Connect anew, as the only host, and start another epoch; clients verify that one, and seal to it "
+            "updates of newer models only"
+        )
+
+
+class RemoteEnclave:
+    """A connection to one trusted process, with the methods that a ``Host`` calls.
+
+    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows what was done, so the connection is
+    closed, by which the process ends the epoch.
+    """
+
+    def __init__(self, socket_path: Path, *, timeout: float | None = None) -> None:
+        """Connect; no epoch runs yet.
+
+        Args:
+            timeout: how many seconds the process may take to go on with an answer, a release included; None for any.
+        Raises:
+            OSError: nothing listens at the path; ``secagg enclave serve --socket PATH`` does.
+        """
+        self._path = socket_path
+        self._lock = Lock()
+        self._weights = frozenset[int]()
+        self._release_bytes = 0
+        self._is_lost = False
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._connection.settimeout(timeout)
+            self._connection.connect(str(socket_path))
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def start(self, configuration: EnclaveConfiguration) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
+        """Start an epoch, in place of one that runs, and return its offer with the evidence that vouches for it.
+
+        Raises:
+            SecAggError: as for ``Enclave``; no epoch runs then.
+            EnclaveLost: the process ended, or answered what it should not.
+        """
+
+        def read(answer: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
+            offer, evidence = decode_attested_offer(answer)
+            if offer.context != configuration.context:
+                raise MalformedMessage("the offer is for another configuration", reason=Reason.WRONG_SESSION)
+            return offer, evidence
+
+        started = self._ask(Writer(MessageKind.START_ENCLAVE).borrowed(configuration.encode()).finish(), read)
+        self._weights = frozenset(configuration.staleness_weights)
+        self._release_bytes = _largest_release(configuration)
+        return started
+
+    def open_buffer(self, version: int, model_digest: bytes) -> None:
+        """Begin to collect updates for a model.
+
+        Raises:
+            Misuse, PeerMisbehaved: as for ``Enclave.open_buffer``.
+        """
+        model = ModelStamp(version=version, digest=model_digest)
+        request = Writer(MessageKind.OPEN_BUFFER).integer(model.version, VERSION_BYTES)
+        self._ask(request.fixed(model.digest, DIGEST_BYTES).finish(), _read_done)
+
+    def receive(self, message: bytes) -> int:
+        """Take the sealed part of an upload, and return the weight of its age.
+
+        Raises:
+            PeerError, Misuse: as for ``Enclave.receive``; nothing has changed.
+            EnclaveLost: the upload was taken or not, and is lost in both cases; do not send it again.
+        """
+
+        def read(answer: bytes) -> int:
+            weight = _read_weight(answer)
+            if weight not in self._weights:
+                raise MalformedMessage("an upload counts what no age counts", reason=Reason.NOT_CANONICAL)
+            return weight
+
+        # The bytes are a client's. As another request they would do what only the host may ask for, and as a frame that
+        # is too long they would end the epoch for everybody.
+        with blaming(ServerId()):
+            Reader(message, MessageKind.SEALED_UPLOAD)
+            if len(message) > MAXIMUM_REQUEST_BYTES:
+                raise MalformedMessage(
+                    f"an upload of {len(message)} bytes is over the limit of {MAXIMUM_REQUEST_BYTES}",
+                    reason=Reason.LENGTH_OVER_LIMIT,
+                )
+        return self._ask(message, read)
+
+    def release(self) -> bytes:
+        """Release the open buffer, or return again what was released.
+
+        Raises:
+            ThresholdNotMet, PeerMisbehaved, Misuse: as for ``Enclave.release``.
+        """
+        return self._ask(Writer(MessageKind.RELEASE_BUFFER).finish(), _read_release, self._release_bytes)
+
+    def give_up_buffer(self) -> None:
+        """Discard the open buffer.
+
+        Raises:
+            Misuse: none is open.
+        """
+        self._ask(Writer(MessageKind.GIVE_UP_BUFFER).finish(), _read_done)
+
+    def destroy(self) -> None:
+        """End the epoch; another can be started."""
+        self._ask(Writer(MessageKind.DESTROY_ENCLAVE).finish(), _read_done)
+
+    def close(self) -> None:
+        """Close the connection, by which the process ends the epoch."""
+        self._is_lost = True
+        # The process sees the end even where a fork of this one holds the connection too.
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RemoteEnclave at {self._path}{', lost' if self._is_lost else ''}>"
+
+    def _ask(self, request: bytes, read: Callable[[bytes], Answer], limit: int = 0) -> Answer:
+        """Send a request and read its answer; raise what the enclave refused with, or that it is lost."""
+        with self._lock:
+            if self._is_lost:
+                raise EnclaveLost(self._path, "its connection was closed")
+            try:
+                send_frame(self._connection, request)
+                answer = receive_frame(self._connection, max(limit, _SHORT_ANSWER_BYTES))
+                if message_kind(answer) is not MessageKind.ENCLAVE_REFUSAL:
+                    return read(answer)
+                refusal = decode_refusal(answer)
+            except (OSError, PeerError) as error:
+                self.close()
+                raise EnclaveLost(self._path, str(error)) from error
+            except BaseException:
+                # The answer is still to come, and would be taken for that of the next request.
+                self.close()
+                raise
+        raise refusal
+
+
+def decode_attested_offer(message: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
+    """Read an offer and its evidence back; ``VerifiedEnclave`` says whether the one vouches for the other.
+
+    Raises:
+        MalformedMessage: anything that ``encode_attested_offer`` would not have written.
+    """
+    reader = Reader(message, MessageKind.ATTESTED_OFFER)
+    offer = EnclaveOffer.decode(reader.variable(MAXIMUM_OFFER_BYTES))
+    name, document = reader.variable(MAXIMUM_WORD_BYTES), reader.variable(MAXIMUM_DOCUMENT_BYTES)
+    reader.finish()
+    if name == SIMULATED.encode():
+        return offer, SimulatedEvidence(document)
+    try:
+        return offer, Evidence(EvidenceFormat(name.decode()), document)
+    except ValueError:
+        raise MalformedMessage("the evidence is of no known format", reason=Reason.NOT_CANONICAL) from None
+
+
+def decode_refusal(message: bytes) -> SecAggError:
+    """Read back the error that an enclave refused with.
+
+    Raises:
+        MalformedMessage: anything that ``encode_refusal`` would not have written.
+    """
+    reader = Reader(message, MessageKind.ENCLAVE_REFUSAL)
+    try:
+        kind = REFUSALS[reader.integer(1)]
+        reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
+        needed, present = reader.integer(8), reader.integer(8)
+        culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
+        # As when an error is unpickled: the constructors would compose the sentence anew.
+        error = kind.__new__(kind, sentence)
+        error.reason = Reason(reason)
+    except (IndexError, ValueError):
+        raise MalformedMessage("this is no refusal", reason=Reason.NOT_CANONICAL) from None
+    reader.finish()
+    if isinstance(error, PeerError):
+        error.culprits, error.round_name = culprits, None
+    if isinstance(error, UnexpectedMessage):
+        error.expected, error.received = expected, received
+    if isinstance(error, ThresholdNotMet):
+        error.needed, error.present, error.round_name = needed, present, None
+    if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
+        raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
+    return error
+
+
+def _read_party(reader: Reader) -> Party:
+    tag, number = reader.integer(1), reader.integer(CLIENT_ID_BYTES)
+    return (ClientId, ServerId)[tag](number)
+
+
+def _read_weight(answer: bytes) -> int:
+    reader = Reader(answer, MessageKind.ENCLAVE_DONE)
+    weight = reader.integer(WEIGHT_BYTES)
+    reader.finish()
+    return weight
+
+
+def _read_done(answer: bytes) -> None:
+    if _read_weight(answer):
+        raise MalformedMessage("only an upload has a weight", reason=Reason.NOT_CANONICAL)
+
+
+def _read_release(answer: bytes) -> bytes:
+    Reader(answer, MessageKind.BUFFER_RELEASE)
+    return answer
+
+
+def _largest_release(configuration: EnclaveConfiguration) -> int:
+    """Return a bound on the bytes of what is released."""
+    lengths = (
+        segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
+        for segment in configuration.released.segments
+    )
+    return _SHORT_ANSWER_BYTES + sum(_ELEMENT_BYTES * length for length in lengths)

@@ -1,0 +1,48 @@
+"""An enclave without hardware, for simulations and tests: the trusted part in the process of its host.
+
+It protects nobody from that host. Its evidence is of a type that no production policy judges, and a client accepts it
+only by choosing ``SimulatedJudge``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from secagg.entropy import Coins
+from secagg.protocols.enclave.attestation.refusals import refused
+from secagg.protocols.enclave.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.enclave import Enclave
+from secagg.protocols.enclave.verified_enclave import Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEvidence:
+    """What a simulated enclave offers as evidence; nobody vouches for it."""
+
+    binding: bytes
+
+
+class SimulatedEnclave(Enclave):
+    """The trusted part, run by whoever imports it."""
+
+    def __init__(self, configuration: EnclaveConfiguration, *, coins: Coins, threads: int = 1) -> None:
+        """Start an epoch in this process."""
+        super().__init__(configuration, coins=coins, quote=SimulatedEvidence, threads=threads)
+
+
+class SimulatedJudge:
+    """Accepts simulated evidence for the binding that it holds, and nothing else; for simulations and tests."""
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401, ARG002 -- the protocol's
+        """Compare the binding; there is nothing else to verify.
+
+        Raises:
+            PeerMisbehaved: with reason ``attestation_refused``.
+        """
+        if type(evidence) is not SimulatedEvidence:
+            raise refused(f"{type(evidence).__name__} is judged by a HardwareJudge, not by a simulation's")
+        if evidence.binding != binding:
+            raise refused("it is bound to other keys, another epoch or another configuration")
+        return Judgement("simulated enclave, which protects nobody", datetime.max.replace(tzinfo=UTC))

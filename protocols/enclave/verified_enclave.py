@@ -1,0 +1,142 @@
+"""An enclave that a client has reason to seal to: evidence, policy and binding have passed, or there is no object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason
+from secagg.hpke import sealing_key
+from secagg.identifiers import ServerId
+from secagg.identity import IDENTITY_KEY_BYTES, verify_signature
+from secagg.labels import Label
+from secagg.protocols.enclave.attestation import Collateral, Policy, Verifier
+from secagg.protocols.enclave.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.messages import EPOCH_BYTES, EnclaveOffer, Receipt
+from secagg.secret import Confined, Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a judge found: which program runs, and until when that was established."""
+
+    program: str
+    not_after: datetime
+
+
+class Judge(Protocol):
+    """Decides whether evidence vouches for a binding: ``HardwareJudge``, or in simulations one that says so."""
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
+        """Accept the evidence, or raise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareJudge:
+    """Accepts what a hardware vendor vouches for and the client's own policy pins."""
+
+    policy: Policy
+    verifier: Verifier
+    collateral: Collateral = None
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
+        """Verify the evidence, and hold it to the policy.
+
+        Raises:
+            MalformedMessage, PeerMisbehaved, InvalidParameters: as for ``Verifier.verify`` and ``Policy.check``.
+        """
+        claims = self.verifier.verify(evidence, self.collateral, now)
+        self.policy.check(claims, binding)
+        registers = ", ".join(f"{name} {value.hex()[:16]}" for name, value in sorted(claims.measurement.items()))
+        return Judgement(f"{claims.format}: {registers}", claims.not_after)
+
+
+class VerifiedEnclave(Confined):
+    """The keys of an enclave that passed; making one is verifying it.
+
+    It cannot be pickled: another process verifies for itself. It is checked again whenever something is sealed to it.
+    """
+
+    __slots__ = ("_key", "configuration", "not_after", "offer", "program")
+
+    def __init__(
+        self,
+        offer: EnclaveOffer,
+        evidence: Any,  # noqa: ANN401 -- the judge knows which it takes
+        *,
+        configuration: EnclaveConfiguration,
+        judge: Judge,
+        now: datetime,
+    ) -> None:
+        """Verify that the evidence vouches for the offer, and that the offer is for this configuration.
+
+        Args:
+            configuration: as the client fixed or checked it; its digest is computed here and never taken from an offer.
+            judge: a ``HardwareJudge`` in production.
+            now: the client's own time, with a time zone.
+        Raises:
+            PeerMisbehaved: the offer is for another configuration, has expired, or the evidence does not pass.
+            MalformedMessage: a key of the offer is none.
+        """
+        if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):
+            raise Misuse("an enclave is verified by its EnclaveOffer and the client's own EnclaveConfiguration")
+        if offer.context != configuration.context:
+            raise PeerMisbehaved(
+                "the enclave runs another configuration than this client accepts; compare the two field by field",
+                reason=Reason.WRONG_SESSION,
+                culprits={ServerId()},
+            )
+        if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
+            raise Misuse("an offer is what EnclaveOffer.decode returns")
+        judgement = judge.judge(evidence, offer.binding, now)
+        self.offer = offer
+        self.configuration = configuration
+        self.program = judgement.program
+        expiry = datetime.fromtimestamp(configuration.expiry, UTC)
+        self.not_after = min(judgement.not_after, expiry)
+        """Nothing is sealed after this."""
+        self._key = sealing_key(configuration.suite, offer.sealing_key, culprits={ServerId()})
+        self.require_current(now)
+
+    def require_current(self, now: datetime) -> None:
+        """Refuse to go on with an enclave whose evidence or configuration has run out.
+
+        Raises:
+            PeerMisbehaved: with reason ``attestation_refused``.
+            Misuse: the time has no time zone.
+        """
+        if type(now) is not datetime or now.utcoffset() is None:
+            raise Misuse("the time is a datetime with a time zone")
+        if now >= self.not_after:
+            raise PeerMisbehaved(
+                f"the enclave was verified until {self.not_after:%Y-%m-%d %H:%M} UTC; fetch a new epoch's evidence",
+                reason=Reason.ATTESTATION_REFUSED,
+                culprits={ServerId()},
+            )
+
+    def seal(self, secret: Secret, info: bytes, now: datetime) -> bytes:
+        """Seal a secret to the enclave, if it is still the one that was verified.
+
+        Raises:
+            PeerMisbehaved: with reason ``attestation_refused``; nothing was sealed.
+        """
+        self.require_current(now)
+        return self._key.seal(secret, info)
+
+    def verify_receipt(self, receipt: Receipt) -> None:
+        """Check that this enclave signed a receipt.
+
+        Raises:
+            AuthenticationFailed: it did not, or the receipt is of another epoch or configuration.
+        """
+        if (receipt.context, receipt.epoch) != (self.offer.context, self.offer.epoch):
+            raise AuthenticationFailed(culprits={ServerId()})
+        parts = receipt.signed_parts()
+        verify_signature(
+            self.offer.receipt_key, receipt.signature, Label.ENCLAVE_RECEIPT, *parts, culprits={ServerId()}
+        )
+
+    def __repr__(self) -> str:
+        return f"<VerifiedEnclave {self.program}, until {self.not_after:%Y-%m-%d %H:%M} UTC>"

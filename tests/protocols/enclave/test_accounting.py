@@ -1,0 +1,246 @@
+"""Losses against divergences and tail sums that are computed here from the distributions."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from math import exp, lgamma, log, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.protocols.enclave import accounting
+from secagg.protocols.enclave.accounting import ReleasePart, epsilon, skellam_loss
+from secagg.protocols.enclave.noise import NoiseKind
+
+Pmf = npt.NDArray[np.float64]
+GAUSSIAN, SKELLAM = NoiseKind.DISCRETE_GAUSSIAN, NoiseKind.SKELLAM
+KINDS = pytest.mark.parametrize("kind", list(NoiseKind), ids=lambda kind: kind.name.lower())
+
+
+@pytest.fixture(autouse=True)
+def dp_accounting() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+
+
+def part(l2_squared: int, variance: Fraction | int, l1: int | None = None) -> ReleasePart:
+    return ReleasePart(l2_squared=l2_squared, l1=l1, variance=Fraction(variance))
+
+
+@cache
+def pmf(kind: NoiseKind, variance: float) -> tuple[int, Pmf]:
+    """Return how far a table of probabilities reaches to either side, and the table."""
+    reach = int(60 + 30 * sqrt(variance))
+    k = np.arange(-reach, reach + 1)
+    if kind is GAUSSIAN:
+        weights = np.exp(-(k**2) / (2 * variance))
+        return reach, weights / weights.sum()
+    logs = np.array([-variance / 2 + j * log(variance / 2) - lgamma(j + 1) for j in range(2 * reach + 1)])
+    poisson = np.exp(logs)
+    middle = poisson.size - 1
+    return reach, np.convolve(poisson, poisson[::-1])[middle - reach : middle + reach + 1]
+
+
+def shifted(kind: NoiseKind, variance: float, shift: int) -> tuple[Pmf, Pmf]:
+    """Return the distributions of noise and of noise moved by ``shift``, where both tables reach."""
+    _, table = pmf(kind, variance)
+    return (table[shift:], table[: table.size - shift]) if shift else (table, table)
+
+
+def renyi(kind: NoiseKind, variance: float, shift: int, order: int) -> float:
+    left, right = shifted(kind, variance, shift)
+    # A value that one table holds only as zero has too small a probability to matter at these orders.
+    both = (left > 1e-290) & (right > 1e-290)
+    return float(np.log(np.exp(order * np.log(left[both]) - (order - 1) * np.log(right[both])).sum()) / (order - 1))
+
+
+def least_delta(kind: NoiseKind, variance: float, shifts: list[int], bound: float) -> float:
+    """Return the exact delta at an epsilon, for a vector that moves by ``shifts``: the hockey-stick divergence."""
+    left, right = np.ones(1), np.ones(1)
+    for shift in shifts:
+        one, other = shifted(kind, variance, shift)
+        left, right = np.outer(left, one).ravel(), np.outer(right, other).ravel()
+    return float(np.maximum(left - exp(bound) * right, 0).sum())
+
+
+# --- Skellam ----------------------------------------------------------------------------------------------------------
+
+
+def test_skellam_loss_is_the_formula_of_the_paper() -> None:
+    # a D2^2 / (2 v), and the lesser of ((2 a - 1) D2^2 + 6 D1) / (4 v^2) and 3 D1 / (2 v).
+    assert skellam_loss(3, part(8, 10, l1=4)) == pytest.approx(3 * 8 / 20 + (5 * 8 + 24) / 400, rel=1e-12)
+    assert skellam_loss(50, part(8, 10, l1=4)) == pytest.approx(50 * 8 / 20 + 12 / 20, rel=1e-12)
+    assert skellam_loss(2, part(9, Fraction(1, 4), l1=3)) == pytest.approx(2 * 9 * 2 + 9 * 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("variance", [1, 4, 25, 400])
+@pytest.mark.parametrize("order", [2, 3, 8, 20])
+def test_skellam_loss_bounds_the_divergence_and_is_near_it(variance: int, order: int) -> None:
+    for shift in (1, 2, 5):
+        exact = renyi(SKELLAM, variance, shift, order)
+        bound = skellam_loss(order, part(shift**2, variance, l1=shift))
+        assert exact <= bound
+        if variance >= 25 and order * shift <= 16:
+            assert bound <= 1.15 * exact
+
+
+@pytest.mark.parametrize("shifts", [[1, 1, 1], [1, 2], [3, 1, 1, 1]])
+def test_skellam_loss_bounds_the_divergence_of_vectors(shifts: list[int]) -> None:
+    for order in (2, 5, 12):
+        exact = sum(renyi(SKELLAM, 9, shift, order) for shift in shifts)
+        squared, absolute = sum(shift**2 for shift in shifts), sum(shifts)
+        known, unknown = (skellam_loss(order, part(squared, 9, l1=l1)) for l1 in (absolute, None))
+        assert exact <= known <= unknown
+
+
+def test_an_l1_sensitivity_is_at_most_the_square_of_that_in_l2() -> None:
+    assert part(5, 1).l1_bound == 5
+    assert part(5, 1, l1=3).l1_bound == 3
+    assert part(5, 1, l1=70).l1_bound == 5
+
+
+def test_skellam_tends_to_the_gaussian() -> None:
+    """With a multiplier of 2 throughout, the correction vanishes like the inverse of the variance."""
+    excess = list[float]()
+    for squared in (1, 10, 100, 10_000, 10**8):
+        gaussian, skellam = (epsilon(kind, [part(squared, 4 * squared)], 10, 1e-6) for kind in (GAUSSIAN, SKELLAM))
+        excess.append(skellam / gaussian - 1)
+    assert excess == sorted(excess, reverse=True)
+    assert 0 <= excess[-1] < 1e-3
+    assert excess[0] > 0.01
+
+
+@pytest.mark.parametrize("order", [1, 0, 1.5, True])
+def test_skellam_loss_is_for_whole_orders_above_one(order: Any) -> None:
+    with pytest.raises(InvalidParameters, match="whole orders"):
+        skellam_loss(order, part(1, 1))
+
+
+# --- Epsilon ----------------------------------------------------------------------------------------------------------
+
+TABLE: dict[Fraction, tuple[float, float, float, float]] = {
+    Fraction(1, 2): (11.7, 51.8, 302.7, 2329.0),
+    Fraction(1): (5.23, 20.6, 100.7, 663.4),
+    Fraction(2): (2.42, 8.85, 37.5, 205.9),
+    Fraction(4): (1.15, 4.02, 15.4, 71.2),
+    Fraction(8): (0.55, 1.88, 6.74, 27.4),
+}
+"""Epsilon at delta 10^-6 after 1, 10, 100 and 1000 releases, for noise multipliers; rounded up."""
+
+
+@pytest.mark.parametrize("multiplier", TABLE)
+def test_epsilon_of_the_discrete_gaussian_is_that_of_the_published_table(multiplier: Fraction) -> None:
+    squared = 123_456
+    for releases, published in zip((1, 10, 100, 1000), TABLE[multiplier], strict=True):
+        found = epsilon(GAUSSIAN, [part(squared, multiplier**2 * squared)], releases, 1e-6)
+        assert 0.985 * published <= found <= published
+
+
+@pytest.mark.parametrize("squared", [1, 100, 10**6])
+def test_epsilon_depends_on_the_multiplier_alone_for_the_discrete_gaussian(squared: int) -> None:
+    assert epsilon(GAUSSIAN, [part(squared, squared)], 1, 1e-6) == pytest.approx(
+        epsilon(GAUSSIAN, [part(7, 7)], 1, 1e-6), rel=1e-9
+    )
+
+
+@KINDS
+@pytest.mark.parametrize("shifts", [[1], [2], [3], [1, 1], [2, 1]])
+@pytest.mark.parametrize("variance", [1, 4, 9])
+def test_epsilon_holds_exactly_for_small_releases(kind: NoiseKind, shifts: list[int], variance: int) -> None:
+    squared = sum(shift**2 for shift in shifts)
+    for delta in (1e-3, 1e-6):
+        bound = epsilon(kind, [part(squared, variance, l1=sum(shifts))], 1, delta)
+        assert least_delta(kind, variance, shifts, bound) <= delta
+        if (kind, variance) != (SKELLAM, 1):
+            # It is no empty bound either: at half of it, delta does not hold.
+            assert least_delta(kind, variance, shifts, bound / 2) > delta
+
+
+@KINDS
+def test_releases_are_charged_each(kind: NoiseKind) -> None:
+    """Two releases cost what one of two parts does, and what one of twice the squared sensitivity does."""
+    once, twice = part(100, 400), part(200, 400)
+    two = epsilon(kind, [once], 2, 1e-6)
+    assert two == pytest.approx(epsilon(kind, [once, once], 1, 1e-6), rel=1e-9)
+    assert two == pytest.approx(epsilon(kind, [twice], 1, 1e-6), rel=1e-9)
+    costs = [epsilon(kind, [once], releases, 1e-6) for releases in (1, 2, 10, 100, 1000)]
+    assert all(less < more for less, more in pairwise(costs))
+
+
+@KINDS
+def test_more_noise_and_more_delta_cost_less(kind: NoiseKind) -> None:
+    by_noise = [epsilon(kind, [part(100, variance)], 5, 1e-6) for variance in (50, 100, 10**4, 10**6)]
+    by_delta = [epsilon(kind, [part(100, 100)], 5, delta) for delta in (1e-12, 1e-9, 1e-6, 1e-3)]
+    for costs in (by_noise, by_delta):
+        assert all(more > less for more, less in pairwise(costs))
+
+
+def test_parts_with_their_own_noise_cost_what_the_sum_of_their_losses_does() -> None:
+    parts = [part(100, 200), part(9, 18), part(0, 5)]
+    assert epsilon(GAUSSIAN, parts, 3, 1e-6) == pytest.approx(epsilon(GAUSSIAN, [part(1, 1)], 3, 1e-6), rel=1e-9)
+    assert epsilon(SKELLAM, parts, 3, 1e-6) > epsilon(SKELLAM, parts[:1], 3, 1e-6)
+
+
+def test_tiny_and_huge_losses_are_converted_at_orders_that_suit_them() -> None:
+    # The conversion without its last terms, at its best order: rho + 2 sqrt(rho log(1 / delta)).
+    for variance, releases in ((10**9, 1), (1, 10**5)):
+        rho = releases / (2 * variance)
+        found = epsilon(GAUSSIAN, [part(1, variance)], releases, 1e-6)
+        assert 0.3 * (rho + 2 * sqrt(rho * log(1e6))) < found < rho + 2 * sqrt(rho * log(1e6))
+
+
+@KINDS
+def test_nothing_that_depends_on_a_client_costs_nothing(kind: NoiseKind) -> None:
+    assert epsilon(kind, [part(0, 1)], 10, 1e-6) == pytest.approx(0, abs=1e-6)
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("releases", "delta"), [(0, 1e-6), (1.0, 1e-6), (True, 1e-6), (1, 0), (1, 1), (1, -1e-6), (1, float("nan"))]
+)
+def test_numbers_out_of_range_are_refused(kind: NoiseKind, releases: Any, delta: Any) -> None:
+    with pytest.raises(InvalidParameters):
+        epsilon(kind, [part(1, 1)], releases, delta)
+
+
+def test_noise_that_cannot_be_drawn_is_not_accounted_for() -> None:
+    with pytest.raises(InvalidParameters, match="SKELLAM"):
+        epsilon(SKELLAM, [part(1, 1 << 40)], 1, 1e-6)
+    with pytest.raises(InvalidParameters, match="DISCRETE_GAUSSIAN"):
+        epsilon(GAUSSIAN, [part(1, Fraction(1, 17))], 1, 1e-6)
+    with pytest.raises(InvalidParameters, match="at least one part"):
+        epsilon(GAUSSIAN, [], 1, 1e-6)
+    kind: Any = 2
+    with pytest.raises(Misuse):
+        epsilon(kind, [part(1, 1)], 1, 1e-6)
+
+
+@pytest.mark.parametrize(("l2_squared", "l1"), [(-1, None), (1.0, None), (4, 1), (4, -2), (4, 2.0)])
+def test_sensitivities_that_cannot_be_are_refused(l2_squared: Any, l1: Any) -> None:
+    with pytest.raises(InvalidParameters):
+        ReleasePart(l2_squared=l2_squared, l1=l1, variance=Fraction(1))
+
+
+@KINDS
+@pytest.mark.parametrize("missing", ["dp_accounting", "dp_accounting.rdp"])
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, kind: NoiseKind, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    if (kind, missing) == (SKELLAM, "dp_accounting"):
+        monkeypatch.delitem(sys.modules, "dp_accounting.rdp", raising=False)
+    with pytest.raises(InvalidParameters, match=r"secagg\[dp\]") as caught:
+        epsilon(kind, [part(1, 1)], 1, 1e-6)
+    assert caught.value.reason is Reason.BACKEND_MISSING
+
+
+def test_the_extra_is_not_needed_to_import_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert "epsilon" in runpy.run_path(accounting.__file__)

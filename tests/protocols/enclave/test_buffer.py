@@ -1,0 +1,498 @@
+"""Who may be in which sum: every call in every state, every rule, and a naive model beside the class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.enclave.buffer import BufferState, Entry, ReleaseRules
+from secagg.protocols.enclave.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
+from secagg.protocols.enclave.noise import NoiseKind
+
+CLOSED, OPEN, DESTROYED = BufferState
+TABLE = (3, 2)
+CLIENT, HOST = ClientId(7), ServerId()
+
+
+def configuration(**changes: Any) -> EnclaveConfiguration:
+    fields: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.CLASSIC,
+        "authority": b"a" * 32,
+        "layout": Layout((RingSegment(20, 6),)),
+        "minimum_cohort": 2,
+        "maximum_cohort": 4,
+        "maximum_weight": 5,
+        "staleness_weights": TABLE,
+        "expiry": 1 << 31,
+    }
+    return EnclaveConfiguration(**(fields | changes))
+
+
+def noised(releases: int, **changes: Any) -> EnclaveConfiguration:
+    noise = Noise(
+        kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction(1),), l2_bounds=(9,), releases_per_client=releases
+    )
+    return configuration(**({"noise": noise, "maximum_weight": 1} | changes))
+
+
+def entry(client: int = 7, *, upload: int | None = None, version: int = 5, digest: bytes = bytes(32)) -> Entry:
+    number = client if upload is None else upload
+    return Entry(ClientId(client), number.to_bytes(16, "big"), version, digest)
+
+
+def rules(*, version: int | None = 5, made: EnclaveConfiguration | None = None) -> ReleaseRules:
+    started = ReleaseRules(made or configuration())
+    if version is not None:
+        started.open(version, bytes(32))
+    return started
+
+
+def take(kept: ReleaseRules, taken: Entry, weight: int = 1) -> None:
+    """Do what an enclave does with an upload that opens."""
+    age = kept.staleness_weight(taken)
+    kept.require_weight(weight, taken.client)
+    kept.enter(taken, weight * age, age)
+
+
+def remembered(kept: ReleaseRules) -> Any:
+    return {name: copy.deepcopy(value) for name, value in vars(kept).items() if name != "_configuration"}
+
+
+def is_refused(
+    kept: ReleaseRules, call: Callable[[], object], kind: type[SecAggError], reason: Reason | None = None
+) -> SecAggError:
+    """Check that a call is refused in this way, and that the rules remember exactly what they did before."""
+    before = remembered(kept)
+    with pytest.raises(SecAggError) as caught:
+        call()
+    assert type(caught.value) is kind, str(caught.value)
+    assert reason in (None, caught.value.reason)
+    assert remembered(kept) == before
+    return caught.value
+
+
+# --- Every call in every state ----------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[ReleaseRules], object]] = {
+    "open": lambda kept: kept.open(9, bytes(32)),
+    "buffer": lambda kept: kept.buffer,
+    "staleness_weight": lambda kept: kept.staleness_weight(entry()),
+    "enter": lambda kept: kept.enter(entry(), 3, 3),
+    "require_releasable": lambda kept: kept.require_releasable(),
+    "close": lambda kept: kept.close(),
+    "destroy": lambda kept: kept.destroy(),
+}
+ALLOWED = {
+    CLOSED: {"open": OPEN, "destroy": DESTROYED},
+    OPEN: {"buffer": OPEN, "staleness_weight": OPEN, "enter": OPEN, "close": CLOSED, "destroy": DESTROYED},
+    DESTROYED: {"destroy": DESTROYED},
+}
+
+
+def in_state(state: BufferState) -> ReleaseRules:
+    kept = rules(version=5 if state is OPEN else None)
+    if state is DESTROYED:
+        kept.destroy()
+    return kept
+
+
+@pytest.mark.parametrize("state", BufferState)
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_in_every_state(state: BufferState, call: str) -> None:
+    kept = in_state(state)
+    if call in ALLOWED[state]:
+        CALLS[call](kept)
+        assert kept.state is ALLOWED[state][call]
+    elif (state, call) == (OPEN, "require_releasable"):
+        is_refused(kept, lambda: CALLS[call](kept), ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+    else:
+        is_refused(kept, lambda: CALLS[call](kept), Misuse, Reason.API_MISUSE)
+
+
+def test_an_epoch_that_has_ended_stays_ended() -> None:
+    kept = rules()
+    kept.destroy()
+    is_refused(kept, lambda: kept.open(6, bytes(32)), Misuse)
+    kept.destroy()
+    assert kept.state is DESTROYED
+
+
+# --- Each rule --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 1, (1 << 64) - 1])
+def test_a_buffer_opens_for_any_version(version: int) -> None:
+    assert rules(version=version).buffer.version == version
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 64, True, 1.0, None])
+def test_a_version_is_an_integer_of_64_bits(version: Any) -> None:
+    kept = rules(version=None)
+    is_refused(kept, lambda: kept.open(version, bytes(32)), Misuse)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_versions_grow(version: int) -> None:
+    kept = rules()
+    kept.close()
+    error = is_refused(kept, lambda: kept.open(version, bytes(32)), PeerMisbehaved, Reason.WRONG_SESSION)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {HOST}
+    kept.open(6, bytes(32))
+
+
+@pytest.mark.parametrize(("version", "weight"), [(5, 3), (4, 2)])
+def test_the_weight_of_an_age_is_the_tables(version: int, weight: int) -> None:
+    kept, before = rules(), remembered(rules())
+    assert kept.staleness_weight(entry(version=version)) == weight
+    assert remembered(kept) == before, "asking changes nothing"
+
+
+REFUSED: dict[str, tuple[Entry, Reason, set[Any]]] = {
+    "the same upload": (entry(1, upload=1), Reason.REPLAYED, {ClientId(1), HOST}),
+    "a second upload of one model": (entry(1, upload=99), Reason.ALREADY_ANSWERED, {ClientId(1)}),
+    "a client of this buffer": (entry(1, upload=99, version=4), Reason.ALREADY_ANSWERED, {ClientId(1), HOST}),
+    "too old": (entry(version=3), Reason.STALE_UPDATE, {CLIENT, HOST}),
+    "too new": (entry(version=6), Reason.STALE_UPDATE, {CLIENT, HOST}),
+    "another model": (entry(digest=b"m" * 32), Reason.MODEL_MISMATCH, {CLIENT, HOST}),
+    "another model that nobody announced": (entry(version=4, digest=b"m" * 32), Reason.MODEL_MISMATCH, set()),
+}
+
+
+@pytest.mark.parametrize(("refused", "reason", "culprits"), REFUSED.values(), ids=REFUSED.keys())
+def test_an_upload_that_breaks_a_rule_is_refused(refused: Entry, reason: Reason, culprits: set[Any]) -> None:
+    kept = rules()
+    take(kept, entry(1))
+    take(kept, entry(2, version=4))
+    error = is_refused(kept, lambda: kept.staleness_weight(refused), PeerMisbehaved, reason)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == culprits
+    take(kept, entry())
+
+
+def test_an_upload_id_belongs_to_its_client() -> None:
+    """Otherwise a corrupt client would use up the id that it saw another one send."""
+    kept = rules()
+    take(kept, entry(9, upload=1))
+    take(kept, entry(1, upload=1))
+    for client in (9, 1):
+        again = entry(client, upload=1)
+        is_refused(kept, partial(kept.staleness_weight, again), PeerMisbehaved, Reason.REPLAYED)
+    assert kept.buffer.contributors == 2
+
+
+def test_the_host_fixes_the_model_and_no_client_does() -> None:
+    kept = rules(version=None)
+    kept.open(5, b"h" * 32)
+    error = is_refused(kept, lambda: kept.staleness_weight(entry(1)), PeerMisbehaved, Reason.MODEL_MISMATCH)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {ClientId(1), HOST}
+    for client in (1, 2):
+        take(kept, entry(client, digest=b"h" * 32))
+
+
+def test_a_model_that_was_announced_is_remembered_when_it_is_old() -> None:
+    kept = rules(version=None)
+    kept.open(5, b"h" * 32)
+    kept.close()
+    kept.open(6, b"i" * 32)
+    for wrong in (entry(1), entry(1, version=6, digest=b"h" * 32)):
+        error = is_refused(kept, partial(kept.staleness_weight, wrong), PeerMisbehaved, Reason.MODEL_MISMATCH)
+        assert isinstance(error, PeerMisbehaved)
+        assert error.culprits == {ClientId(1), HOST}
+    take(kept, entry(1, digest=b"h" * 32))
+    take(kept, entry(2, version=6, digest=b"i" * 32))
+
+
+def test_without_an_authority_whatever_is_signed_can_be_the_hosts_doing() -> None:
+    """It signs in any client's name, so that no client is blamed alone."""
+    kept = rules(made=noised(9, authority=NO_AUTHORITY))
+    assert kept.signer(CLIENT) == {CLIENT, HOST}
+    assert rules().signer(CLIENT) == {CLIENT}
+    take(kept, entry(1))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: kept.staleness_weight(entry(1, upload=99)),
+        lambda: kept.require_weight(2, ClientId(1)),
+    )
+    for call in calls:
+        error = is_refused(kept, call, PeerMisbehaved)
+        assert isinstance(error, PeerMisbehaved)
+        assert error.culprits == {ClientId(1), HOST}
+
+
+def test_a_full_buffer_takes_nobody() -> None:
+    kept = rules()
+    for client in range(4):
+        take(kept, entry(client))
+    error = is_refused(kept, lambda: kept.staleness_weight(entry(4)), PeerMisbehaved, Reason.BUFFER_FULL)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {HOST}
+
+
+@pytest.mark.parametrize("ended", ["released", "given up"])
+def test_what_was_seen_is_remembered_over_buffers(ended: str) -> None:
+    kept = rules()
+    take(kept, entry(1))
+    take(kept, entry(2))
+    if ended == "released":
+        kept.require_releasable()
+    kept.close()
+    kept.open(6, bytes(32))
+    is_refused(kept, lambda: kept.staleness_weight(entry(1, upload=1, version=6)), PeerMisbehaved, Reason.REPLAYED)
+    second = entry(1, upload=50)
+    is_refused(kept, lambda: kept.staleness_weight(second), PeerMisbehaved, Reason.ALREADY_ANSWERED)
+    other = entry(3, digest=b"m" * 32)
+    is_refused(kept, lambda: kept.staleness_weight(other), PeerMisbehaved, Reason.MODEL_MISMATCH)
+    take(kept, entry(1, upload=51, version=6))
+    take(kept, entry(3))
+
+
+@pytest.mark.parametrize("releases", [1, 3])
+def test_a_client_is_in_as_many_releases_as_its_budget(releases: int) -> None:
+    kept = rules(version=None, made=noised(releases))
+    for version in range(releases):
+        kept.open(version, bytes(32))
+        take(kept, entry(7, upload=version, version=version))
+        kept.close()
+    kept.open(releases, bytes(32))
+    last = entry(7, upload=99, version=releases)
+    error = is_refused(kept, lambda: kept.staleness_weight(last), PeerMisbehaved, Reason.BUDGET_SPENT)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {CLIENT, HOST}
+    take(kept, entry(8, version=releases))
+
+
+def test_without_noise_there_is_no_budget() -> None:
+    kept = rules(version=None)
+    for version in range(20):
+        kept.open(version, bytes(32))
+        take(kept, entry(7, upload=version, version=version))
+        kept.close()
+
+
+@pytest.mark.parametrize("weight", [0, 6, -1])
+def test_a_weight_lies_in_its_range(weight: int) -> None:
+    kept = rules()
+    error = is_refused(kept, lambda: kept.require_weight(weight, CLIENT), PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {CLIENT}
+    assert str(weight) not in str(error).replace("1..5", "")
+    for allowed in (1, 5):
+        kept.require_weight(allowed, CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_even"), [([1, 1], True), ([2, 1], False), ([2, 1, 1], True), ([3, 1, 1], False), ([5, 5], True)]
+)
+def test_the_weight_rule_is_tight(weights: list[int], is_even: bool) -> None:  # noqa: FBT001 -- what is expected
+    kept = rules(made=configuration(staleness_weights=(1,)))
+    for client, weight in enumerate(weights):
+        take(kept, entry(client), weight)
+    assert (kept.buffer.total_weight, kept.buffer.largest_weight) == (sum(weights), max(weights))
+    if is_even:
+        kept.require_releasable()
+        assert kept.state is OPEN, "the enclave closes it when it has the sum"
+        return
+    with pytest.raises(PeerMisbehaved) as caught:
+        kept.require_releasable()
+    assert caught.value.reason is Reason.WEIGHTS_UNEVEN
+    assert caught.value.culprits == frozenset()
+    assert kept.state is CLOSED
+
+
+@pytest.mark.parametrize(
+    ("versions", "table", "fewest"),
+    [
+        ([5, 5, 4, 4], (3, 2), None),
+        ([5, 5], (3, 2), None),
+        ([4, 4], (3, 2), None),
+        ([5, 5, 4], (3, 2), 1),
+        ([4, 5, 4, 4], (3, 2), 1),
+        ([5, 4], (3, 2), 1),
+        ([5, 4, 3, 3], (3, 3, 2), None),
+        ([5, 4, 3], (3, 3, 2), 1),
+        ([5, 3], (3, 2, 3), None),
+    ],
+)
+def test_without_noise_there_are_enough_of_each_weight_of_age(
+    versions: list[int], table: tuple[int, ...], fewest: int | None
+) -> None:
+    kept = rules(made=configuration(staleness_weights=table))
+    for client, version in enumerate(versions):
+        take(kept, entry(client, version=version))
+    if fewest is None:
+        kept.require_releasable()
+        return
+    error = is_refused(kept, kept.require_releasable, ThresholdNotMet)
+    assert isinstance(error, ThresholdNotMet)
+    assert (error.needed, error.present) == (2, fewest)
+    assert "uploads of each weight of age" in str(error)
+
+
+def test_a_buffer_that_lacks_uploads_of_one_age_waits_for_them() -> None:
+    kept = rules()
+    for client, version in ((1, 5), (2, 5), (3, 4)):
+        take(kept, entry(client, version=version))
+    for _ in range(3):
+        is_refused(kept, kept.require_releasable, ThresholdNotMet)
+    take(kept, entry(4, version=4))
+    kept.require_releasable()
+
+
+def test_with_noise_one_upload_of_an_age_is_hidden_by_it() -> None:
+    kept = rules(made=noised(1))
+    for client, version in ((1, 5), (2, 5), (3, 4)):
+        take(kept, entry(client, version=version))
+    kept.require_releasable()
+
+
+# --- A model beside it ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Naive:
+    """The same decisions, by going through everything that ever happened."""
+
+    made: EnclaveConfiguration
+    history: list[tuple[int, Entry, int]] = field(default_factory=list[tuple[int, Entry, int]])
+    """For each upload that was taken: the number of its buffer, the upload, and its whole weight."""
+    opened: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    state: BufferState = CLOSED
+
+    def open(self, version: int, digest: bytes) -> Reason | None:
+        if self.state is not CLOSED:
+            return Reason.API_MISUSE
+        if any(version <= earlier for earlier, _ in self.opened):
+            return Reason.WRONG_SESSION
+        self.opened.append((version, digest))
+        self.state = OPEN
+        return None
+
+    def here(self) -> list[tuple[Entry, int]]:
+        return [(taken, weight) for number, taken, weight in self.history if number == len(self.opened)]
+
+    def refusal(self, new: Entry) -> Reason | None:
+        if self.state is not OPEN:
+            return Reason.API_MISUSE
+        taken = [old for _, old, _ in self.history]
+        age = self.opened[-1][0] - new.version
+        announced = [digest for version, digest in self.opened if version == new.version]
+        known = announced or [old.model_digest for old in taken if old.version == new.version]
+        budget = None if self.made.noise is None else self.made.noise.releases_per_client
+        checks = {
+            Reason.REPLAYED: all((old.client, old.upload_id) != (new.client, new.upload_id) for old in taken),
+            Reason.ALREADY_ANSWERED: all((old.client, old.version) != (new.client, new.version) for old in taken)
+            and all(old.client != new.client for old, _ in self.here()),
+            Reason.STALE_UPDATE: age in range(len(self.made.staleness_weights)),
+            Reason.MODEL_MISMATCH: all(digest == new.model_digest for digest in known),
+            Reason.BUDGET_SPENT: budget is None or sum(old.client == new.client for old in taken) < budget,
+            Reason.BUFFER_FULL: len(self.here()) < self.made.maximum_cohort,
+        }
+        return next((reason for reason, holds in checks.items() if not holds), None)
+
+    def release(self) -> Reason | None:
+        if self.state is not OPEN:
+            return Reason.API_MISUSE
+        weights = [weight for _, weight in self.here()]
+        if len(weights) < self.made.minimum_cohort:
+            return Reason.THRESHOLD_NOT_MET
+        table, newest = self.made.staleness_weights, self.opened[-1][0]
+        ages = [table[newest - taken.version] for taken, _ in self.here()]
+        if self.made.noise is None and any(ages.count(age) < self.made.minimum_cohort for age in ages):
+            return Reason.THRESHOLD_NOT_MET
+        self.state = CLOSED
+        uneven = max(weights) * self.made.minimum_cohort > sum(weights)
+        return Reason.WEIGHTS_UNEVEN if uneven else None
+
+
+def outcome(call: Callable[[], object]) -> Reason | None:
+    try:
+        call()
+    except SecAggError as error:
+        return error.reason
+    return None
+
+
+class RulesBesideTheModel(RuleBasedStateMachine):
+    """Do the same to both, and compare what they say."""
+
+    made = configuration(maximum_weight=3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept, self.naive = ReleaseRules(self.made), Naive(self.made)
+
+    @rule(version=st.integers(0, 8), digest=st.sampled_from([bytes(32)] * 4 + [b"m" * 32]))
+    def open(self, version: int, digest: bytes) -> None:
+        assert outcome(lambda: self.kept.open(version, digest)) == self.naive.open(version, digest)
+
+    @rule(
+        client=st.integers(0, 5),
+        upload=st.integers(0, 9),
+        back=st.integers(-1, 3),
+        digest=st.sampled_from([bytes(32)] * 4 + [b"m" * 32]),
+        weight=st.integers(1, 3),
+    )
+    def upload(self, client: int, upload: int, back: int, digest: bytes, weight: int) -> None:
+        weight = min(weight, self.made.maximum_weight)
+        newest = self.naive.opened[-1][0] if self.naive.opened else 0
+        version = max(0, newest - back)
+        new = entry(client, upload=upload, version=version, digest=digest)
+        expected = self.naive.refusal(new)
+        before = remembered(self.kept)
+        assert outcome(lambda: take(self.kept, new, weight)) == expected
+        if expected is None:
+            whole = weight * self.made.staleness_weights[newest - version]
+            self.naive.history.append((len(self.naive.opened), new, whole))
+        else:
+            assert remembered(self.kept) == before
+
+    @rule()
+    def release(self) -> None:
+        expected = self.naive.release()
+        assert outcome(self.kept.require_releasable) == expected
+        if expected is None:
+            self.kept.close()
+
+    @precondition(lambda self: self.naive.state is OPEN)
+    @rule()
+    def give_up(self) -> None:
+        self.kept.close()
+        self.naive.state = CLOSED
+
+    @invariant()
+    def agree(self) -> None:
+        assert self.kept.state is self.naive.state
+        if self.naive.state is OPEN:
+            here, buffer = self.naive.here(), self.kept.buffer
+            assert buffer.contributors == len(here)
+            assert buffer.total_weight == sum(weight for _, weight in here)
+            assert buffer.clients == {taken.client for taken, _ in here}
+            assert len(buffer.clients) == len(here), "one upload for each client"
+
+
+class NoisedRulesBesideTheModel(RulesBesideTheModel):
+    """The same with a privacy budget."""
+
+    made = noised(2)
+
+
+RulesBesideTheModel.TestCase.settings = NoisedRulesBesideTheModel.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None
+)
+TestRules = RulesBesideTheModel.TestCase
+TestNoisedRules = NoisedRulesBesideTheModel.TestCase

@@ -1,0 +1,588 @@
+"""What a client insists on before it seals, in what order, and what it remembers of it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fractions import Fraction
+from threading import Thread
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.codewords import CodewordTable
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.errors import (
+    AuthenticationFailed,
+    CapacityExceeded,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+)
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.protocols.enclave import floors as floors_module
+from secagg.protocols.enclave.client import Client
+from secagg.protocols.enclave.configuration import EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.messages import ModelStamp
+from secagg.protocols.enclave.noise import NoiseKind
+from secagg.protocols.enclave.privacy import epsilon_of
+from secagg.protocols.enclave.sensitivity import Adjacency
+from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave
+from secagg.simulation.enclave_buffers import MIXED_LAYOUT, NOW, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+
+MODEL = ModelStamp(version=0, digest=bytes(32))
+NOISED = EnclaveSetup(noise_multiplier=Fraction(1), l2_bounds=(20, 20), releases_per_client=2)
+
+
+class CountedCoins:
+    """Coins that say how many bytes were drawn."""
+
+    def __init__(self, coins: Any) -> None:
+        self._coins, self.drawn = coins, 0
+
+    def draw(self, count: int) -> bytearray:
+        self.drawn += count
+        drawn: bytearray = self._coins.draw(count)
+        return drawn
+
+
+def client_of(session: InsecureEnclaveSession, **changes: Any) -> Client:
+    """Make the session's first client with something of its own."""
+    setup = session.setup
+    key = setup.signing_key_of("client 1")
+    chosen: dict[str, Any] = {
+        "certificate": session.certificate_of(1, key),
+        "signing_key": key,
+        "floors": session.floors,
+        "layout": setup.layout,
+        "tables": setup.tables,
+        "capacity": 1 << 20,
+        "ledger": SealLedger(setup.task, maximum_seals=setup.ledger_limit or 9),
+        "coins": setup.coins_of("client 1"),
+    }
+    return Client(**(chosen | changes))
+
+
+def sealing(session: InsecureEnclaveSession, client: Client, **changes: Any) -> Callable[[], object]:
+    chosen: dict[str, Any] = {"enclave": session.verified(), "model": MODEL, "now": session.now}
+    payload = changes.pop("payload", None) or session.setup.payload_of(1)
+    return lambda: client.seal(payload, **(chosen | changes))
+
+
+def seals_nothing(
+    session: InsecureEnclaveSession,
+    kind: type[SecAggError],
+    saying: str,
+    *,
+    of: dict[str, Any] | None = None,
+    **seal: Any,
+) -> SecAggError:
+    """Check that a client refuses to seal, before it has spent anything or drawn a coin."""
+    coins = CountedCoins(session.setup.coins_of("client 1"))
+    client = client_of(session, coins=coins, **(of or {}))
+    spent = client.ledger.encode()
+    with pytest.raises(kind, match=saying) as caught:
+        sealing(session, client, **seal)()
+    assert coins.drawn == 0, "nothing is sealed before everything has passed"
+    assert client.ledger.encode() == spent
+    return caught.value
+
+
+def judged(floors: EnclaveFloors, configuration: EnclaveConfiguration, session: InsecureEnclaveSession) -> None:
+    setup = session.setup
+    floors.admit(configuration, layout=setup.layout, tables=setup.tables, maximum_seals=2, now=session.now)
+
+
+# --- Floors, one by one -----------------------------------------------------------------------------------------------
+
+
+def is_below(session: InsecureEnclaveSession, saying: str, **floors: Any) -> None:
+    error = seals_nothing(session, InvalidParameters, saying, of={"floors": replace(session.floors, **floors)})
+    assert error.reason is Reason.BELOW_FLOOR
+
+
+def test_floors_that_are_just_met_let_a_client_seal() -> None:
+    for setup in (EnclaveSetup(), EnclaveSetup(form=ReleaseForm.HISTOGRAM), NOISED, EnclaveSetup(layout=RING_LAYOUT)):
+        session = InsecureEnclaveSession(setup)
+        sealing(session, client_of(session))()
+
+
+@pytest.mark.parametrize(
+    ("floors", "saying"),
+    [
+        ({"suites": frozenset({Suite.HYBRID})}, "suite"),
+        ({"minimum_cohort": 4}, "cohort of 3 is below 4"),
+        ({"maximum_length": 13}, "longer than 13"),
+        ({"authority": b"z" * 32}, "another authority"),
+        ({"maximum_codeword_bits": 6}, "more than 6 bits"),
+        ({"maximum_released_bits": 19}, "more than 19 bits"),
+        ({"privacy": PrivacyFloor(1.0, 1e-6)}, "adds no noise"),
+    ],
+)
+def test_each_floor_is_the_clients_own(floors: dict[str, Any], saying: str) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    if "authority" in floors:
+        chosen = replace(session.floors, **floors)
+        with pytest.raises(InvalidParameters, match=saying) as caught:
+            judged(chosen, session.configuration, session)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+        with pytest.raises(AuthenticationFailed):
+            client_of(session, floors=chosen)
+        return
+    is_below(session, saying, **floors)
+
+
+def test_histograms_are_opted_into() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM))
+    is_below(session, "histograms", histograms_accepted=False)
+    rings = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM, layout=RING_LAYOUT))
+    sealing(rings, client_of(rings, floors=replace(rings.floors, histograms_accepted=False)))()
+
+
+def test_codebooks_and_layout_are_those_of_the_clients_codec() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    (first, second), *_ = session.setup.tables
+    entries = second.entries.copy()
+    entries[-1, -1] -= 1
+    other = ((first, CodewordTable(second.blocks, entries)),)
+    for of in ({"tables": other}, {"tables": ()}):
+        error = seals_nothing(session, InvalidParameters, "codebooks are not those", of=of)
+        assert error.reason is Reason.BELOW_FLOOR
+    for layout in (replace(MIXED_LAYOUT, version=b"v" * 32), RING_LAYOUT):
+        error = seals_nothing(session, InvalidParameters, "layout or codebooks", of={"layout": layout})
+        assert error.reason is Reason.BELOW_FLOOR
+
+
+def test_a_client_that_asks_for_privacy_limits_its_uploads() -> None:
+    session = InsecureEnclaveSession(NOISED)
+    floors = replace(session.floors, privacy=PrivacyFloor(1e6, 1e-6))
+    with pytest.raises(InvalidParameters, match="maximum_seals"):
+        client_of(session, floors=floors, ledger=SealLedger(session.setup.task))
+    client_of(session, floors=floors, ledger=SealLedger(session.setup.task, maximum_seals=1))
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_the_epsilon_of_the_noise_is_held_to_the_floor(adjacency: Adjacency) -> None:
+    session = InsecureEnclaveSession(NOISED)
+    cost = epsilon_of(session.configuration, 1e-6, adjacency, releases=9)
+    is_below(session, "does not keep epsilon", privacy=PrivacyFloor(cost * 0.999, 1e-6, adjacency))
+    floors = replace(session.floors, privacy=PrivacyFloor(cost, 1e-6, adjacency))
+    sealing(session, client_of(session, floors=floors))()
+
+
+def test_the_floor_is_held_to_every_release_that_a_client_may_be_in() -> None:
+    one, many = (
+        epsilon_of(InsecureEnclaveSession(replace(NOISED, releases_per_client=count)).configuration, 1e-6)
+        for count in (1, 100)
+    )
+    assert many > 3 * one
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suites": frozenset[Suite]()},
+        {"suites": {Suite.CLASSIC}},
+        {"suites": frozenset({"x25519-aes128"})},
+        {"minimum_cohort": 1},
+        {"minimum_cohort": True},
+        {"maximum_length": 0},
+        {"maximum_codeword_bits": 1},
+        {"maximum_codeword_bits": 65},
+        {"maximum_released_bits": 0},
+        {"maximum_released_bits": 65},
+        {"maximum_weight": 0},
+        {"maximum_weight": True},
+        {"maximum_weight": 1 << 32},
+        {"authority": None},
+        {"authority": bytes(32)},
+        {"authority": b"a" * 31},
+        {"authority": b""},
+    ],
+)
+def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
+    floors = InsecureEnclaveSession(EnclaveSetup(population=1)).floors
+    with pytest.raises(InvalidParameters):
+        replace(floors, **changes)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [
+        (0.0, 0.1),
+        (-1.0, 0.1),
+        (float("nan"), 0.1),
+        (1.0, 0.0),
+        (1.0, 1.0),
+        (1.0, float("nan")),
+        ("1", 0.1),
+        (None, 0.1),
+        (True, 0.1),
+        (1.0, "0.1"),
+        (1.0, None),
+    ],
+)
+def test_a_privacy_floor_is_a_number(epsilon: Any, delta: Any) -> None:
+    with pytest.raises(InvalidParameters):
+        PrivacyFloor(epsilon, delta)
+
+
+def test_a_weight_above_one_is_opted_into() -> None:
+    """Of a sum in which all others weigh a multiple of some number, the remainder tells the one that does not."""
+    session = InsecureEnclaveSession(EnclaveSetup(maximum_weight=4))
+    is_below(session, "may weigh 4, above 1", maximum_weight=1)
+    is_below(session, "may weigh 4, above 3", maximum_weight=3)
+    sealing(session, client_of(session), weight=4)()
+    floors = session.floors
+    chosen = {name: getattr(floors, name) for name in ("suites", "minimum_cohort", "maximum_length", "authority")}
+    assert EnclaveFloors(**chosen).maximum_weight == 1
+
+
+CHEAP: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "suite": ({"suite": Suite.HYBRID}, {}),
+    "cohort": ({"minimum_cohort": 2}, {}),
+    "authority": ({"authority": b"z" * 32}, {}),
+    "layout": ({}, {"layout": replace(MIXED_LAYOUT, version=b"v" * 32)}),
+    "codebooks": ({}, {"tables": ()}),
+    "expiry": ({"expiry": int((NOW + timedelta(days=2)).timestamp())}, {}),
+}
+
+
+@pytest.mark.parametrize(("changes", "own"), CHEAP.values(), ids=CHEAP.keys())
+def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """The server chooses the codebooks of its configuration, and with them how long an epsilon would take."""
+    session = InsecureEnclaveSession(NOISED)
+    floors = replace(session.floors, privacy=PrivacyFloor(1e6, 1e-6))
+    computed = list[object]()
+
+    def counted(*args: Any, **named: Any) -> float:
+        computed.append(args)
+        return epsilon_of(*args, **named)
+
+    monkeypatch.setattr(floors_module, "epsilon_of", counted)
+    given: Any = {"layout": session.setup.layout, "tables": session.setup.tables, "maximum_seals": 2, "now": NOW}
+    floors.admit(session.configuration, **given)
+    assert len(computed) == 1, "it is computed where everything else has passed"
+    with pytest.raises(InvalidParameters) as caught:
+        floors.admit(replace(session.configuration, **changes), **(given | own))
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert len(computed) == 1
+
+
+def test_codebooks_of_a_foreign_suite_are_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=Layout((IndexSegment(1 << 12, 1),)), capacity=1 << 12))
+    foreign = replace(session.configuration, suite=Suite.HYBRID)
+
+    def looked_at(self: CodewordTable) -> Any:
+        raise AssertionError(self)
+
+    monkeypatch.setattr(CodewordTable, "encode", looked_at)
+    monkeypatch.setattr(CodewordTable, "largest", property(looked_at))
+    with pytest.raises(InvalidParameters, match="suite"):
+        judged(session.floors, foreign, session)
+    with pytest.raises(AssertionError):
+        judged(session.floors, session.configuration, session)
+
+
+# --- The update -------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_of_another_layout_is_not_sealed() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    other = InsecureEnclaveSession(EnclaveSetup(layout=replace(MIXED_LAYOUT, version=b"v" * 32)))
+    seals_nothing(session, InvalidParameters, "another layout", payload=other.setup.payload_of(1))
+
+
+def test_an_update_that_was_changed_after_it_was_made_is_checked_again() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    payload = session.setup.payload_of(1)
+    payload.values[0][3] = 1 << 20
+    seals_nothing(session, CapacityExceeded, "not below", payload=payload)
+
+
+@pytest.mark.parametrize("weight", [0, 3, -1, True, 1.0, None])
+def test_a_weight_is_in_the_configurations_range(weight: Any) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2))
+    seals_nothing(session, InvalidParameters, r"integer in 1\.\.2", weight=weight)
+
+
+def test_the_codecs_capacity_covers_a_full_buffer_of_the_heaviest() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2, staleness_weights=(3, 1)))
+    assert session.configuration.maximum_total_weight == 36
+    seals_nothing(session, InvalidParameters, "capacity is 35", of={"capacity": 35})
+    sealing(session, client_of(session, capacity=36))()
+
+
+def test_with_noise_the_norm_of_every_segment_is_the_clients_own_to_bound() -> None:
+    session = InsecureEnclaveSession(replace(NOISED, l2_bounds=(5, 7)))
+    first, second = (segment for segment in MIXED_LAYOUT.segments if isinstance(segment, RingSegment))
+
+    def payload(one: list[int], other: list[int]) -> Payload:
+        indices = session.setup.payload_of(1).values[1]
+        return Payload(MIXED_LAYOUT, (first.ring.from_integers(one), indices, second.ring.from_integers(other)))
+
+    fits, over = [3, 0, -4, 0, 0, 0], [3, 1, -4, 0, 0, 0]
+    sealing(session, client_of(session), payload=payload(fits, [2, -3, 6]))()
+    for wrong in (payload(over, [0, 0, 0]), payload([0] * 6, [2, -3, 7])):
+        error = seals_nothing(session, CapacityExceeded, "clip it", payload=wrong)
+        assert error.reason is Reason.INPUT_OUT_OF_RANGE
+
+
+def test_without_noise_no_norm_is_bounded() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT))
+    values = tuple(
+        segment.ring.from_integers([segment.ring.least] * segment.length) for segment in RING_LAYOUT.require_rings()
+    )
+    sealing(session, client_of(session), payload=Payload(RING_LAYOUT, values))()
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_sealed_from_the_second_of_the_expiry_on() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(lifetime=timedelta(hours=3)))
+    expiry, verified = NOW + timedelta(hours=3), session.verified()
+    error = seals_nothing(session, PeerMisbehaved, "was verified until", enclave=verified, now=expiry)
+    assert error.reason is Reason.ATTESTATION_REFUSED
+    last = expiry - timedelta(microseconds=1)
+    sealing(session, client_of(session), enclave=verified, now=last)()
+
+
+@pytest.mark.parametrize("now", [datetime(2026, 1, 1), None, 0.0])  # noqa: DTZ001 -- refused for that
+def test_the_time_has_a_zone(now: Any) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    client = client_of(session)
+    sealing(session, client)()
+    with pytest.raises(Misuse, match="time zone"):
+        sealing(session, client, now=now)()
+
+
+def test_a_time_is_looked_at_before_the_floors_read_it() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    seals_nothing(session, Misuse, "time zone", now=None)
+
+
+# --- Who it is --------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_is_whom_its_authority_certified() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    with pytest.raises(InvalidParameters, match="another key"):
+        client_of(session, signing_key=session.setup.signing_key_of("client 2"))
+    stranger = session.setup.signing_key_of("client 1")
+    forged = replace(session.certificate_of(1, stranger), client=ClientId(2))
+    with pytest.raises(AuthenticationFailed):
+        client_of(session, certificate=forged)
+    for wrong in ({"ledger": None}, {"floors": None}, {"ledger": b""}):
+        with pytest.raises(Misuse):
+            client_of(session, **wrong)
+    assert repr(client_of(session)) == "<Client client/1, <SealLedger b'a task': 0 of 9 sealed, the last for model -1>>"
+
+
+# --- The ledger -------------------------------------------------------------------------------------------------------
+
+
+def spent(ledger: SealLedger, version: int, *, is_noised: bool = False) -> Reason | None:
+    try:
+        ledger.charge(b"t", version, is_noised=is_noised)
+    except PeerMisbehaved as error:
+        return error.reason
+    return None
+
+
+def test_a_ledger_lets_versions_grow_and_no_further() -> None:
+    ledger = SealLedger(b"t")
+    asked = [0, 0, 5, 4, 5, 6, 0]
+    again = Reason.ALREADY_ANSWERED
+    assert [spent(ledger, version) for version in asked] == [None, again, None, again, again, None, again]
+    assert (ledger.seals, ledger.last_version) == (3, 6)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("noised", [False, True])
+def test_a_repeat_is_allowed_with_both_consent_and_noise_and_of_the_last_model_alone(
+    repeats: bool,  # noqa: FBT001 -- a parameter of the test
+    noised: bool,  # noqa: FBT001 -- a parameter of the test
+) -> None:
+    ledger = SealLedger(b"t", maximum_seals=4, repeats_allowed=repeats)
+    assert spent(ledger, 3, is_noised=noised) is None
+    expected = None if repeats and noised else Reason.ALREADY_ANSWERED
+    assert spent(ledger, 3, is_noised=noised) is expected
+    assert spent(ledger, 2, is_noised=noised) is Reason.ALREADY_ANSWERED
+    assert ledger.seals == (2 if expected is None else 1)
+
+
+@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_a_ledger_is_one_and_is_not_copied(attempt: Callable[[object], object]) -> None:
+    """Two copies would each count their own seals, and together allow twice the budget."""
+    with pytest.raises(Misuse) as caught:
+        attempt(SealLedger(b"t", maximum_seals=1))
+    assert caught.value.reason is Reason.SECRET_EXPOSURE
+
+
+def test_a_ledger_that_refuses_names_nobody() -> None:
+    """A client refuses itself; the server need not have asked twice."""
+    ledger = SealLedger(b"t", maximum_seals=1)
+    ledger.charge(b"t", 4, is_noised=False)
+    for version, reason in ((4, Reason.ALREADY_ANSWERED), (5, Reason.BUDGET_SPENT)):
+        with pytest.raises(PeerMisbehaved) as caught:
+            ledger.charge(b"t", version, is_noised=False)
+        assert (caught.value.reason, caught.value.culprits) == (reason, frozenset())
+
+
+def test_the_ledger_of_a_client_is_not_replaced() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    client: Any = client_of(session)
+    sealing(session, client)()
+    with pytest.raises(AttributeError):
+        client.ledger = SealLedger(session.setup.task)
+    assert client.ledger.seals == 1
+
+
+def test_a_budget_is_spent_by_every_seal() -> None:
+    ledger = SealLedger(b"t", maximum_seals=3)
+    assert [spent(ledger, version) for version in range(5)] == [None] * 3 + [Reason.BUDGET_SPENT] * 2
+    assert ledger.seals == 3
+
+
+def test_a_ledger_is_for_one_task() -> None:
+    with pytest.raises(Misuse, match="keep one for each task"):
+        SealLedger(b"t").charge(b"u", 0, is_noised=False)
+    session = InsecureEnclaveSession(EnclaveSetup())
+    seals_nothing(session, Misuse, "keep one for each task", of={"ledger": SealLedger(b"another task")})
+
+
+@pytest.mark.parametrize("maximum", [None, 1, 1 << 40])
+@pytest.mark.parametrize("versions", [(), (0,), (7, 8, (1 << 64) - 1)])
+def test_a_stored_ledger_is_the_ledger(maximum: int | None, versions: tuple[int, ...]) -> None:
+    ledger = SealLedger(b"t", maximum_seals=maximum, repeats_allowed=maximum is None)
+    for version in versions[: maximum or None]:
+        ledger.charge(b"t", version, is_noised=False)
+    again = SealLedger.decode(ledger.encode())
+    assert again.encode() == ledger.encode()
+    assert repr(again) == repr(ledger)
+    assert (again.maximum_seals, again.repeats_allowed) == (maximum, maximum is None)
+    for record in (ledger.encode()[:-1], ledger.encode() + b"\0", b""):
+        with pytest.raises(MalformedMessage):
+            SealLedger.decode(record)
+
+
+STORED = SealLedger(b"t", maximum_seals=3).encode()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        STORED[:-18] + b"\2" + STORED[-17:],
+        STORED[:-10] + b"\4" + STORED[-9:],
+        STORED[:-9] + b"\2" + STORED[-8:],
+        STORED[:7] + bytes(4) + STORED[12:],
+    ],
+    ids=["a third truth value", "more seals than the maximum", "a version above 2^64", "no task"],
+)
+def test_a_record_that_no_ledger_wrote_is_refused(record: bytes) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        SealLedger.decode(record)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+@pytest.mark.parametrize(("task", "maximum"), [(b"", None), (b"t" * 257, None), ("t", None), (b"t", 0), (b"t", 1.0)])
+def test_a_ledger_has_a_task_and_a_positive_budget(task: Any, maximum: Any) -> None:
+    with pytest.raises(Misuse):
+        SealLedger(task, maximum_seals=maximum)
+
+
+def test_two_threads_do_not_seal_one_model_twice() -> None:
+    class SlowVersion(int):
+        """A version whose comparison takes so long that another thread comes in between."""
+
+        def __le__(self, other: int) -> bool:
+            sleep(0.02)
+            return int(self) <= other
+
+    ledger, outcomes = SealLedger(b"t", maximum_seals=3), list[Reason | None]()
+    threads = [Thread(target=lambda: outcomes.append(spent(ledger, SlowVersion(0)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(None) == 1
+    assert ledger.seals == 1
+
+
+def test_a_seal_is_charged_even_if_it_fails_later() -> None:
+    class NoCoins:
+        def draw(self, count: int) -> bytearray:
+            raise MemoryError(count)
+
+    session = InsecureEnclaveSession(EnclaveSetup())
+    client = client_of(session, coins=NoCoins())
+    with pytest.raises(MemoryError):
+        sealing(session, client)()
+    assert client.ledger.seals == 1
+
+
+# --- What is sealed ---------------------------------------------------------------------------------------------------
+
+
+def test_every_seal_has_an_id_and_a_seed_of_its_own() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    headers = [session.seal(1, version=version).sealed.header for version in range(6)]
+    assert len({header.upload_id for header in headers}) == 6
+    assert len({header.vector_digest for header in headers}) == 6
+    assert {header.epoch for header in headers} == {session.enclave.offer.epoch}
+
+
+def test_one_client_serves_several_configurations_and_judges_each() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    weaker: EnclaveConfiguration = replace(session.configuration, minimum_cohort=2)
+    client = client_of(session)
+    sealing(session, client)()
+    session.configuration = weaker
+    session.enclave = SimulatedEnclave(weaker, coins=session.setup.coins_of("a weaker enclave"))
+    with pytest.raises(InvalidParameters, match="cohort of 2"):
+        sealing(session, client, model=ModelStamp(version=1, digest=bytes(32)))()
+
+
+def test_noise_of_one_segment_does_not_stand_for_another() -> None:
+    """A configuration with a huge variance on one segment and almost none on the other does not reach epsilon."""
+    session = InsecureEnclaveSession(NOISED)
+    noise = session.configuration.noise
+    assert noise is not None
+    cost = epsilon_of(session.configuration, 1e-6)
+    uneven: Noise = replace(noise, variances=(Fraction(1, 4), *(4 * variance for variance in noise.variances[1:])))
+    floors: EnclaveFloors = replace(session.floors, privacy=PrivacyFloor(cost, 1e-6))
+    changed = replace(session.configuration, noise=uneven)
+    with pytest.raises(InvalidParameters, match="epsilon"):
+        judged(floors, changed, session)
+    assert noise.kind is NoiseKind.DISCRETE_GAUSSIAN
+
+
+def test_indices_beyond_the_codebook_are_not_sealed() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=Layout((IndexSegment(6, 5),))))
+    payload = session.setup.payload_of(1)
+    payload.values[0][:] = np.uint8(6)
+    seals_nothing(session, CapacityExceeded, "not below the number of codewords", payload=payload)
+
+
+@pytest.mark.parametrize("wrong", ["payload", "model"])
+def test_what_is_no_payload_or_no_model_is_a_misuse_and_charges_nothing(wrong: str) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    given: dict[str, Any] = {"payload": session.setup.payload_of(1), "model": ModelStamp(version=0, digest=bytes(32))}
+    given[wrong] = None
+    with pytest.raises(Misuse):
+        session.clients[0].seal(given["payload"], enclave=session.verified(), model=given["model"], now=session.now)
+    assert session.clients[0].ledger.seals == 0

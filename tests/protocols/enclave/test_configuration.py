@@ -1,0 +1,398 @@
+"""One encoding for each configuration, one digest for each, and nothing out of range."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields, replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.codewords import CodewordTable, summed_layout
+from secagg.contract import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment
+from secagg.errors import (
+    CapacityExceeded,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    Reason,
+    SecAggError,
+    UnexpectedMessage,
+)
+from secagg.parameters import Suite
+from secagg.protocols.enclave.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.histogram import Accumulation
+from secagg.protocols.enclave.noise import NoiseKind
+
+LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
+RINGS = Layout((RingSegment(20, 6), RingSegment(7, 2)))
+TABLES = (
+    (
+        CodewordTable(1, np.array([[1, -2], [3, 4], [0, 9]], dtype=np.int64)),
+        CodewordTable(3, np.array([[1], [2], [-3]], dtype=np.int64)),
+    ),
+)
+NOISE = Noise(
+    kind=NoiseKind.SKELLAM,
+    variances=(Fraction(5), Fraction(7, 2), Fraction(9), Fraction(1, 4)),
+    l2_bounds=(30, 40),
+    releases_per_client=6,
+)
+
+
+def configuration(**changes: Any) -> EnclaveConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.HYBRID,
+        "authority": b"a" * 32,
+        "layout": LAYOUT,
+        "tables": TABLES,
+        "minimum_cohort": 3,
+        "maximum_cohort": 9,
+        "maximum_weight": 5,
+        "staleness_weights": (4, 2, 1),
+        "expiry": 1_800_000_000,
+    }
+    return EnclaveConfiguration(**(chosen | changes))
+
+
+KINDS = {
+    "decoded sums": configuration(),
+    "histograms": configuration(form=ReleaseForm.HISTOGRAM, tables=(), accumulation=Accumulation.DIRECT),
+    "only rings": configuration(layout=RINGS, tables=(), suite=Suite.CLASSIC),
+    "only indices": configuration(layout=Layout((IndexSegment(3, 4),))),
+    "noised": configuration(noise=NOISE, maximum_weight=1),
+    "noised histograms": configuration(
+        form=ReleaseForm.HISTOGRAM, tables=(), maximum_weight=1, noise=replace(NOISE, variances=(Fraction(16),) * 3)
+    ),
+    "without authority": configuration(noise=NOISE, maximum_weight=1, authority=NO_AUTHORITY),
+}
+BASES = {"plain": KINDS["decoded sums"], "noised": KINDS["noised"]}
+
+
+# --- One encoding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_read_back(kind: str) -> None:
+    original = KINDS[kind]
+    again = EnclaveConfiguration.decode(original.encode())
+    assert again.encode() == original.encode()
+    assert (again.context, again.released) == (original.context, original.released)
+    for field in fields(EnclaveConfiguration):
+        if field.name != "tables":
+            assert getattr(again, field.name) == getattr(original, field.name)
+
+
+def test_the_encoding_is_the_documented_one() -> None:
+    def number(value: int, size: int) -> bytes:
+        return value.to_bytes(size, "big")
+
+    def framed(data: bytes) -> bytes:
+        return number(len(data), 4) + data
+
+    tables = [b"".join((number(1, 8), number(3, 4), number(2, 4), *(v.to_bytes(4, "big", signed=True) for v in row)))
+              for row in ([1, -2, 3, 4, 0, 9],)]  # fmt: skip
+    tables.append(number(3, 8) + number(3, 4) + number(1, 4) + number(1, 4) + number(2, 4) + b"\xff\xff\xff\xfd")
+    parts = [
+        b"SAGG\x01" + number(32, 2),
+        framed(b"a task") + b"\x01" + b"a" * 32 + framed(LAYOUT.encode()),
+        b"\x01\x02" + number(1, 4) + number(2, 4) + b"".join(map(framed, tables)),
+        number(3, 4) + number(9, 4) + number(1, 4),
+        number(3, 2) + number(4, 2) + number(2, 2) + number(1, 2) + number(1_800_000_000, 5),
+    ]
+    variances = [(5, 1), (7, 2), (9, 1), (1, 4)]
+    noise = b"\x02" + number(6, 4) + number(4, 4) + number(2, 4)
+    noise += b"".join(number(top, 16) + number(bottom, 16) for top, bottom in variances) + number(30, 5) + number(40, 5)
+    assert configuration(maximum_weight=1).encode() == b"".join(parts) + b"\0"
+    assert KINDS["noised"].encode() == b"".join(parts) + noise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_digest_is_of_the_encoding_under_its_label(kind: str) -> None:
+    encoded = KINDS[kind].encode()
+    statement = b"secagg/1/enclave-configuration" + len(encoded).to_bytes(4, "big") + encoded
+    assert KINDS[kind].context.digest == hashlib.sha256(statement).digest()
+
+
+@pytest.mark.parametrize("kind", ["decoded sums", "noised", "only rings"])
+def test_a_flipped_bit_is_refused_or_another_configuration(kind: str) -> None:
+    original = KINDS[kind]
+    encoded = original.encode()
+    refused = 0
+    for position in range(len(encoded)):
+        for bit in range(8):
+            altered = bytearray(encoded)
+            altered[position] ^= 1 << bit
+            try:
+                other = EnclaveConfiguration.decode(bytes(altered))
+            except (MalformedMessage, UnexpectedMessage):
+                refused += 1
+                continue
+            assert other.encode() == bytes(altered)
+            assert other.context != original.context
+    assert refused > 7 * 8, "the header at least"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_or_extended_encoding_is_refused(kind: str) -> None:
+    encoded = KINDS[kind].encode()
+    for length in range(len(encoded)):
+        with pytest.raises(MalformedMessage):
+            EnclaveConfiguration.decode(encoded[:length])
+    with pytest.raises(MalformedMessage) as caught:
+        EnclaveConfiguration.decode(encoded + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+def swapped(kind: str, old: bytes, new: bytes) -> bytes:
+    encoded = KINDS[kind].encode()
+    assert encoded.count(old) == 1
+    return encoded.replace(old, new)
+
+
+def fraction(top: int, bottom: int) -> bytes:
+    return top.to_bytes(16, "big") + bottom.to_bytes(16, "big")
+
+
+@pytest.mark.parametrize(("top", "bottom"), [(14, 4), (0, 1), (7, 0), (0, 0), ((1 << 128) - 1, 1), (1, (1 << 128) - 1)])
+def test_a_variance_is_in_lowest_terms_and_in_range(top: int, bottom: int) -> None:
+    altered = swapped("noised", fraction(7, 2), fraction(top, bottom))
+    with pytest.raises(MalformedMessage) as caught:
+        EnclaveConfiguration.decode(altered)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+@pytest.mark.parametrize("count", [0, 2, 1 << 16, (1 << 32) - 1])
+def test_counts_that_do_not_fit_are_refused_before_anything_is_allocated(count: int) -> None:
+    for old in (b"\x01\x02\0\0\0\x01", b"\0\0\0\x04\0\0\0\x02"):
+        altered = swapped("noised", old, old[:-4] + count.to_bytes(4, "big"))
+        if altered == KINDS["noised"].encode():
+            continue
+        with pytest.raises(PeerError):
+            EnclaveConfiguration.decode(altered)
+
+
+# --- Every field counts -----------------------------------------------------------------------------------------------
+
+OTHER_TABLES = ((TABLES[0][0], CodewordTable(3, np.array([[1], [2], [-4]], dtype=np.int64))),)
+MOVED_TABLES = ((CodewordTable(2, TABLES[0][0].entries), CodewordTable(2, TABLES[0][1].entries)),)
+CHANGES: list[dict[str, Any]] = [
+    {"task": b"b task"},
+    {"task": b"a task "},
+    {"suite": Suite.CLASSIC},
+    {"authority": b"b" * 32},
+    {"layout": replace(LAYOUT, version=b"w" * 32)},
+    {"layout": Layout((RingSegment(21, 6), *LAYOUT.segments[1:]), LAYOUT.version)},
+    {"layout": Layout((RingSegment(20, 7), *LAYOUT.segments[1:]), LAYOUT.version)},
+    {"accumulation": Accumulation.DIRECT},
+    {"tables": OTHER_TABLES},
+    {"tables": MOVED_TABLES},
+    {"minimum_cohort": 4},
+    {"maximum_cohort": 10},
+    {"staleness_weights": (4, 2)},
+    {"staleness_weights": (4, 2, 2)},
+    {"expiry": 1_800_000_001},
+]
+NOISE_CHANGES: list[dict[str, Any]] = [
+    {"kind": NoiseKind.DISCRETE_GAUSSIAN},
+    {"variances": (Fraction(5), Fraction(7, 2), Fraction(9), Fraction(1, 5))},
+    {"variances": (Fraction(5), Fraction(9), Fraction(7, 2), Fraction(1, 4))},
+    {"l2_bounds": (40, 30)},
+    {"releases_per_client": 7},
+]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_every_field_changes_the_digest(base: str) -> None:
+    start = BASES[base]
+    made = [replace(start, **changes) for changes in CHANGES]
+    if start.noise is None:
+        made += [replace(start, maximum_weight=6), replace(start, form=ReleaseForm.HISTOGRAM, tables=())]
+    else:
+        made += [replace(start, noise=replace(NOISE, **changes)) for changes in NOISE_CHANGES]
+    contexts = {one.context for one in (*made, *KINDS.values(), *BASES.values())}
+    assert len(contexts) == len(made) + len(KINDS)
+
+
+def test_a_configuration_does_not_change() -> None:
+    changed: Any = KINDS["decoded sums"]
+    for field in fields(EnclaveConfiguration):
+        with pytest.raises(FrozenInstanceError):
+            setattr(changed, field.name, None)
+    with pytest.raises(ValueError, match="read-only"):
+        changed.tables[0][0].entries[0, 0] = 5
+
+
+# --- Ranges -----------------------------------------------------------------------------------------------------------
+
+EDGES: dict[str, tuple[list[Any], list[Any]]] = {
+    "task": ([b"t", b"t" * 256], [b"", b"t" * 257, "text", bytearray(b"t")]),
+    "authority": ([b"\1" * 32], [b"", b"a" * 31, b"a" * 33, bytearray(32), None]),
+    "minimum_cohort": ([2, 9], [1, 0, -1, 10, True, 3.0, None]),
+    "maximum_cohort": ([3, 1 << 20], [2, 0, 1 << 32, 9.0, None]),
+    "maximum_weight": ([1, 1 << 20], [0, -1, 1 << 32, 1.0, True, None]),
+    "expiry": ([1, 253402300799], [0, -1, 253402300800, (1 << 40) - 1, 1 << 40, 1.5, None]),
+    "staleness_weights": (
+        [(1,), (65535,), (1,) * 1024, (1, 2, 1)],
+        [(), [1], (0,), (65536,), (1,) * 1025, (1, True), (1.0,), None],
+    ),
+    "tables": ([TABLES], [(), (TABLES[0][:1],), (*TABLES, *TABLES), [TABLES[0]], None]),
+}
+VALID = [(name, value) for name, (good, _) in EDGES.items() for value in good]
+INVALID = [(name, value) for name, (_, bad) in EDGES.items() for value in bad]
+
+
+@pytest.mark.parametrize(("name", "value"), VALID)
+def test_the_ends_of_every_range_are_accepted(name: str, value: Any) -> None:
+    changes: dict[str, Any] = {name: value}
+    made = configuration(**changes)
+    assert EnclaveConfiguration.decode(made.encode()).context == made.context
+
+
+@pytest.mark.parametrize(("name", "value"), INVALID)
+def test_whatever_lies_beyond_is_refused(name: str, value: Any) -> None:
+    changes: dict[str, Any] = {name: value}
+    with pytest.raises((InvalidParameters, Misuse)):
+        configuration(**changes)
+
+
+@pytest.mark.parametrize("name", ["suite", "layout", "form", "accumulation"])
+def test_names_of_choices_are_of_their_own_types(name: str) -> None:
+    for wrong in ("x25519-aes128", 1, None):
+        changes: dict[str, Any] = {name: wrong}
+        with pytest.raises(Misuse, match="their own types"):
+            configuration(**changes)
+
+
+@pytest.mark.parametrize("tables", [None, 5, "x", [TABLES[0]], [], (TABLES[0][0],), (list(TABLES[0]),), (None,)])
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_tables_are_tuples_of_tuples(tables: Any, form: ReleaseForm) -> None:
+    for noise in (None, NOISE):
+        with pytest.raises(Misuse, match="tables are a tuple"):
+            configuration(tables=tables, form=form, noise=noise, maximum_weight=1)
+
+
+def test_an_expiry_is_a_time_that_can_be_told() -> None:
+    """Where a client turned it into a date, a later one would be an error of another kind."""
+    last = configuration(expiry=253402300799)
+    assert datetime.fromtimestamp(last.expiry, UTC).year == 9999
+    encoded = last.encode()
+    later = encoded.replace((253402300799).to_bytes(5, "big"), (253402300800).to_bytes(5, "big"))
+    assert later != encoded
+    with pytest.raises(MalformedMessage) as caught:
+        EnclaveConfiguration.decode(later)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+REFUSED: list[tuple[dict[str, Any], type[SecAggError], str]] = [
+    ({"authority": NO_AUTHORITY}, InvalidParameters, "authority"),
+    ({"noise": NOISE, "authority": NO_AUTHORITY}, InvalidParameters, "weighs 1"),
+    ({"noise": NOISE}, InvalidParameters, "weighs 1"),
+    ({"noise": replace(NOISE, variances=(Fraction(1),) * 3), "maximum_weight": 1}, InvalidParameters, "3 variances"),
+    ({"noise": replace(NOISE, l2_bounds=(1,)), "maximum_weight": 1}, InvalidParameters, "2 ring segments"),
+    ({"form": ReleaseForm.HISTOGRAM}, InvalidParameters, "leave tables empty"),
+    ({"layout": RINGS}, InvalidParameters, "leave tables empty"),
+    ({"maximum_cohort": 1 << 31, "maximum_weight": 1 << 15}, CapacityExceeded, "exceeds"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "saying"), REFUSED)
+def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], kind: type[SecAggError], saying: str) -> None:
+    with pytest.raises(kind, match=saying):
+        configuration(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": 1},
+        {"variances": [Fraction(1)]},
+        {"variances": (1,)},
+        {"variances": (0.5,)},
+        {"variances": (Fraction(0),)},
+        {"variances": (Fraction(-1),)},
+        {"variances": (Fraction((1 << 30) + 1),)},
+        {"kind": NoiseKind.DISCRETE_GAUSSIAN, "variances": (Fraction((1 << 80) + 1),)},
+        {"l2_bounds": [1]},
+        {"l2_bounds": (0, 1)},
+        {"l2_bounds": (1 << 40, 1)},
+        {"l2_bounds": (1.0, 1)},
+        {"releases_per_client": 0},
+        {"releases_per_client": 1 << 32},
+        {"releases_per_client": True},
+    ],
+)
+def test_noise_is_of_positive_fractions_and_integers(changes: dict[str, Any]) -> None:
+    with pytest.raises((InvalidParameters, Misuse)):
+        replace(NOISE, **changes)
+
+
+# --- What follows from it ---------------------------------------------------------------------------------------------
+
+
+def test_the_largest_total_weight_is_that_of_a_full_buffer_of_the_heaviest() -> None:
+    assert configuration().maximum_total_weight == 9 * 5 * 4
+    largest = configuration(maximum_cohort=1 << 15, maximum_weight=1 << 31, staleness_weights=(1,))
+    assert largest.maximum_total_weight == 1 << 46 < MAXIMUM_WEIGHT
+
+
+EXPECTED: dict[str, Callable[[EnclaveConfiguration], Layout]] = {
+    "decoded sums": lambda made: summed_layout(LAYOUT, TABLES, made.maximum_total_weight),
+    "histograms": lambda _: LAYOUT,
+    "only rings": lambda _: RINGS,
+}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_what_is_released_follows(kind: str) -> None:
+    assert KINDS[kind].released == EXPECTED[kind](KINDS[kind])
+
+
+def test_noised_sums_have_room_for_the_sum_and_ten_deviations() -> None:
+    made = KINDS["noised"]
+    assert made.noise is not None
+    for position, table in enumerate(TABLES[0], start=1):
+        segment, deviation = made.released.segments[position], float(made.noise.variances[position]) ** 0.5
+        assert isinstance(segment, RingSegment)
+        assert segment.length == table.blocks * table.width
+        assert segment.ring.greatest >= 36 * table.largest + 10 * deviation
+    assert made.released.version == summed_layout(LAYOUT, TABLES, 36).version
+
+
+def test_the_noise_of_a_ring_segment_does_not_widen_codebooks() -> None:
+    """Here the wide ring's noise alone would take the sums of small codewords beyond 64 bits."""
+    layout = Layout((RingSegment(64, 6), IndexSegment(3, 4)))
+    tables = ((CodewordTable(4, np.array([[1], [0], [1]], dtype=np.int64)),),)
+    noise = replace(NOISE, kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction(1 << 80), Fraction(4)), l2_bounds=(9,))
+    released = configuration(layout=layout, tables=tables, maximum_weight=1, noise=noise).released
+    assert released.require_rings()[1].modulus_bits <= 16
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_noised_histograms_need_as_many_variances_as_segments(count: int) -> None:
+    noise = replace(NOISE, variances=(Fraction(1),) * count)
+    with pytest.raises(InvalidParameters, match=f"{count} variances"):
+        configuration(form=ReleaseForm.HISTOGRAM, tables=(), maximum_weight=1, noise=noise)
+
+
+def test_noised_histograms_have_room_for_the_counts_and_ten_deviations() -> None:
+    released = KINDS["noised histograms"].released
+    counts = released.segments[1]
+    assert isinstance(counts, RingSegment)
+    assert (released.version, counts.length) == (LAYOUT.version, 4 * 3)
+    assert counts.ring.greatest >= 36 + 10 * 4
+    assert RingSegment(counts.modulus_bits - 1, 1).ring.greatest < 36 + 10 * 5
+
+
+def test_segments_are_told_apart() -> None:
+    made = configuration()
+    assert made.ring_segments == (LAYOUT.segments[0], LAYOUT.segments[2])
+    assert made.index_segments == (LAYOUT.segments[1],)
+    assert made.has_authority
+    assert not KINDS["without authority"].has_authority

@@ -1,0 +1,521 @@
+"""The sums and counts that come out of an enclave: those of the contract's ideal, in every form and over every ring."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from threading import Event, Thread
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.protocols.enclave import enclave as enclave_module
+from secagg.protocols.enclave import host as host_module
+from secagg.protocols.enclave.buffer import BufferState, ReleaseRules
+from secagg.protocols.enclave.configuration import ReleaseForm
+from secagg.protocols.enclave.histogram import Accumulation, HistogramAccumulator
+from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.messages import BufferRelease, ModelStamp, SealedUpload, uploads_digest
+from secagg.protocols.enclave.noise import NoiseKind
+from secagg.protocols.enclave.run import run
+from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.ring import RingVector, add_into, low_bits
+from secagg.simulation.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from secagg.wire import MessageKind, Writer
+
+LAYOUTS = {
+    "mixed": MIXED_LAYOUT,
+    "only rings": RING_LAYOUT,
+    "only indices": Layout((IndexSegment(8, 5),)),
+    "one block": Layout((IndexSegment(2, 1), RingSegment(8, 1))),
+    "several of both": Layout((IndexSegment(5, 9), RingSegment(13, 7), IndexSegment(300, 4), RingSegment(1, 9))),
+    "every width": Layout(tuple(RingSegment(bits, 17) for bits in (1, 8, 20, 32, 64))),
+    "more than a stream segment": Layout((RingSegment(64, (1 << 17) + 3), RingSegment(8, 5))),
+}
+
+
+def any_payload(layout: Layout, number: int) -> Payload:
+    """Return an input that is uniform over its rings and its codebooks."""
+    generator, values = np.random.default_rng(number), list[RingVector]()
+    for segment in layout.segments:
+        most = segment.codewords - 1 if isinstance(segment, IndexSegment) else low_bits(segment.modulus_bits)
+        drawn = generator.integers(0, most, segment.length, dtype=np.uint64, endpoint=True)
+        values.append(drawn.astype(segment.ring.word))
+    return Payload(layout, tuple(values))
+
+
+def expected(session: InsecureEnclaveSession, payloads: Sequence[Payload], weights: Sequence[int]) -> list[list[int]]:
+    """Return what has to be released, by plain integers: sums of codewords where there are tables."""
+    ideal = ideal_aggregate(session.setup.layout, payloads, weights)
+    values, tables = list[list[int]](), iter(session.configuration.tables)
+    for segment, value in zip(session.setup.layout.segments, ideal.values, strict=True):
+        if isinstance(segment, RingSegment) or session.setup.form is ReleaseForm.HISTOGRAM:
+            values.append(value.reshape(-1).tolist())
+            continue
+        counts, start = value.tolist(), 0
+        for table in next(tables):
+            entries = table.entries.tolist()
+            rows = counts[start : start + table.blocks]
+            values.append(
+                [
+                    sum(count * entry[column] for count, entry in zip(row, entries, strict=True))
+                    for row in rows
+                    for column in range(table.width)
+                ]
+            )
+            start += table.blocks
+    return values
+
+
+def shown(aggregate: Aggregate, session: InsecureEnclaveSession) -> list[list[int]]:
+    """Return the values of an aggregate, and sums of codewords as the signed integers that they stand for."""
+    is_decoded, tables = list[bool](), iter(session.configuration.tables)
+    for segment in session.setup.layout.segments:
+        is_sum = isinstance(segment, IndexSegment) and session.setup.form is ReleaseForm.DECODED_SUM
+        is_decoded += [True] * len(next(tables)) if is_sum else [False]
+    return [
+        segment.ring.lift(value).tolist() if decoded else value.reshape(-1).tolist()
+        for segment, value, decoded in zip(aggregate.layout.segments, aggregate.values, is_decoded, strict=True)
+    ]
+
+
+def summed(setup: EnclaveSetup, uploads: Iterable[tuple[int, int, int]], version: int = 0) -> None:
+    """Let clients upload at weights and of models, and compare the release with plain sums."""
+    session = InsecureEnclaveSession(setup)
+    session.host.open_buffer(version, bytes(32))
+    payloads, weights = list[Payload](), list[int]()
+    for number, weight, of_version in uploads:
+        payloads.append(any_payload(setup.layout, number))
+        weights.append(weight * setup.staleness_weights[version - of_version])
+        upload = session.seal(number, weight=weight, version=of_version, payload=payloads[-1])
+        session.host.receive(upload.encode())
+    aggregate, receipt = session.host.release()
+    assert shown(aggregate, session) == expected(session, payloads, weights)
+    assert (aggregate.contributors, aggregate.total_weight) == (len(weights), sum(weights))
+    assert (receipt.contributors, receipt.total_weight) == (len(weights), sum(weights))
+    assert aggregate.layout == session.configuration.released
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("form", ReleaseForm)
+@pytest.mark.parametrize("accumulation", Accumulation)
+def test_a_release_is_the_ideal_sum(layout: Layout, form: ReleaseForm, accumulation: Accumulation) -> None:
+    setup = EnclaveSetup(layout=layout, form=form, accumulation=accumulation)
+    summed(setup, [(1, 1, 0), (2, 1, 0), (3, 1, 0), (5, 1, 0)])
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_every_upload_counts_as_often_as_its_weight_and_its_age_say(suite: Suite, form: ReleaseForm) -> None:
+    setup = EnclaveSetup(suite=suite, form=form, maximum_weight=4, staleness_weights=(5, 3, 3), minimum_cohort=2)
+    summed(setup, [(1, 4, 7), (2, 3, 6), (3, 4, 5), (4, 1, 7), (5, 2, 6), (6, 4, 5)], version=7)
+
+
+@pytest.mark.parametrize("bits", [1, 8, 20, 32, 64])
+def test_weights_wrap_with_the_ring_and_not_before(bits: int) -> None:
+    layout = Layout((RingSegment(bits, 50),))
+    setup = EnclaveSetup(layout=layout, maximum_weight=300, staleness_weights=(257, 2), minimum_cohort=2)
+    summed(setup, [(1, 300, 1), (2, 299, 1), (3, 256, 1), (4, 1, 0), (5, 300, 1), (6, 299, 0)], version=1)
+
+
+@given(data=st.data())
+@settings(max_examples=15)
+def test_any_clients_at_any_weights_are_summed(data: st.DataObject) -> None:
+    segments = data.draw(
+        st.lists(
+            st.one_of(
+                st.builds(RingSegment, st.integers(1, 64), st.integers(1, 20)),
+                st.builds(IndexSegment, st.integers(2, 40), st.integers(1, 20)),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    table = tuple(data.draw(st.lists(st.integers(3, 4), min_size=1, max_size=3)))
+    form = data.draw(st.sampled_from(ReleaseForm))
+    setup = EnclaveSetup(
+        layout=Layout(tuple(segments)), form=form, staleness_weights=table, minimum_cohort=2, maximum_weight=2
+    )
+    # At least two of each age, which is the minimum cohort.
+    numbers = data.draw(st.permutations(range(1, 7)))[: data.draw(st.integers(max(4, 2 * len(table)), 6))]
+    ages = [position % len(table) for position in range(len(numbers))]
+    summed(setup, [(number, 1 + number % 2, 9 - age) for number, age in zip(numbers, ages, strict=True)], version=9)
+
+
+def test_a_second_buffer_holds_nothing_of_the_first() -> None:
+    setup = EnclaveSetup(population=6, form=ReleaseForm.HISTOGRAM)
+    session = InsecureEnclaveSession(setup)
+    for version, numbers in enumerate([(1, 2, 3), (4, 5, 6), (2, 4, 6)]):
+        session.host.open_buffer(version, bytes(32))
+        for number in numbers:
+            session.upload(number, version=version)
+        aggregate, receipt = session.host.release()
+        payloads = [setup.payload_of(number) for number in numbers]
+        assert shown(aggregate, session) == expected(session, payloads, [1, 1, 1])
+        assert (receipt.buffer, receipt.releases) == (version, version + 1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_nothing(threads: int) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUTS["more than a stream segment"]))
+    enclave = SimulatedEnclave(session.configuration, coins=session.setup.coins_of("threads"), threads=threads)
+    session.enclave, session.host = enclave, Host(session.configuration, enclave)
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        session.upload(number)
+    payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
+    assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
+
+
+def test_two_threads_do_not_hand_over_one_upload_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, outcomes = InsecureEnclaveSession(EnclaveSetup()), list[object]()
+    session.enclave.open_buffer(0, bytes(32))
+    message, checked = session.seal(1).sealed.encode(), ReleaseRules.require_weight
+
+    def slowly(self: ReleaseRules, weight: int, client: ClientId) -> None:
+        checked(self, weight, client)
+        sleep(0.05)  # Here everything has passed, and nothing is recorded yet.
+
+    def hand_over() -> None:
+        try:
+            outcomes.append(session.enclave.receive(message))
+        except PeerError as error:
+            outcomes.append(error.reason)
+
+    monkeypatch.setattr(ReleaseRules, "require_weight", slowly)
+    threads = [Thread(target=hand_over) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, outcomes)) == ["1", "replayed", "replayed"]
+
+
+# --- The order of what is released ------------------------------------------------------------------------------------
+
+
+def test_released_segments_stand_in_the_order_of_the_layout_and_its_tables() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUTS["several of both"]))
+    lengths = [segment.length for segment in session.configuration.released.segments]
+    assert lengths == [3, 8 * 3, 7, 3, 3 * 3, 9]
+    histograms = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUTS["several of both"], form=ReleaseForm.HISTOGRAM))
+    assert histograms.configuration.released == LAYOUTS["several of both"]
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+@pytest.mark.parametrize("kind", NoiseKind)
+def test_noise_of_its_own_is_added_to_every_segment(
+    monkeypatch: pytest.MonkeyPatch, form: ReleaseForm, kind: NoiseKind
+) -> None:
+    setup = EnclaveSetup(form=form, noise_kind=kind, noise_multiplier=Fraction(1), l2_bounds=(50, 50))
+    session = InsecureEnclaveSession(setup)
+    noise = session.configuration.noise
+    assert noise is not None
+    drawn = list[tuple[NoiseKind, Fraction, int]]()
+
+    def known(of_kind: NoiseKind, variance: Fraction, length: int, _: object) -> Any:
+        drawn.append((of_kind, variance, length))
+        return np.arange(length, dtype=np.int64) - 3 * len(drawn)
+
+    monkeypatch.setattr(enclave_module, "sample", known)
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        session.upload(number)
+    aggregate, _ = session.host.release()
+    released = session.configuration.released.require_rings()
+    assert drawn == [(kind, noise.variances[place], segment.length) for place, segment in enumerate(released)]
+    plain = expected(session, [setup.payload_of(number) for number in (1, 2, 3)], [1, 1, 1])
+    for place, (segment, value) in enumerate(zip(released, aggregate.values, strict=True), start=1):
+        without = [(total - (index - 3 * place)) for index, total in enumerate(value.tolist())]
+        modulus = 1 << segment.modulus_bits
+        assert [total % modulus for total in without] == [total % modulus for total in plain[place - 1]]
+
+
+def test_without_noise_no_coins_are_drawn_for_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        session.upload(number)
+    monkeypatch.setitem(vars(session.enclave), "_coins", None)
+    session.host.release()
+
+
+# --- Receipts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_receipt_says_what_was_released() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2))
+    session.host.open_buffer(4, bytes(32))
+    ids = list[bytes]()
+    for number in (3, 1, 2):
+        upload = session.seal(number, version=4, weight=2)
+        ids.append(SealedUpload.decode(upload.sealed.encode(), session.configuration).header.upload_id)
+        session.host.receive(upload.encode())
+    release = BufferRelease.decode(session.enclave.release())
+    receipt = release.receipt
+    session.verified().verify_receipt(receipt)
+    assert receipt.uploads_digest == uploads_digest(sorted(ids))
+    assert receipt.released_digest == hashlib.sha256(release.aggregate).digest()
+    assert (receipt.buffer, receipt.contributors, receipt.total_weight, receipt.releases) == (4, 3, 6, 1)
+    assert (receipt.context, receipt.epoch) == (session.configuration.context, session.enclave.offer.epoch)
+
+
+# --- The host ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_upload_leaves_no_trace_in_the_hosts_sum() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT))
+    session.host.open_buffer(0, bytes(32))
+    messages = [session.seal(number).encode() for number in (1, 2, 3, 4)]
+    altered = bytearray(messages[3])
+    altered[60] ^= 1
+    for message in (*messages[:3], messages[0], bytes(altered), messages[1][:-1]):
+        try:
+            session.host.receive(message)
+        except PeerError:
+            continue
+    aggregate, _ = session.host.release()
+    payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
+    assert shown(aggregate, session) == expected(session, payloads, [1, 1, 1])
+
+
+def is_not_relayed(session: InsecureEnclaveSession, message: bytes, kind: type[PeerError]) -> None:
+    """Check that a host refuses an upload by itself; whose bytes they are, whoever gave them to it knows."""
+    host = Host(session.configuration, RefusingConnection())
+    host.open_buffer(0, bytes(32))
+    with pytest.raises(PeerError) as caught:
+        host.receive(message)
+    assert type(caught.value) is kind
+    assert caught.value.culprits == frozenset()
+
+
+class RefusingConnection:
+    """A connection to an enclave that nothing may reach but the opening of a buffer."""
+
+    def open_buffer(self, version: int, model_digest: bytes) -> None:
+        assert (version, model_digest) == (0, bytes(32))
+
+    def receive(self, message: bytes) -> int:
+        raise AssertionError(message)
+
+    def release(self) -> bytes:
+        raise AssertionError
+
+    def give_up_buffer(self) -> None:
+        raise AssertionError
+
+
+def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    upload = session.seal(1)
+    sealed = upload.sealed.encode()
+    masked = upload.encode()[-sum(segment.payload_bytes for segment in session.configuration.ring_segments) :]
+    wrong: dict[bytes, type[PeerError]] = {
+        b"": MalformedMessage,
+        sealed[:-1]: MalformedMessage,
+        sealed + b"\0": MalformedMessage,
+        sealed[:4] + b"\2" + sealed[5:]: MalformedMessage,
+        Writer(MessageKind.RELEASE_BUFFER).finish(): UnexpectedMessage,
+    }
+    for part, kind in wrong.items():
+        message = Writer(MessageKind.ENCLAVE_UPLOAD).integer(len(part), 8).borrowed(part).borrowed(masked)
+        is_not_relayed(session, message.finish(), kind)
+    with pytest.raises(AssertionError):
+        is_not_relayed(session, upload.encode(), PeerError)
+
+
+class FlippingConnection:
+    """A connection that alters one bit of what an enclave releases, and leaves the rest as it is."""
+
+    def __init__(self, enclave: SimulatedEnclave) -> None:
+        self._enclave = enclave
+        self.open_buffer, self.receive = enclave.open_buffer, enclave.receive
+        self.give_up_buffer = enclave.give_up_buffer
+        self.flipped: int | None = None
+
+    def release(self) -> bytes:
+        released = bytearray(self._enclave.release())
+        if self.flipped is not None:
+            released[-1 - self.flipped // 8] ^= 1 << self.flipped % 8
+        return bytes(released)
+
+
+def test_a_host_does_not_take_a_release_that_its_receipt_is_not_for() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    connection = FlippingConnection(session.enclave)
+    host = Host(session.configuration, connection)
+    host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        host.receive(session.seal(number).encode())
+    length = len(BufferRelease.decode(session.enclave.release()).aggregate)
+    for connection.flipped in range(8 * length):
+        with pytest.raises(MalformedMessage, match="not what its receipt is for"):
+            host.release()
+    # Nothing is lost: the enclave releases the same bytes again, and they may come as they are.
+    connection.flipped = None
+    payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
+    assert shown(host.release()[0], session) == expected(session, payloads, [1, 1, 1])
+
+
+def test_uploads_that_come_from_several_threads_are_all_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT))
+    session.host.open_buffer(0, bytes(32))
+
+    def slowly(total: RingVector, vector: RingVector) -> None:
+        seen = total.copy()
+        sleep(0.01)  # Here another thread would add to what this one overwrites.
+        total[:] = seen + vector
+
+    monkeypatch.setattr(host_module, "add_into", slowly)
+    messages = [session.seal(number).encode() for number in range(1, 7)]
+    threads = [Thread(target=session.host.receive, args=(message,)) for message in messages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    payloads = [session.setup.payload_of(number) for number in range(1, 7)]
+    assert shown(session.host.release()[0], session) == expected(session, payloads, [1] * 6)
+
+
+@pytest.mark.parametrize("call", ["release", "give_up_buffer", "open_buffer"])
+def test_what_the_enclave_has_taken_is_added_before_anything_else_is_done(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    session, taken = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT)), Event()
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2):
+        session.upload(number)
+    third, outcomes, order = session.seal(3).encode(), list[Any](), list[str]()
+
+    def slowly(total: RingVector, vector: RingVector) -> None:
+        taken.set()
+        sleep(0.05)  # Here the enclave counts an upload that is not in the host's sum yet.
+        add_into(total, vector)
+        order.append("added")
+
+    def upload() -> None:
+        session.host.receive(third)
+
+    monkeypatch.setattr(host_module, "add_into", slowly)
+    thread = Thread(target=upload)
+    thread.start()
+    assert taken.wait(30)
+    calls: dict[str, Any] = {
+        "release": session.host.release,
+        "give_up_buffer": session.host.give_up_buffer,
+        "open_buffer": lambda: session.host.open_buffer(1, bytes(32)),
+    }
+    try:
+        outcomes.append(calls[call]())
+    except Misuse:
+        outcomes.append(None)
+    order.append("done")
+    thread.join()
+    assert order == ["added"] * len(RING_LAYOUT.segments) + ["done"]
+    if call == "release":
+        payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
+        assert shown(outcomes[0][0], session) == expected(session, payloads, [1, 1, 1])
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_buffer_for_whose_counters_there_is_no_memory_does_not_open(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    layout = Layout((IndexSegment(8, 5), RingSegment(20, 6), IndexSegment(4, 3)))
+    session = InsecureEnclaveSession(EnclaveSetup(layout=layout))
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        session.upload(number)
+    released, made = session.enclave.release(), list[object]()
+
+    def starved(*args: Any) -> HistogramAccumulator:
+        made.append(args)
+        if len(made) == failing:
+            raise MemoryError
+        return HistogramAccumulator(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(enclave_module, "HistogramAccumulator", starved)
+        with pytest.raises(MemoryError):
+            session.enclave.open_buffer(1, bytes(32))
+    assert session.enclave.state is BufferState.CLOSED
+    assert session.enclave.release() == released, "what was released can still be fetched"
+    # The number is not used up either, and nobody's model is known by it.
+    session.host.open_buffer(1, b"m" * 32)
+    for number in (1, 2, 3):
+        session.host.receive(session.seal(number, version=1, digest=b"m" * 32).encode())
+    payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
+    assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
+
+
+@pytest.mark.parametrize("configuration", [None, {}, "a configuration", b""])
+def test_an_enclave_runs_a_configuration_and_nothing_else(configuration: Any) -> None:
+    with pytest.raises(Misuse, match="runs an EnclaveConfiguration"):
+        SimulatedEnclave(configuration, coins=EnclaveSetup().coins_of("enclave"))
+
+
+@pytest.mark.parametrize("call", ["receive", "relay", "release"])
+def test_a_host_without_an_open_buffer_does_nothing(call: str) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    upload = session.seal(1)
+    calls: dict[str, Any] = {
+        "receive": lambda: session.host.receive(upload.encode()),
+        "relay": lambda: session.host.relay(upload),
+        "release": session.host.release,
+    }
+    with pytest.raises(Misuse):
+        calls[call]()
+    session.host.open_buffer(0, bytes(32))
+    session.host.receive(upload.encode())
+    session.host.give_up_buffer()
+    with pytest.raises(Misuse):
+        calls[call]()
+    assert session.enclave.state is BufferState.CLOSED
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM, maximum_weight=2))
+    sent = list[ClientId]()
+    twice = session.new_client(2)
+    updates = [(client, session.setup.payload_of(client.client.value), 2) for client in (*session.clients[:4], twice)]
+    with caplog.at_level(logging.WARNING):
+        aggregate, receipt = run(
+            session.enclave,
+            updates,
+            judge=SimulatedJudge(),
+            model=ModelStamp(version=1, digest=bytes(32)),
+            now=session.now,
+            sent=lambda client, _: sent.append(client),
+        )
+    assert sent == [ClientId(number) for number in (1, 2, 3, 4, 2)]
+    assert "the upload of client/2 is not taken" in caplog.text
+    payloads = [session.setup.payload_of(number) for number in (1, 2, 3, 4)]
+    assert shown(aggregate, session) == expected(session, payloads, [2] * 4)
+    assert receipt.contributors == 4
+
+
+def test_the_protocol_on_one_page_releases_nothing_of_too_few() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    updates = [(client, session.setup.payload_of(client.client.value), 1) for client in session.clients[:2]]
+    model = ModelStamp(version=0, digest=bytes(32))
+    with pytest.raises(ThresholdNotMet):
+        run(session.enclave, updates, judge=SimulatedJudge(), model=model, now=session.now)
+
+
+def test_an_enclave_shows_its_epoch_and_its_state() -> None:
+    session = InsecureEnclaveSession(replace(EnclaveSetup(), population=3))
+    assert repr(session.enclave) == f"<Enclave {session.enclave.offer.epoch.hex()[:8]}, closed>"

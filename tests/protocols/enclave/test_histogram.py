@@ -1,0 +1,381 @@
+"""Histograms in the enclave: the same sums in both forms, what is refused, and what is overwritten."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from secagg.contract import IndexSegment, Layout, Payload, ideal_aggregate
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, blaming
+from secagg.identifiers import ClientId
+from secagg.protocols.enclave import histogram as module
+from secagg.protocols.enclave.histogram import Accumulation, HistogramAccumulator
+from secagg.ring import Ring
+
+Client = tuple[list[int], int]
+"""One index for each block, and a weight."""
+
+FORMS = pytest.mark.parametrize("form", list(Accumulation), ids=lambda form: form.name.lower())
+CODEWORDS = (2, 3, 5, 16, 63, 64, 65, 100, 128, 255, 256, 257, 4096, 65535, 65536)
+TWO_CHUNKS = module._CHUNK_BLOCKS + 5  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def packed(segment: IndexSegment, indices: list[int]) -> memoryview:
+    return memoryview(segment.ring.pack(np.array(indices, dtype=segment.ring.word)))
+
+
+def patterned(segment: IndexSegment, step: int) -> list[int]:
+    """Return indices without an obvious order, the least and the greatest among them."""
+    edges = [0, segment.codewords - 1]
+    return [*edges, *((block * step + block // 7) % segment.codewords for block in range(2, segment.blocks))]
+
+
+def accumulated(segment: IndexSegment, clients: list[Client], form: Accumulation) -> HistogramAccumulator:
+    accumulator = HistogramAccumulator(segment, sum(weight for _, weight in clients), form)
+    for indices, weight in clients:
+        accumulator.add(packed(segment, indices), weight)
+    return accumulator
+
+
+def ideal(segment: IndexSegment, clients: list[Client]) -> npt.NDArray[Any]:
+    layout = Layout((segment,))
+    payloads = [Payload(layout, (np.array(indices, dtype=segment.ring.word),)) for indices, _ in clients]
+    return ideal_aggregate(layout, payloads, [weight for _, weight in clients]).values[0]
+
+
+def counters_of(accumulator: HistogramAccumulator) -> npt.NDArray[Any]:
+    return accumulator._counters  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+@contextmanager
+def small_chunks(blocks: int, scratch: int) -> Generator[None]:
+    """Let few blocks be many chunks, and few codewords many steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK_BLOCKS", blocks)
+        patch.setattr(module, "_SCRATCH_COUNTERS", scratch)
+        yield
+
+
+def attempt(accumulator: HistogramAccumulator, use: str, data: memoryview) -> None:
+    if use == "check":
+        accumulator.check(data)
+    else:
+        accumulator.add(data, 1)
+
+
+# --- Sums -------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[IndexSegment, list[Client]]:
+    segment = IndexSegment(draw(st.integers(2, 70)), draw(st.integers(1, 40)))
+    index = st.integers(0, segment.codewords - 1)
+    indices = st.lists(index, min_size=segment.blocks, max_size=segment.blocks)
+    client = st.tuples(indices, st.one_of(st.integers(1, 5), st.integers(1, 1 << 40)))
+    return segment, draw(st.lists(client, min_size=1, max_size=6))
+
+
+@given(cohorts(), st.sampled_from([8, 16, 1 << 16]), st.sampled_from([1, 20, 1 << 18]))
+@example((IndexSegment(2, 1), [([1], 1)]), 8, 1)
+def test_both_forms_give_the_ideal_histogram(
+    cohort: tuple[IndexSegment, list[Client]], blocks: int, scratch: int
+) -> None:
+    segment, clients = cohort
+    expected = ideal(segment, clients)
+    with small_chunks(blocks, scratch):
+        for form in Accumulation:
+            result = accumulated(segment, clients, form).histogram(0, segment.blocks)
+            assert result.dtype == np.uint64
+            assert np.array_equal(result, expected)
+
+
+@FORMS
+@pytest.mark.parametrize("codewords", CODEWORDS)
+def test_every_number_of_codewords_counts(form: Accumulation, codewords: int) -> None:
+    segment = IndexSegment(codewords, 21)
+    clients = [(patterned(segment, step), weight) for step, weight in ((5, 1), (5, 3), (11, 250), (codewords - 1, 7))]
+    assert np.array_equal(accumulated(segment, clients, form).histogram(0, 21), ideal(segment, clients))
+
+
+@FORMS
+@pytest.mark.parametrize("codewords", [3, 16])
+def test_chunks_of_the_real_size_meet_without_a_gap(form: Accumulation, codewords: int) -> None:
+    segment = IndexSegment(codewords, TWO_CHUNKS)
+    clients = [(patterned(segment, 5), 1), (patterned(segment, 7), 2)]
+    result = accumulated(segment, clients, form).histogram(0, segment.blocks)
+    assert np.array_equal(result, ideal(segment, clients))
+
+
+@FORMS
+def test_any_range_of_blocks_is_a_part_of_the_whole(form: Accumulation) -> None:
+    segment = IndexSegment(7, 37)
+    with small_chunks(8, 20):
+        accumulator = accumulated(segment, [(patterned(segment, 3), 2), (patterned(segment, 5), 1)], form)
+        whole = accumulator.histogram(0, 37)
+        for start in range(38):
+            for stop in range(start, 38):
+                assert np.array_equal(accumulator.histogram(start, stop), whole[start:stop])
+
+
+@FORMS
+def test_a_histogram_that_was_handed_out_is_a_copy(form: Accumulation) -> None:
+    accumulator = accumulated(IndexSegment(4, 3), [([1, 2, 3], 9)], form)
+    accumulator.histogram(0, 3)[:] = 0
+    assert int(accumulator.histogram(0, 3).sum()) == 27
+
+
+# --- The width of a counter, and the limit ----------------------------------------------------------------------------
+
+
+@FORMS
+@pytest.mark.parametrize(
+    ("maximum", "word_bytes"),
+    [(1, 1), (255, 1), (256, 2), (65535, 2), (65536, 4), (2**32 - 1, 4), (2**32, 8), (2**64 - 1, 8)],
+)
+def test_counters_are_the_smallest_word_and_hold_the_limit(form: Accumulation, maximum: int, word_bytes: int) -> None:
+    segment = IndexSegment(3, 5)
+    data = packed(segment, [0, 1, 2, 1, 2])
+    accumulator = HistogramAccumulator(segment, maximum, form)
+    assert counters_of(accumulator).dtype.itemsize == word_bytes
+    with pytest.raises(CapacityExceeded):
+        accumulator.add(data, maximum + 1)
+    weights = [maximum] if maximum == 1 else [maximum - 1, 1]
+    for weight in weights:
+        accumulator.add(data, weight)
+    with pytest.raises(CapacityExceeded) as refused:
+        accumulator.add(data, 1)
+    assert refused.value.reason is Reason.CAPACITY_EXCEEDED
+    assert accumulator.histogram(0, 5).tolist() == [
+        [maximum if index == chosen else 0 for index in range(3)] for chosen in (0, 1, 2, 1, 2)
+    ]
+
+
+@FORMS
+def test_a_refused_weight_uses_up_nothing(form: Accumulation) -> None:
+    segment = IndexSegment(4, 2)
+    data = packed(segment, [3, 0])
+    accumulator = HistogramAccumulator(segment, 10, form)
+    accumulator.add(data, 7)
+    with pytest.raises(CapacityExceeded):
+        accumulator.add(data, 4)
+    accumulator.add(data, 3)
+    assert accumulator.histogram(0, 2).tolist() == [[0, 0, 0, 10], [10, 0, 0, 0]]
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@FORMS
+@pytest.mark.parametrize("use", ["check", "add"])
+@pytest.mark.parametrize(
+    ("missing", "added", "padding", "reason"),
+    [
+        (1, 0, 0, Reason.TRUNCATED),
+        (7, 0, 0, Reason.TRUNCATED),
+        (0, 1, 0, Reason.TRAILING_BYTES),
+        (0, 0, 0x80, Reason.NOT_CANONICAL),
+        (0, 0, 0x08, Reason.NOT_CANONICAL),
+    ],
+)
+def test_bytes_that_are_not_one_vector_of_indices_change_nothing(  # noqa: PLR0913, PLR0917 -- one for each fault
+    form: Accumulation, use: str, missing: int, added: int, padding: int, reason: Reason
+) -> None:
+    # 17 indices of 3 bits leave 5 bits of the last byte to be zero, and are three chunks.
+    segment = IndexSegment(8, 17)
+    spoilt = bytearray(packed(segment, patterned(segment, 3)))
+    spoilt[-1] |= padding
+    spoilt = spoilt[: len(spoilt) - missing] + bytes(added)
+    with small_chunks(8, 20):
+        accumulator = HistogramAccumulator(segment, 2, form)
+        accumulator.add(packed(segment, patterned(segment, 5)), 1)
+        before = accumulator.histogram(0, 17)
+        with pytest.raises(MalformedMessage) as refused:
+            attempt(accumulator, use, memoryview(spoilt))
+        assert refused.value.reason is reason
+        assert refused.value.culprits == frozenset()
+        assert np.array_equal(accumulator.histogram(0, 17), before)
+
+
+@FORMS
+@pytest.mark.parametrize("use", ["check", "add"])
+@pytest.mark.parametrize("codewords", [3, 5, 100, 257, 65535])
+@pytest.mark.parametrize("block", [0, 9, 16])
+def test_an_index_of_no_codeword_changes_nothing(form: Accumulation, use: str, codewords: int, block: int) -> None:
+    segment = IndexSegment(codewords, 17)
+    indices = patterned(segment, 3)
+    indices[block] = codewords
+    with small_chunks(8, 20):
+        accumulator = HistogramAccumulator(segment, 1, form)
+        with pytest.raises(MalformedMessage) as refused:
+            attempt(accumulator, use, packed(segment, indices))
+        assert refused.value.reason is Reason.INPUT_OUT_OF_RANGE
+        assert refused.value.culprits == frozenset()
+        assert not accumulator.histogram(0, 17).any()
+        # The weight is not used up either.
+        accumulator.add(packed(segment, patterned(segment, 3)), 1)
+
+
+def test_the_caller_names_whose_indices_were_wrong() -> None:
+    client = ClientId(7)
+    accumulator = HistogramAccumulator(IndexSegment(3, 4), 1, Accumulation.OBLIVIOUS)
+    with pytest.raises(MalformedMessage) as refused, blaming(client):
+        accumulator.check(memoryview(b"\xff"))
+    assert refused.value.culprits == {client}
+
+
+@FORMS
+def test_a_check_counts_nothing(form: Accumulation) -> None:
+    segment = IndexSegment(8, 17)
+    accumulator = HistogramAccumulator(segment, 1, form)
+    accumulator.check(packed(segment, patterned(segment, 3)))
+    assert not accumulator.histogram(0, 17).any()
+
+
+@pytest.mark.parametrize("weight", [0, -1, 1.0, True, "1", None, np.int64(1)])
+def test_a_weight_is_a_positive_integer(weight: Any) -> None:
+    segment = IndexSegment(4, 2)
+    accumulator = HistogramAccumulator(segment, 10, Accumulation.DIRECT)
+    with pytest.raises(Misuse):
+        accumulator.add(packed(segment, [1, 2]), weight)
+    assert not accumulator.histogram(0, 2).any()
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(-1, 2), (0, 4), (2, 1), (4, 4), (0.0, 1), (0, True), (None, None), (0, np.int64(1))]
+)
+def test_a_range_of_blocks_lies_in_the_segment(start: Any, stop: Any) -> None:
+    with pytest.raises(Misuse):
+        HistogramAccumulator(IndexSegment(4, 3), 1, Accumulation.DIRECT).histogram(start, stop)
+
+
+@pytest.mark.parametrize("maximum", [0, -1, 2**64, 1.0, True, None])
+def test_a_greatest_total_weight_fits_a_word(maximum: Any) -> None:
+    with pytest.raises(InvalidParameters, match="a total weight is an integer"):
+        HistogramAccumulator(IndexSegment(4, 3), maximum, Accumulation.DIRECT)
+
+
+@pytest.mark.parametrize(("segment", "form"), [(Ring(4), Accumulation.DIRECT), (IndexSegment(4, 3), 1)])
+def test_a_histogram_is_made_for_a_segment_and_a_form(segment: Any, form: Any) -> None:
+    with pytest.raises(Misuse):
+        HistogramAccumulator(segment, 1, form)
+
+
+@pytest.mark.parametrize("view", [memoryview(bytes(8))[::2], memoryview(bytes(4)).cast("H")], ids=["strided", "wide"])
+def test_a_view_that_cannot_be_cut_into_bytes_is_the_callers_mistake(view: memoryview) -> None:
+    with pytest.raises(Misuse):
+        HistogramAccumulator(IndexSegment(256, 4), 1, Accumulation.DIRECT).check(view)
+
+
+# --- Secrets ----------------------------------------------------------------------------------------------------------
+
+
+@FORMS
+def test_a_wiped_histogram_is_zeros_and_refuses_every_use(form: Accumulation) -> None:
+    segment = IndexSegment(4, 3)
+    accumulator = accumulated(segment, [([1, 2, 3], 9)], form)
+    memory = counters_of(accumulator)
+    assert memory.any()
+    accumulator.wipe()
+    assert not memory.any()
+    data = packed(segment, [0, 0, 0])
+    for use in (
+        lambda: accumulator.add(data, 1),
+        lambda: accumulator.check(data),
+        lambda: accumulator.histogram(0, 3),
+    ):
+        with pytest.raises(Misuse) as refused:
+            use()
+        assert refused.value.reason is Reason.ALREADY_SPENT
+    accumulator.wipe()
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_histogram_is_not_copied_out_of_the_enclave(take: Callable[[object], object]) -> None:
+    with pytest.raises(Misuse) as refused:
+        take(accumulated(IndexSegment(4, 3), [([1, 2, 3], 9)], Accumulation.DIRECT))
+    assert refused.value.reason is Reason.SECRET_EXPOSURE
+
+
+@FORMS
+def test_an_addition_that_breaks_off_leaves_no_part_of_a_client(
+    form: Accumulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, kernel = IndexSegment(4, 20), "add_at" if form is Accumulation.DIRECT else "add_multiple_into"
+    original, calls = getattr(module, kernel), list[int]()
+
+    def breaks_off_in_the_second_chunk(*operands: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        original(*operands)
+
+    with small_chunks(8, 1 << 18):
+        accumulator = HistogramAccumulator(segment, 9, form)
+        memory = counters_of(accumulator)
+        lent = lent_arrays(monkeypatch)
+        monkeypatch.setattr(module, kernel, breaks_off_in_the_second_chunk)
+        with pytest.raises(KeyboardInterrupt) as broken:
+            accumulator.add(packed(segment, patterned(segment, 3)), 1)
+    # While the traceback still holds every frame.
+    assert broken.tb is not None
+    assert len(calls) == 3
+    assert not memory.any()
+    assert not any(array.any() for array in lent)
+    with pytest.raises(Misuse):
+        accumulator.histogram(0, 20)
+
+
+@FORMS
+def test_whatever_held_indices_is_overwritten(form: Accumulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = IndexSegment(6, 20)
+    wrong = patterned(segment, 3)
+    wrong[-1] = 7
+    accumulator = HistogramAccumulator(segment, 9, form)
+    lent = lent_arrays(monkeypatch)
+    accumulator.add(packed(segment, patterned(segment, 3)), 5)
+    counted = len(lent)
+    accumulator.check(packed(segment, patterned(segment, 5)))
+    with pytest.raises(MalformedMessage):
+        accumulator.add(packed(segment, wrong), 1)
+    # Twice the indices and the greatest of them, and the places of the counters or the hits and their products.
+    assert counted == (4 if form is Accumulation.DIRECT else 5)
+    assert len(lent) == counted + 4
+    assert not any(array.any() for array in lent)
+
+
+def lent_arrays(monkeypatch: pytest.MonkeyPatch) -> list[npt.NDArray[Any]]:
+    """Keep hold of every array that is made on the way, but for the numbers of the codewords, which are public."""
+    lent = list[npt.NDArray[Any]]()
+
+    def kept(make: Callable[..., npt.NDArray[Any]]) -> Callable[..., npt.NDArray[Any]]:
+        def making(*arguments: Any, **options: Any) -> npt.NDArray[Any]:
+            made = make(*arguments, **options)
+            if len(arguments) != 1 or make is not np.arange:
+                lent.append(made)
+            return made
+
+        return making
+
+    monkeypatch.setattr(Ring, "unpack", kept(Ring.unpack))
+    monkeypatch.setattr(Ring, "zeros", kept(Ring.zeros))
+    monkeypatch.setattr(module, "np", NumpyWith(empty=kept(np.empty), arange=kept(np.arange)))
+    return lent
+
+
+class NumpyWith:
+    """What the module calls numpy, with some functions replaced."""
+
+    def __init__(self, **replaced: Callable[..., Any]) -> None:
+        self._replaced = replaced
+
+    def __getattr__(self, name: str) -> Any:
+        return self._replaced.get(name) or getattr(np, name)

@@ -1,0 +1,299 @@
+"""What crosses the enclave's boundary: one encoding each, of exactly its length, and what it is bound to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.aead import TAG_BYTES
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, UnexpectedMessage
+from secagg.hpke import sealing_sizes
+from secagg.identifiers import AttemptContext, ClientId
+from secagg.identity import Certificate, SigningKey, verify_signature
+from secagg.labels import Label
+from secagg.parameters import Suite
+from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.messages import (
+    BufferRelease,
+    EnclaveOffer,
+    ModelStamp,
+    Receipt,
+    SealedUpload,
+    UploadHeader,
+    sealed_indices_bytes,
+    uploads_digest,
+)
+from secagg.secret import Secret
+from secagg.wire import MessageKind, Writer
+
+CONTEXT = AttemptContext(bytes(range(32)))
+
+
+def configuration(suite: Suite = Suite.CLASSIC, *, has_indices: bool = True) -> EnclaveConfiguration:
+    segments = (RingSegment(20, 6), IndexSegment(8, 5), IndexSegment(3, 9)) if has_indices else (RingSegment(20, 6),)
+    return EnclaveConfiguration(
+        task=b"a task",
+        suite=suite,
+        authority=b"a" * 32,
+        layout=Layout(segments),
+        form=ReleaseForm.HISTOGRAM,
+        minimum_cohort=2,
+        maximum_cohort=4,
+        expiry=1 << 31,
+    )
+
+
+CONFIGURATION = configuration()
+OFFER = EnclaveOffer(context=CONTEXT, epoch=b"e" * 32, sealing_key=b"k" * 32, receipt_key=b"r" * 32)
+HEADER = UploadHeader(
+    epoch=b"e" * 32,
+    upload_id=b"u" * 16,
+    certificate=Certificate(ClientId(7), b"p" * 32, b"c" * 64),
+    model=ModelStamp(version=3, digest=b"m" * 32),
+    vector_digest=b"v" * 32,
+)
+RECEIPT = Receipt(
+    context=CONTEXT,
+    epoch=b"e" * 32,
+    buffer=3,
+    uploads_digest=b"u" * 32,
+    contributors=5,
+    total_weight=9,
+    releases=2,
+    released_digest=b"d" * 32,
+    signature=b"s" * 64,
+)
+
+
+def upload(made: EnclaveConfiguration = CONFIGURATION) -> SealedUpload:
+    sealed_seed = b"c" * (36 + sealing_sizes(made.suite)[1])
+    indices = b"i" * sealed_indices_bytes(made)
+    return SealedUpload(header=HEADER, sealed_seed=sealed_seed, signature=b"s" * 64, sealed_indices=indices)
+
+
+Decode = Callable[[bytes], Any]
+MESSAGES: dict[str, tuple[bytes, Decode]] = {
+    "offer": (OFFER.encode(), EnclaveOffer.decode),
+    "hybrid offer": (replace(OFFER, sealing_key=b"k" * 1216).encode(), EnclaveOffer.decode),
+    "receipt": (RECEIPT.encode(), Receipt.decode),
+    "upload": (upload().encode(), lambda data: SealedUpload.decode(data, CONFIGURATION)),
+    "hybrid upload": (
+        upload(configuration(Suite.HYBRID)).encode(),
+        lambda data: SealedUpload.decode(data, configuration(Suite.HYBRID)),
+    ),
+    "upload without indices": (
+        upload(configuration(has_indices=False)).encode(),
+        lambda data: SealedUpload.decode(data, configuration(has_indices=False)),
+    ),
+}
+RELEASE = BufferRelease(receipt=RECEIPT, aggregate=b"an aggregate").encode()
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_message_is_read_back(name: str) -> None:
+    encoded, decode = MESSAGES[name]
+    assert decode(encoded).encode() == encoded
+
+
+def test_every_field_is_read_back() -> None:
+    assert EnclaveOffer.decode(OFFER.encode()) == OFFER
+    assert Receipt.decode(RECEIPT.encode()) == RECEIPT
+    again = SealedUpload.decode(upload().encode(), CONFIGURATION)
+    assert (again.header, again.sealed_seed, again.signature) == (HEADER, upload().sealed_seed, b"s" * 64)
+    assert bytes(again.sealed_indices) == upload().sealed_indices
+    release = BufferRelease.decode(RELEASE)
+    assert (release.receipt, release.aggregate, release.encode()) == (RECEIPT, b"an aggregate", RELEASE)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_that_is_cut_anywhere_is_truncated(name: str) -> None:
+    encoded, decode = MESSAGES[name]
+    for length in range(len(encoded)):
+        with pytest.raises(MalformedMessage) as caught:
+            decode(encoded[:length])
+        assert caught.value.reason is Reason.TRUNCATED
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("extension", [b"\0", b"SAGG" * 9])
+def test_a_message_that_goes_on_is_refused(name: str, extension: bytes) -> None:
+    encoded, decode = MESSAGES[name]
+    with pytest.raises(MalformedMessage) as caught:
+        decode(encoded + extension)
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_of_another_kind_is_not_decoded(name: str) -> None:
+    encoded, decode = MESSAGES[name]
+    for kind in MessageKind:
+        other = encoded[:5] + kind.to_bytes(2, "big") + encoded[7:]
+        if other == encoded:
+            continue
+        with pytest.raises(UnexpectedMessage):
+            decode(other)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_no_two_strings_of_bytes_are_one_message(name: str) -> None:
+    encoded, decode = MESSAGES[name]
+    for position in range(0, len(encoded), 1 + len(encoded) // 400):
+        altered = bytearray(encoded)
+        altered[position] ^= 1 << position % 8
+        try:
+            other = decode(bytes(altered))
+        except PeerError:
+            continue
+        assert other.encode() == bytes(altered)
+
+
+@given(data=st.binary(max_size=200), name=st.sampled_from([*MESSAGES, "release"]))
+def test_arbitrary_bytes_are_refused_and_nothing_else_happens(data: bytes, name: str) -> None:
+    decode = BufferRelease.decode if name == "release" else MESSAGES[name][1]
+    for message in (data, b"SAGG\1\0" + data):
+        with pytest.raises((MalformedMessage, UnexpectedMessage)):
+            decode(message)
+
+
+def test_a_release_holds_one_whole_receipt() -> None:
+    for length in range(len(RELEASE) - len(b"an aggregate")):
+        with pytest.raises(MalformedMessage):
+            BufferRelease.decode(RELEASE[:length])
+    for receipt in (RECEIPT.encode() + b"\0", RECEIPT.encode()[:-1], b"r" * 1025):
+        message = Writer(MessageKind.BUFFER_RELEASE).variable(receipt, 2000).finish()
+        with pytest.raises(PeerError):
+            BufferRelease.decode(message)
+
+
+def test_a_declared_length_over_the_limit_is_refused_before_anything_is_read() -> None:
+    message = OFFER.encode()
+    start = 7 + 32 + 32
+    altered = message[:start] + ((1 << 12) + 1).to_bytes(4, "big") + message[start + 4 :]
+    with pytest.raises(MalformedMessage) as caught:
+        EnclaveOffer.decode(altered)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("has_indices", [True, False])
+def test_lengths_follow_from_the_configuration(suite: Suite, has_indices: bool) -> None:  # noqa: FBT001
+    made = configuration(suite, has_indices=has_indices)
+    overhead = {Suite.CLASSIC: 48, Suite.HYBRID: 1136}[suite]
+    indices = 2 + 3 + TAG_BYTES if has_indices else 0
+    assert sealed_indices_bytes(made) == indices
+    assert len(upload(made).encode()) == 7 + 32 + 16 + 8 + 32 + 64 + 8 + 32 + 32 + 36 + overhead + 64 + indices
+
+
+def test_an_upload_of_one_suite_is_none_of_the_other() -> None:
+    for mine, other in ((Suite.CLASSIC, Suite.HYBRID), (Suite.HYBRID, Suite.CLASSIC)):
+        with pytest.raises(MalformedMessage):
+            SealedUpload.decode(upload(configuration(mine)).encode(), configuration(other))
+
+
+# --- What they are bound to -------------------------------------------------------------------------------------------
+
+
+def framed(label: bytes, *parts: bytes) -> bytes:
+    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def test_the_binding_is_the_documented_digest_of_all_of_an_offer() -> None:
+    statement = framed(b"secagg/1/enclave-binding", CONTEXT.digest, b"e" * 32, b"k" * 32, b"r" * 32)
+    assert OFFER.binding == hashlib.sha512(statement).digest()
+    changes: list[dict[str, Any]] = [
+        {"context": AttemptContext(bytes(32))},
+        {"epoch": b"f" * 32},
+        {"sealing_key": b"k" * 31 + b"l"},
+        {"sealing_key": b"k" * 33, "receipt_key": b"r" * 31},
+        {"receipt_key": b"q" * 32},
+    ]
+    assert len({OFFER.binding, *(replace(OFFER, **change).binding for change in changes)}) == 6
+
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "epoch": {"epoch": b"f" * 32},
+    "upload": {"upload_id": b"w" * 16},
+    "client": {"certificate": replace(HEADER.certificate, client=ClientId(8))},
+    "key": {"certificate": replace(HEADER.certificate, public_key=b"q" * 32)},
+    "version": {"model": ModelStamp(version=4, digest=b"m" * 32)},
+    "model": {"model": ModelStamp(version=3, digest=b"n" * 32)},
+    "vector": {"vector_digest": b"w" * 32},
+}
+
+
+@pytest.mark.parametrize("changes", HEADERS.values(), ids=HEADERS.keys())
+def test_the_digest_of_a_header_covers_every_field(changes: dict[str, Any]) -> None:
+    assert replace(HEADER, **changes).digest(CONTEXT) != HEADER.digest(CONTEXT)
+
+
+def test_the_digest_of_a_header_is_the_documented_one() -> None:
+    numbers = (7).to_bytes(8, "big"), (3).to_bytes(8, "big")
+    parts = (CONTEXT.digest, b"e" * 32, b"u" * 16, numbers[0], b"p" * 32, numbers[1], b"m" * 32, b"v" * 32)
+    statement = framed(b"secagg/1/enclave-upload-header", *parts)
+    assert HEADER.digest(CONTEXT) == hashlib.sha256(statement).digest()
+    assert HEADER.digest(CONTEXT) != HEADER.digest(AttemptContext(bytes(32)))
+
+
+def signing_key() -> SigningKey:
+    with Secret("signing key", b"\7" * 32) as seed:
+        return SigningKey(seed)
+
+
+def test_a_client_signs_the_header_and_the_sealed_seed() -> None:
+    key, signed = signing_key(), upload().signed_with(signing_key(), CONTEXT)
+    parts = HEADER.digest(CONTEXT), hashlib.sha256(signed.sealed_seed).digest()
+    assert signed.signed_parts(CONTEXT) == parts
+    verify_signature(key.public_key, signed.signature, Label.ENCLAVE_SIGNED_UPLOAD, *parts)
+    other = replace(signed, sealed_seed=bytes(len(signed.sealed_seed)))
+    assert other.signed_parts(CONTEXT) != parts
+
+
+RECEIPTS: dict[str, Any] = {
+    "context": AttemptContext(bytes(32)),
+    "epoch": b"f" * 32,
+    "buffer": 4,
+    "uploads_digest": b"w" * 32,
+    "contributors": 6,
+    "total_weight": 10,
+    "releases": 3,
+    "released_digest": b"e" * 32,
+}
+
+
+@pytest.mark.parametrize("name", RECEIPTS)
+def test_a_receipt_is_signed_in_every_field(name: str) -> None:
+    changes: dict[str, Any] = {name: RECEIPTS[name]}
+    assert replace(RECEIPT, **changes).signed_parts() != RECEIPT.signed_parts()
+    assert Receipt.decode(replace(RECEIPT, **changes).encode()) == replace(RECEIPT, **changes)
+
+
+def test_a_list_of_uploads_is_a_set_of_whole_ids() -> None:
+    one, other = b"a" * 16, b"b" * 16
+    assert uploads_digest([one, other]) == uploads_digest([other, one])
+    assert uploads_digest([one, other]) == hashlib.sha256(framed(b"secagg/1/enclave-upload-list", one, other)).digest()
+    different = [[one], [other], [], [one, one, other], [one + other], [b"a" * 15, b"a" + other]]
+    assert len({uploads_digest(ids) for ids in [*different, [one, other]]}) == len(different) + 1
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 64, True, 1.0])
+def test_the_version_of_a_model_is_an_integer_of_64_bits(version: Any) -> None:
+    with pytest.raises(Misuse):
+        ModelStamp(version=version, digest=bytes(32))
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), bytearray(32), None])
+def test_the_digest_of_a_model_has_32_bytes(digest: Any) -> None:
+    with pytest.raises(Misuse):
+        ModelStamp(version=0, digest=digest)
+
+
+def test_what_is_long_is_not_shown() -> None:
+    assert "iiii" not in repr(upload())
+    assert "an aggregate" not in repr(BufferRelease.decode(RELEASE))

@@ -1,0 +1,156 @@
+"""From what a platform wants to a configuration whose numbers fit, with noise in proportion."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import CapacityExceeded, InvalidParameters, Reason
+from secagg.identity import Authority
+from secagg.parameters import Suite
+from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.histogram import Accumulation
+from secagg.protocols.enclave.noise import NoiseKind
+from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, plan_enclave
+from secagg.protocols.enclave.privacy import epsilon_of, squared_sensitivities
+from secagg.protocols.enclave.sensitivity import Adjacency
+from secagg.simulation.enclave_buffers import MIXED_LAYOUT, EnclaveSetup
+
+NOW = datetime(2026, 1, 1, 0, 0, 0, 700_000, tzinfo=UTC)
+TABLES = EnclaveSetup().tables
+DELTA = 1e-6
+
+
+def planned(**changes: Any) -> EnclaveConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"a task",
+        "layout": MIXED_LAYOUT,
+        "tables": TABLES,
+        "capacity": 1 << 20,
+        "authority": Authority(b"a" * 32),
+        "minimum_cohort": 3,
+        "maximum_cohort": 6,
+        "now": NOW,
+    }
+    return plan_enclave(**(chosen | changes))
+
+
+NOISED: dict[str, Any] = {"noise_multiplier": Fraction(2), "l2_bounds": (30, 50)}
+
+
+def test_defaults_are_the_careful_ones() -> None:
+    made = planned()
+    assert (made.suite, made.form, made.accumulation) == (
+        Suite.HYBRID,
+        ReleaseForm.DECODED_SUM,
+        Accumulation.OBLIVIOUS,
+    )
+    assert (made.maximum_weight, made.staleness_weights, made.noise) == (1, (1,), None)
+    assert made.expiry == int(NOW.timestamp() + DEFAULT_LIFETIME.total_seconds())
+    assert timedelta(hours=1) < DEFAULT_LIFETIME <= timedelta(hours=24)
+
+
+def test_tables_are_part_of_a_plan_only_where_they_are_summed() -> None:
+    assert planned().tables == TABLES
+    assert planned(form=ReleaseForm.HISTOGRAM).tables == ()
+    assert planned(layout=Layout((RingSegment(20, 6),)), tables=TABLES).tables == ()
+    with pytest.raises(InvalidParameters, match="tables"):
+        planned(tables=())
+
+
+def test_a_plan_whose_buffers_could_leave_the_codecs_capacity_is_refused() -> None:
+    full: dict[str, Any] = {"maximum_weight": 3, "staleness_weights": (7, 2)}
+    assert planned(**full, capacity=6 * 3 * 7).maximum_total_weight == 126
+    with pytest.raises(CapacityExceeded) as caught:
+        planned(**full, capacity=125)
+    assert caught.value.reason is Reason.CAPACITY_EXCEEDED
+
+
+def test_without_an_authority_a_plan_needs_noise() -> None:
+    with pytest.raises(InvalidParameters, match="only noise"):
+        planned(authority=None)
+    assert not planned(authority=None, **NOISED).has_authority
+
+
+@pytest.mark.parametrize("multiplier", [Fraction(0), Fraction(-1)])
+def test_a_noise_multiplier_is_positive(multiplier: Fraction) -> None:
+    with pytest.raises(InvalidParameters, match="positive"):
+        planned(noise_multiplier=multiplier, l2_bounds=(30, 50))
+
+
+def test_a_bound_for_no_segment_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="L2 bounds"):
+        planned(noise_multiplier=Fraction(1), l2_bounds=(30, 50, 70))
+
+
+@pytest.mark.parametrize("bounds", [(), (30,)])
+def test_every_ring_segment_has_a_bound_of_its_own(bounds: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidParameters):
+        planned(noise_multiplier=Fraction(1), l2_bounds=bounds)
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+@pytest.mark.parametrize("form", ReleaseForm)
+@pytest.mark.parametrize("staleness", [(1,), (1, 3, 2)])
+def test_noise_is_in_proportion_to_what_one_client_moves(
+    adjacency: Adjacency, form: ReleaseForm, staleness: tuple[int, ...]
+) -> None:
+    made = planned(adjacency=adjacency, form=form, staleness_weights=staleness, **NOISED)
+    weight, factor = max(staleness), {Adjacency.ZERO_OUT: 1, Adjacency.REPLACE: 2}[adjacency]
+    rings = [(factor * weight * bound) ** 2 for bound in (30, 50)]
+    if form is ReleaseForm.HISTOGRAM:
+        middle = [factor * weight**2 * 5]
+    else:
+        middle = list[int]()
+        for table in TABLES[0]:
+            rows = table.entries.tolist()
+            others = [[0] * table.width] if adjacency is Adjacency.ZERO_OUT else rows
+            largest = max(
+                sum((a - b) ** 2 for a, b in zip(row, other, strict=True)) for row in rows for other in others
+            )
+            middle.append(weight**2 * table.blocks * largest)
+    sensitivities = [rings[0], *middle, rings[1]]
+    noise = made.noise
+    assert noise is not None
+    assert noise.variances == tuple(4 * len(sensitivities) * squared for squared in sensitivities)
+    assert noise.l2_bounds == (30, 50)
+    computed = squared_sensitivities(MIXED_LAYOUT, form, TABLES, weight, (30, 50), adjacency)
+    assert list(computed) == sensitivities
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_a_release_is_as_private_as_one_gaussian_of_the_multiplier(form: ReleaseForm) -> None:
+    """However many segments there are, because each has as many times the variance."""
+    alone = planned(layout=Layout((RingSegment(20, 6),)), tables=(), noise_multiplier=Fraction(2), l2_bounds=(30,))
+    one = epsilon_of(alone, DELTA)
+    assert epsilon_of(planned(form=form, **NOISED), DELTA) == pytest.approx(one, rel=1e-9)
+    assert epsilon_of(planned(staleness_weights=(5, 1), form=form, **NOISED), DELTA) == pytest.approx(one, rel=1e-9)
+
+
+def test_more_noise_and_fewer_releases_cost_less() -> None:
+    costs = [
+        epsilon_of(planned(noise_multiplier=Fraction(multiplier), l2_bounds=(30, 50), releases_per_client=count), DELTA)
+        for multiplier, count in ((4, 1), (2, 1), (2, 10), (2, 100))
+    ]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-1] / 10
+
+
+def test_adjacency_is_part_of_what_epsilon_means() -> None:
+    made = planned(**NOISED, adjacency=Adjacency.ZERO_OUT)
+    assert epsilon_of(made, DELTA, Adjacency.REPLACE) > 1.5 * epsilon_of(made, DELTA, Adjacency.ZERO_OUT)
+
+
+def test_without_noise_there_is_no_epsilon() -> None:
+    with pytest.raises(InvalidParameters, match="no epsilon"):
+        epsilon_of(planned(), DELTA)
+
+
+def test_the_kind_of_noise_is_carried_over() -> None:
+    noise = planned(noise_kind=NoiseKind.SKELLAM, releases_per_client=7, **NOISED).noise
+    assert noise is not None
+    assert (noise.kind, noise.releases_per_client) == (NoiseKind.SKELLAM, 7)

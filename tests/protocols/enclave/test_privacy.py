@@ -1,0 +1,183 @@
+"""Noise in releases: where it is added, that it is drawn once, and what it is worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.codewords import sum_of_codewords
+from secagg.contract import Aggregate
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.layout import IndexSegment, Layout, RingSegment
+from secagg.protocols.enclave.configuration import ReleaseForm
+from secagg.protocols.enclave.floors import PrivacyFloor
+from secagg.protocols.enclave.noise import NoiseKind, sample
+from secagg.protocols.enclave.privacy import epsilon_of, squared_sensitivities
+from secagg.protocols.enclave.sensitivity import Adjacency, rho_of_release
+from secagg.simulation.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+
+LAYOUT = Layout((RingSegment(32, 400), IndexSegment(8, 40), RingSegment(24, 30)))
+NUMBERS = (1, 2, 3, 4)
+DRAWS_AT_BOOT = (32, 32, 32)
+"""The epoch, the root of the sealing key, the seed of the receipt key."""
+
+
+def noised(**changes: Any) -> EnclaveSetup:
+    return replace(EnclaveSetup(layout=LAYOUT, noise_multiplier=Fraction(1), l2_bounds=(60, 20)), **changes)
+
+
+def released(session: InsecureEnclaveSession) -> Aggregate:
+    session.host.open_buffer(0, bytes(32))
+    for number in NUMBERS:
+        session.upload(number)
+    return session.host.release()[0]
+
+
+def integers(aggregate: Aggregate) -> list[Any]:
+    pairs = zip(aggregate.layout.segments, aggregate.values, strict=True)
+    return [segment.ring.lift(value.reshape(-1).astype(segment.ring.word)) for segment, value in pairs]
+
+
+def exact(session: InsecureEnclaveSession) -> list[Any]:
+    """Return the sums in the clear, in the form in which they are released."""
+    ideal, setup = session.ideal(NUMBERS), session.setup
+    first, histogram, last = ideal.values
+    rings = [segment.ring for segment in setup.layout.segments]
+    if setup.form is ReleaseForm.HISTOGRAM:
+        middle = [histogram.reshape(-1).astype(np.int64)]
+    else:
+        rows = np.split(histogram, np.cumsum([table.blocks for table in setup.tables[0]])[:-1])
+        middle = [sum_of_codewords(part, table) for part, table in zip(rows, setup.tables[0], strict=True)]
+    return [rings[0].lift(first), *middle, rings[2].lift(last)]
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+@pytest.mark.parametrize("kind", NoiseKind)
+def test_a_release_is_the_sum_plus_the_noise_that_the_enclave_drew(kind: NoiseKind, form: ReleaseForm) -> None:
+    session = InsecureEnclaveSession(noised(noise_kind=kind, form=form))
+    aggregate = released(session)
+    coins = session.setup.coins_of("enclave, epoch 1")
+    for count in DRAWS_AT_BOOT:
+        coins.draw(count)
+    noise = session.configuration.noise
+    assert noise is not None
+    for plain, seen, variance in zip(exact(session), integers(aggregate), noise.variances, strict=True):
+        drawn = sample(kind, variance, plain.size, coins)
+        assert (seen - plain == drawn).all()
+        assert drawn.any()
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_noise_has_the_size_that_was_planned(form: ReleaseForm) -> None:
+    session = InsecureEnclaveSession(noised(form=form))
+    errors = [seen - plain for plain, seen in zip(exact(session), integers(released(session)), strict=True)]
+    assert session.configuration.noise is not None
+    for error, variance in zip(errors, session.configuration.noise.variances, strict=True):
+        # Six standard deviations of a sample's variance, and of its mean.
+        second_moment = float(np.square(error.astype(float), dtype=np.float64).mean())
+        assert abs(second_moment / float(variance) - 1) < 6 * (2 / error.size) ** 0.5
+        assert abs(error.mean()) < 6 * (float(variance) / error.size) ** 0.5
+
+
+def test_noise_is_drawn_once_and_a_release_that_is_asked_for_again_is_the_same() -> None:
+    session = InsecureEnclaveSession(noised())
+    session.host.open_buffer(0, bytes(32))
+    for number in NUMBERS:
+        session.upload(number)
+    assert session.enclave.release() == session.enclave.release()
+
+
+def test_two_releases_have_noise_of_their_own() -> None:
+    session = InsecureEnclaveSession(noised(releases_per_client=2))
+    first = integers(released(session))
+    session.host.open_buffer(1, bytes(32))
+    for number in NUMBERS:
+        session.upload(number, version=1)
+    second = integers(session.host.release()[0])
+    assert all((one != other).any() for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_a_planned_release_costs_what_one_gaussian_of_the_multiplier_does(
+    form: ReleaseForm, adjacency: Adjacency
+) -> None:
+    configuration = InsecureEnclaveSession(noised(form=form, noise_multiplier=Fraction(3, 2))).configuration
+    noise = configuration.noise
+    assert noise is not None
+    what = (configuration.layout, configuration.form, configuration.tables)
+    sensitivities = squared_sensitivities(*what, 1, noise.l2_bounds, Adjacency.REPLACE)
+    assert rho_of_release(list(zip(sensitivities, noise.variances, strict=True))) == Fraction(1, 2) / Fraction(9, 4)
+    assert epsilon_of(configuration, 1e-6, adjacency) <= epsilon_of(configuration, 1e-6, Adjacency.REPLACE)
+
+
+def test_epsilon_falls_with_noise_and_grows_with_releases_and_weights_of_age() -> None:
+    def of(**changes: Any) -> float:
+        return epsilon_of(InsecureEnclaveSession(noised(**changes)).configuration, 1e-6)
+
+    assert of() == pytest.approx(5.23, abs=0.01)
+    assert of(noise_multiplier=Fraction(2)) < of() < of(releases_per_client=2)
+    # Planning knows the weights of age, so noise grows with them and epsilon stays.
+    assert of(staleness_weights=(4, 2)) == pytest.approx(of())
+
+
+def test_the_weight_of_age_is_part_of_the_sensitivity() -> None:
+    light = list(squared_sensitivities(LAYOUT, ReleaseForm.HISTOGRAM, (), 1, (60, 20), Adjacency.REPLACE))
+    heavy = list(squared_sensitivities(LAYOUT, ReleaseForm.HISTOGRAM, (), 4, (60, 20), Adjacency.REPLACE))
+    assert heavy == [16 * squared for squared in light]
+    assert light == [(2 * 60) ** 2, 2 * 40, (2 * 20) ** 2]
+
+
+def test_a_configuration_without_noise_has_no_epsilon() -> None:
+    with pytest.raises(InvalidParameters, match="without noise"):
+        epsilon_of(InsecureEnclaveSession(EnclaveSetup()).configuration, 1e-6)
+
+
+def test_a_client_refuses_noise_that_is_too_small_for_it() -> None:
+    asked = PrivacyFloor(epsilon=6.0, delta=1e-6)
+    released(InsecureEnclaveSession(noised(privacy=asked)))
+    session = InsecureEnclaveSession(noised(privacy=asked, noise_multiplier=Fraction(1, 2)))
+    session.host.open_buffer(0, bytes(32))
+    with pytest.raises(InvalidParameters, match="does not keep epsilon to 6") as caught:
+        session.upload(1)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, privacy=asked))
+    with pytest.raises(InvalidParameters, match="adds no noise"):
+        session.seal(1)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-6), (float("nan"), 1e-6), (1.0, 0.0), (1.0, 1.0)])
+def test_a_privacy_floor_of_no_meaning_is_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(InvalidParameters):
+        PrivacyFloor(epsilon=epsilon, delta=delta)
+
+
+def test_the_enclave_stops_at_the_budget_of_a_client() -> None:
+    session = InsecureEnclaveSession(noised(releases_per_client=2, maximum_cohort=4))
+    for version in range(2):
+        session.host.open_buffer(version, bytes(32))
+        for number in NUMBERS:
+            session.upload(number, version=version)
+        session.host.release()
+    session.host.open_buffer(2, bytes(32))
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.upload(1, version=2)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+
+
+def test_without_an_authority_clients_certify_themselves_and_noise_is_due() -> None:
+    released(InsecureEnclaveSession(noised(has_authority=False, privacy=PrivacyFloor(epsilon=6.0, delta=1e-6))))
+    with pytest.raises(InvalidParameters, match="only noise protects"):
+        InsecureEnclaveSession(EnclaveSetup(has_authority=False, privacy=PrivacyFloor(epsilon=6.0, delta=1e-6)))
+
+
+def test_noise_does_not_leave_the_rings_of_a_decoded_sum() -> None:
+    session = InsecureEnclaveSession(noised(noise_multiplier=Fraction(40)))
+    noise = session.configuration.noise
+    assert noise is not None
+    for segment, variance in zip(session.configuration.released.segments[1:-1], noise.variances[1:-1], strict=True):
+        assert 1 << (segment.ring.modulus_bits - 1) > 10 * float(variance) ** 0.5

@@ -1,0 +1,873 @@
+"""The trusted part in a process of its own: a real child, hostile hosts, and a host that trusts no answer either."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.codewords import CodewordTable
+from secagg.contract import Aggregate, Payload, ideal_aggregate
+from secagg.errors import (
+    AuthenticationFailed,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId, ServerId
+from secagg.identity import SigningKey, issue_certificate
+from secagg.layout import IndexSegment, Layout, RingSegment
+from secagg.parameters import Suite
+from secagg.protocols.enclave.client import Client
+from secagg.protocols.enclave.configuration import EnclaveConfiguration, Noise
+from secagg.protocols.enclave.enclave import Enclave
+from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.messages import BufferRelease, EnclaveOffer, ModelStamp
+from secagg.protocols.enclave.noise import NoiseKind
+from secagg.protocols.enclave.process import (
+    MAXIMUM_REQUEST_BYTES,
+    SIMULATED,
+    EnclaveService,
+    encode_refusal,
+    receive_frame,
+    send_frame,
+    serve,
+)
+from secagg.protocols.enclave.remote_enclave import (
+    EnclaveLost,
+    RemoteEnclave,
+    decode_attested_offer,
+    decode_refusal,
+)
+from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
+from secagg.secret import Secret
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind, Reader, Writer, message_kind
+
+if sys.platform == "win32":
+    pytest.skip("there are no Unix sockets", allow_module_level=True)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+AUTHORITY = SigningKey(Secret("seed", b"\x0a" * 32))
+TABLE = CodewordTable(3, np.array([[0, -5], [1, 7], [2, -9], [3, 11]], dtype=np.int64))
+LAYOUT = Layout((RingSegment(20, 7), IndexSegment(4, 3)), bytes(range(32)))
+SEED = b"a child and its twin"
+ANSWERED_IN = 30
+CHILD = """
+import sys
+from pathlib import Path
+from secagg.protocols.enclave.process import SIMULATED, serve
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+def quote(binding):
+    return SIMULATED, binding
+
+coins = InsecureSeededCoins(sys.argv[2].encode())
+serve(Path(sys.argv[1]), coins=coins, quote=quote, ready=lambda: print("ready", flush=True))
+"""
+
+
+def configured(**changes: Any) -> EnclaveConfiguration:
+    settled: dict[str, Any] = {
+        "task": b"a test",
+        "suite": Suite.CLASSIC,
+        "authority": AUTHORITY.public_key,
+        "layout": LAYOUT,
+        "tables": ((TABLE,),),
+        "minimum_cohort": 3,
+        "maximum_cohort": 6,
+        "maximum_weight": 2,
+        "staleness_weights": (2, 1),
+        "expiry": int(NOW.timestamp()) + 3600,
+    }
+    return EnclaveConfiguration(**settled | changes)
+
+
+def noised() -> EnclaveConfiguration:
+    noise = Noise(
+        kind=NoiseKind.DISCRETE_GAUSSIAN,
+        variances=(Fraction(4), Fraction(4)),
+        l2_bounds=(1 << 20,),
+        releases_per_client=5,
+    )
+    return configured(maximum_weight=1, noise=noise)
+
+
+CONFIGURATION = configured()
+START = Writer(MessageKind.START_ENCLAVE).borrowed(CONFIGURATION.encode()).finish()
+RELEASE = Writer(MessageKind.RELEASE_BUFFER).finish()
+GIVE_UP = Writer(MessageKind.GIVE_UP_BUFFER).finish()
+DESTROY = Writer(MessageKind.DESTROY_ENCLAVE).finish()
+
+
+def opening(version: int) -> bytes:
+    return Writer(MessageKind.OPEN_BUFFER).integer(version, 8).fixed(version.to_bytes(32, "big"), 32).finish()
+
+
+def model(version: int) -> ModelStamp:
+    return ModelStamp(version=version, digest=version.to_bytes(32, "big"))
+
+
+def update_of(number: int) -> Payload:
+    values = np.arange(number, number + 7, dtype=np.uint32)
+    return Payload(LAYOUT, (values, np.array([number % 4, 1, 3], dtype=LAYOUT.segments[1].ring.word)))
+
+
+def client(number: int, ledger: SealLedger | None = None, coins: bytes = b"client") -> Client:
+    key = SigningKey(Secret("seed", number.to_bytes(32, "big")))
+    return Client(
+        certificate=issue_certificate(AUTHORITY, ClientId(number), key.public_key),
+        signing_key=key,
+        floors=EnclaveFloors(
+            suites=frozenset({Suite.CLASSIC}),
+            minimum_cohort=3,
+            maximum_length=100,
+            authority=AUTHORITY.public_key,
+            maximum_weight=2,
+        ),
+        layout=LAYOUT,
+        tables=((TABLE,),),
+        capacity=1000,
+        ledger=SealLedger(b"a test") if ledger is None else ledger,
+        coins=InsecureSeededCoins(coins + bytes([number])),
+    )
+
+
+def verified(
+    offer: EnclaveOffer, evidence: object, configuration: EnclaveConfiguration = CONFIGURATION
+) -> VerifiedEnclave:
+    return VerifiedEnclave(offer, evidence, configuration=configuration, judge=SimulatedJudge(), now=NOW)
+
+
+def sealed(enclave: VerifiedEnclave, number: int, version: int = 1, weight: int = 1, coins: bytes = b"client") -> bytes:
+    owner = client(number, coins=coins)
+    return owner.seal(update_of(number), enclave=enclave, model=model(version), now=NOW, weight=weight).sealed.encode()
+
+
+@dataclass
+class Child:
+    """A process that serves an enclave at a path, with coins that can be repeated."""
+
+    path: Path
+    seed: bytes = SEED
+    process: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        command = [sys.executable, "-c", CHILD, str(self.path), self.seed.decode()]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- this interpreter
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def memory(self, line: str) -> int:
+        """Return a figure of the process in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split(f"{line}:")[1].split()[0]) * 1024
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(ANSWERED_IN)
+        self.path.unlink(missing_ok=True)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Generator[Child]:
+    started = Child(tmp_path_factory.mktemp("e") / "s")
+    yield started
+    assert started.is_running(), "no test may end the process that all of them share"
+    started.kill()
+
+
+@pytest.fixture
+def start_child(tmp_path: Path) -> Iterator[Callable[[], Child]]:
+    children = list[Child]()
+
+    def start() -> Child:
+        children.append(Child(tmp_path / f"s{len(children)}"))
+        return children[-1]
+
+    yield start
+    for each in children:
+        each.kill()
+
+
+class RawHost:
+    """A host that sends whatever bytes it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(ANSWERED_IN)
+        self.socket.connect(str(path))
+
+    def ask(self, request: bytes) -> bytes:
+        send_frame(self.socket, request)
+        return self.answer()
+
+    def answer(self) -> bytes:
+        return receive_frame(self.socket, 1 << 24)
+
+    def refused(self, request: bytes) -> SecAggError:
+        return decode_refusal(self.ask(request))
+
+    def start(self) -> VerifiedEnclave:
+        return verified(*decode_attested_offer(self.ask(START)))
+
+    def is_closed(self) -> bool:
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionError:
+            return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def host(child: Child) -> Iterator[RawHost]:
+    with RawHost(child.path) as connected:
+        yield connected
+
+
+def weight_in(answer: bytes) -> int:
+    return Reader(answer, MessageKind.ENCLAVE_DONE).integer(2)
+
+
+def told(error: SecAggError) -> tuple[object, ...]:
+    culprits = error.culprits if isinstance(error, PeerError) else None
+    return type(error), error.reason, culprits, str(error), {**vars(error), "culprits": None}
+
+
+# --- A round ----------------------------------------------------------------------------------------------------------
+
+
+def one_buffer(enclave: RemoteEnclave | SimulatedEnclave, offer: EnclaveOffer, evidence: object) -> Aggregate:
+    trusted = verified(offer, evidence)
+    relay = Host(CONFIGURATION, enclave)
+    relay.open_buffer(2, model(2).digest)
+    for number, version, weight in ((1, 2, 1), (2, 1, 2), (3, 2, 1), (4, 2, 1), (5, 1, 2), (6, 1, 2)):
+        upload = client(number).seal(update_of(number), enclave=trusted, model=model(version), now=NOW, weight=weight)
+        relay.receive(upload.encode())
+    aggregate, receipt = relay.release()
+    trusted.verify_receipt(receipt)
+    return aggregate
+
+
+def test_a_round_through_the_process_gives_what_an_enclave_in_process_gives(child: Child) -> None:
+    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+        offer, evidence = remote.start(CONFIGURATION)
+        through_the_process = one_buffer(remote, offer, evidence)
+    simulated = SimulatedEnclave(CONFIGURATION, coins=InsecureSeededCoins(b"another"))
+    in_process = one_buffer(simulated, simulated.offer, simulated.evidence)
+    assert offer.epoch != simulated.offer.epoch
+    assert through_the_process.encode() == in_process.encode()
+    ideal = ideal_aggregate(LAYOUT, [update_of(number) for number in range(1, 7)], [2] * 6)
+    assert np.array_equal(through_the_process.values[0], ideal.values[0])
+    assert (through_the_process.contributors, through_the_process.total_weight) == (6, 12)
+
+
+def test_what_was_released_is_released_again_and_only_until_the_next_buffer(child: Child) -> None:
+    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+        trusted = verified(*remote.start(CONFIGURATION))
+        remote.open_buffer(1, model(1).digest)
+        for number in (1, 2, 3):
+            assert remote.receive(sealed(trusted, number)) == 2
+        assert remote.release() == remote.release()
+        remote.open_buffer(2, model(2).digest)
+        with pytest.raises(ThresholdNotMet):
+            remote.release()
+        remote.give_up_buffer()
+        with pytest.raises(Misuse, match="no buffer is open"):
+            remote.release()
+        remote.destroy()
+        with pytest.raises(Misuse, match="no epoch runs"):
+            remote.open_buffer(3, model(3).digest)
+
+
+# --- The process ends -------------------------------------------------------------------------------------------------
+
+
+def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(start_child: Callable[[], Child]) -> None:
+    first = start_child()
+    remote = RemoteEnclave(first.path, timeout=ANSWERED_IN)
+    trusted = verified(*remote.start(CONFIGURATION))
+    relay = Host(CONFIGURATION, remote)
+    relay.open_buffer(1, model(1).digest)
+    clients = [client(number) for number in (1, 2, 3)]
+    uploads = [
+        each.seal(update_of(number), enclave=trusted, model=model(1), now=NOW).encode()
+        for number, each in enumerate(clients, 1)
+    ]
+    for upload in uploads[:2]:
+        relay.receive(upload)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait(ANSWERED_IN)
+    with pytest.raises(EnclaveLost, match=r"epoch and buffer.*nobody opens.*newer models only"):
+        relay.receive(uploads[2])
+    with pytest.raises(EnclaveLost, match="its connection was closed"):
+        relay.release()
+
+    # The keys of the first process were in its memory alone, so other keys are drawn even from other coins alone.
+    second = Child(first.path.with_name("second"), b"other coins")
+    try:
+        with RemoteEnclave(second.path, timeout=ANSWERED_IN) as again:
+            trusted_again = verified(*again.start(CONFIGURATION))
+            relay = Host(CONFIGURATION, again)
+            relay.open_buffer(1, model(1).digest)
+            for upload in uploads:
+                with pytest.raises(PeerMisbehaved, match="another epoch") as caught:
+                    relay.receive(upload)
+                assert caught.value.reason is Reason.WRONG_SESSION
+            with pytest.raises(ThresholdNotMet):
+                relay.release()
+            # Every client refuses to seal the same update again, whether or not it was taken; a newer one it seals.
+            for number, each in enumerate(clients, 1):
+                with pytest.raises(PeerMisbehaved) as refused:
+                    each.seal(update_of(number), enclave=trusted_again, model=model(1), now=NOW)
+                assert refused.value.reason is Reason.ALREADY_ANSWERED
+                assert each.ledger.seals == 1
+            relay.give_up_buffer()
+            relay.open_buffer(2, model(2).digest)
+            for number, each in enumerate(clients, 1):
+                fresh = each.seal(update_of(number), enclave=trusted_again, model=model(2), now=NOW)
+                relay.receive(fresh.encode())
+            assert relay.release()[0].contributors == 3
+    finally:
+        second.kill()
+
+
+@pytest.mark.parametrize(("is_allowed", "is_noised"), [(True, True), (True, False), (False, True)])
+def test_sealing_again_to_another_epoch_needs_a_wish_and_noise_and_is_charged(
+    child: Child, *, is_allowed: bool, is_noised: bool
+) -> None:
+    configuration = noised() if is_noised else CONFIGURATION
+    owner = client(1, SealLedger(b"a test", repeats_allowed=is_allowed, maximum_seals=2))
+    epochs = list[VerifiedEnclave]()
+    for _ in range(3):
+        with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+            epochs.append(verified(*remote.start(configuration), configuration))
+    owner.seal(update_of(1), enclave=epochs[0], model=model(1), now=NOW)
+    if not (is_allowed and is_noised):
+        with pytest.raises(PeerMisbehaved) as caught:
+            owner.seal(update_of(1), enclave=epochs[1], model=model(1), now=NOW)
+        assert caught.value.reason is Reason.ALREADY_ANSWERED
+        assert owner.ledger.seals == 1
+        return
+    owner.seal(update_of(1), enclave=epochs[1], model=model(1), now=NOW)
+    assert owner.ledger.seals == 2
+    with pytest.raises(PeerMisbehaved) as caught:
+        owner.seal(update_of(1), enclave=epochs[2], model=model(1), now=NOW)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+
+
+def test_an_epoch_ends_with_the_connection_that_started_it(child: Child) -> None:
+    with RawHost(child.path) as first:
+        upload = sealed(first.start(), 1)
+        first.ask(opening(1))
+    with RawHost(child.path) as second:
+        assert told(second.refused(upload))[:2] == (Misuse, Reason.API_MISUSE)
+        second.start()
+        second.ask(opening(1))
+        assert second.refused(upload).reason is Reason.WRONG_SESSION
+
+
+def test_the_keys_of_an_epoch_are_gone_when_its_host_is_and_the_socket_when_the_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, destroyed, ready = list[Enclave](), list[Enclave](), Event()
+    start, destroy = Enclave.open_buffer, Enclave.destroy
+
+    def open_buffer(self: Enclave, version: int, model_digest: bytes) -> None:
+        started.append(self)
+        start(self, version, model_digest)
+
+    def destroy_and_tell(self: Enclave) -> None:
+        destroy(self)
+        destroyed.append(self)
+
+    def quote(binding: bytes) -> tuple[str, bytes]:
+        if destroyed:
+            # As a signal does that ends the process.
+            raise SystemExit
+        return SIMULATED, binding
+
+    monkeypatch.setattr(Enclave, "open_buffer", open_buffer)
+    monkeypatch.setattr(Enclave, "destroy", destroy_and_tell)
+    path = tmp_path / "s"
+
+    def run() -> None:
+        with pytest.raises(SystemExit):
+            serve(path, coins=InsecureSeededCoins(b"coins"), quote=quote, ready=ready.set)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(ANSWERED_IN)
+    with RawHost(path) as first:
+        first.start()
+        first.ask(opening(1))
+    with RawHost(path) as second:
+        send_frame(second.socket, START)
+        assert second.is_closed()
+    thread.join(ANSWERED_IN)
+    assert started == destroyed
+    assert len(destroyed) == 1
+    assert not path.exists()
+
+
+def test_another_start_replaces_the_epoch(host: RawHost) -> None:
+    trusted = host.start()
+    uploads = [sealed(trusted, number) for number in (1, 2, 3)]
+    host.ask(opening(1))
+    for upload in uploads:
+        host.ask(upload)
+    host.start()
+    assert type(host.refused(RELEASE)) is Misuse
+    host.ask(opening(1))
+    assert {host.refused(upload).reason for upload in uploads} == {Reason.WRONG_SESSION}
+
+
+def test_the_epoch_before_is_destroyed_before_another_has_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    destroyed, destroyed_by_then = list[Enclave](), list[int]()
+    destroy = Enclave.destroy
+
+    def destroy_and_tell(self: Enclave) -> None:
+        destroy(self)
+        destroyed.append(self)
+
+    def quote(binding: bytes) -> tuple[str, bytes]:
+        destroyed_by_then.append(len(destroyed))
+        if len(destroyed_by_then) == 3:
+            raise RuntimeError("the driver is gone")
+        return SIMULATED, binding
+
+    monkeypatch.setattr(Enclave, "destroy", destroy_and_tell)
+    service = EnclaveService(coins=InsecureSeededCoins(b"coins"), quote=quote)
+    for _ in range(2):
+        assert message_kind(service.answer(START)) is MessageKind.ATTESTED_OFFER
+    assert type(decode_refusal(service.answer(START))) is InternalError
+    assert destroyed_by_then == [0, 1, 2]
+    assert "no epoch runs" in str(decode_refusal(service.answer(opening(1))))
+
+
+# --- What a host may do -----------------------------------------------------------------------------------------------
+
+
+MALFORMED = {
+    "nothing": (b"", Reason.TRUNCATED),
+    "garbage": (b"\xff" * 100, Reason.NOT_CANONICAL),
+    "a header that ends": (START[:5], Reason.TRUNCATED),
+    "a kind that is none": (Writer(999).finish(), Reason.NOT_CANONICAL),
+    "another version": (RELEASE[:4] + b"\x09" + RELEASE[5:], Reason.WRONG_VERSION),
+    "a configuration that ends": (START[:-3], Reason.TRUNCATED),
+    "a configuration with more": (START + b"\0", Reason.TRAILING_BYTES),
+    "no configuration": (Writer(MessageKind.START_ENCLAVE).finish(), Reason.TRUNCATED),
+    "a number that ends": (opening(2)[:-1], Reason.TRUNCATED),
+    "a number with more": (opening(2) + b"\0", Reason.TRAILING_BYTES),
+    "a release with more": (RELEASE + b"\0", Reason.TRAILING_BYTES),
+    "giving up with more": (GIVE_UP + b"\0", Reason.TRAILING_BYTES),
+    "an end with more": (DESTROY + b"\0", Reason.TRAILING_BYTES),
+    "an answer": (Writer(MessageKind.ENCLAVE_DONE).integer(1, 2).finish(), Reason.WRONG_KIND),
+    "a refusal": (encode_refusal(Misuse("no")), Reason.WRONG_KIND),
+    "another message": (Writer(MessageKind.ENCLAVE_UPLOAD).integer(0, 4).finish(), Reason.WRONG_KIND),
+    "an upload that ends": (Writer(MessageKind.SEALED_UPLOAD).integer(1, 100).finish(), Reason.TRUNCATED),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_request_is_refused_and_changes_nothing(host: RawHost, name: str) -> None:
+    request, reason = MALFORMED[name]
+    trusted = host.start()
+    host.ask(opening(1))
+    for number in (1, 2, 3):
+        assert weight_in(host.ask(sealed(trusted, number))) == 2
+        refusal = host.refused(request)
+        assert type(refusal) in (MalformedMessage, UnexpectedMessage)
+        assert isinstance(refusal, PeerError)
+        assert (refusal.reason, refusal.culprits) == (reason, frozenset({ServerId()}))
+    release = BufferRelease.decode(host.ask(RELEASE))
+    trusted.verify_receipt(release.receipt)
+    assert release.receipt.contributors == 3
+
+
+@pytest.mark.parametrize("request_", [opening(1), RELEASE, GIVE_UP], ids=["open", "release", "give up"])
+def test_before_a_start_there_is_nothing_to_ask_for(host: RawHost, request_: bytes) -> None:
+    refusal = host.refused(request_)
+    assert type(refusal) is Misuse
+    assert "start one" in str(refusal)
+    assert weight_in(host.ask(DESTROY)) == 0
+
+
+def test_a_length_over_the_limit_ends_the_connection_and_nothing_is_allocated(child: Child) -> None:
+    with RawHost(child.path) as host:
+        host.start()
+        before = child.memory("VmPeak")
+        host.socket.sendall((1 << 62).to_bytes(8, "big"))
+        assert host.is_closed()
+    with RawHost(child.path) as host:
+        host.socket.sendall(MAXIMUM_REQUEST_BYTES.to_bytes(8, "big") + bytes(1000))
+        host.socket.shutdown(socket.SHUT_WR)
+        assert host.is_closed()
+    with RawHost(child.path) as host:
+        host.start()
+    assert child.memory("VmPeak") - before < MAXIMUM_REQUEST_BYTES // 8
+
+
+@pytest.mark.parametrize("sent", [b"\0", len(START).to_bytes(8, "big"), len(START).to_bytes(8, "big") + START[:-1]])
+def test_a_frame_that_ends_early_ends_the_connection_and_not_the_process(child: Child, sent: bytes) -> None:
+    with RawHost(child.path) as host:
+        host.start()
+        host.socket.sendall(sent)
+        host.socket.shutdown(socket.SHUT_WR)
+        assert host.is_closed()
+    with RawHost(child.path) as host:
+        host.start()
+
+
+def test_a_host_that_goes_before_its_answer_does_not_end_the_process(child: Child) -> None:
+    for _ in range(20):
+        with RawHost(child.path) as host:
+            for _ in range(50):
+                send_frame(host.socket, START)
+    with RawHost(child.path) as host:
+        host.start()
+
+
+def test_a_second_host_is_let_go_and_touches_nothing(child: Child, host: RawHost) -> None:
+    trusted = host.start()
+    host.ask(opening(1))
+    for number in (1, 2, 3):
+        with RawHost(child.path) as second:
+            assert second.is_closed()
+        with pytest.raises(EnclaveLost), RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+            remote.start(CONFIGURATION)
+        assert weight_in(host.ask(sealed(trusted, number))) == 2
+    assert message_kind(host.ask(RELEASE)) is MessageKind.BUFFER_RELEASE
+
+
+def test_a_frame_may_come_byte_by_byte_and_requests_may_come_ahead(host: RawHost) -> None:
+    for byte in len(START).to_bytes(8, "big") + START:
+        host.socket.sendall(bytes([byte]))
+    trusted = verified(*decode_attested_offer(host.answer()))
+    for request in (opening(1), *(sealed(trusted, number) for number in (1, 2, 3)), RELEASE):
+        send_frame(host.socket, request)
+    assert [weight_in(host.answer()) for _ in range(4)] == [0, 2, 2, 2]
+    assert BufferRelease.decode(host.answer()).receipt.contributors == 3
+
+
+class Twin:
+    """The same enclave in this process: the same coins in the same order, called directly."""
+
+    def __init__(self, seed: bytes) -> None:
+        self.coins = InsecureSeededCoins(seed)
+        self.enclave: Enclave | None = None
+
+    def start(self) -> EnclaveOffer:
+        self.enclave = Enclave(CONFIGURATION, coins=self.coins, quote=SimulatedEvidence)
+        return self.enclave.offer
+
+    def outcome(self, request: bytes) -> object:
+        assert self.enclave is not None
+        try:
+            match message_kind(request):
+                case MessageKind.OPEN_BUFFER:
+                    self.enclave.open_buffer(int.from_bytes(request[7:15], "big"), request[15:])
+                case MessageKind.SEALED_UPLOAD:
+                    return self.enclave.receive(request)
+                case MessageKind.RELEASE_BUFFER:
+                    return self.enclave.release()
+                case _:
+                    self.enclave.give_up_buffer()
+        except SecAggError as error:
+            return told(error)
+        return 0
+
+
+def outcome_of(answer: bytes) -> object:
+    match message_kind(answer):
+        case MessageKind.ENCLAVE_REFUSAL:
+            return told(decode_refusal(answer))
+        case MessageKind.BUFFER_RELEASE:
+            return answer
+        case _:
+            return weight_in(answer)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("upload"), st.integers(0, 9)),
+    st.tuples(st.just("upload"), st.integers(0, 9)),
+    st.tuples(st.just("altered"), st.integers(0, 9)),
+    st.tuples(st.just("open"), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["release", "release", "give up", "garbage"]), st.just(0)),
+)
+
+
+def test_a_host_that_drops_repeats_and_reorders_gets_at_most_one_sum_of_a_cohort_for_a_buffer(
+    start_child: Callable[[], Child],
+) -> None:
+    """Whatever the schedule, the process answers as the enclave itself does, error by error and byte by byte."""
+    path, twin = start_child().path, Twin(SEED)
+
+    @settings(max_examples=40)
+    @given(st.lists(STEPS, max_size=30))
+    def play(steps: list[tuple[str, int]]) -> None:
+        with RawHost(path) as host:
+            trusted = host.start()
+            assert trusted.offer == twin.start()
+            uploads = [sealed(trusted, number % 5 + 1, 1 + number // 5, 1 + number % 2) for number in range(10)]
+            released = dict[int, set[bytes]]()
+            for step, number in [("open", 1), *steps]:
+                if step == "garbage":
+                    assert host.refused(b"garbage").reason is Reason.NOT_CANONICAL
+                    continue
+                request = {"open": opening(number), "release": RELEASE, "give up": GIVE_UP}.get(step, uploads[number])
+                if step == "altered":
+                    request = request[:-1] + bytes([request[-1] ^ 1])
+                answer = host.ask(request)
+                assert outcome_of(answer) == twin.outcome(request)
+                if message_kind(answer) is MessageKind.BUFFER_RELEASE:
+                    receipt = BufferRelease.decode(answer).receipt
+                    trusted.verify_receipt(receipt)
+                    assert receipt.contributors >= CONFIGURATION.minimum_cohort
+                    released.setdefault(receipt.buffer, set()).add(answer)
+            assert all(len(answers) == 1 for answers in released.values())
+
+    play()
+
+
+# --- Errors travel ----------------------------------------------------------------------------------------------------
+
+
+def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEnclave, name: str) -> SecAggError:
+    """Provoke one refusal, and return it."""
+
+    def full() -> object:
+        enclave.open_buffer(1, model(1).digest)
+        for number in range(1, 7):
+            enclave.receive(sealed(trusted, number))
+        return enclave.receive(sealed(trusted, 7))
+
+    def repeated(first: bytes, second: bytes) -> object:
+        enclave.open_buffer(2, model(2).digest)
+        enclave.receive(first)
+        return enclave.receive(second)
+
+    def alone(upload: bytes, version: int = 5) -> object:
+        enclave.open_buffer(version, model(version).digest)
+        return enclave.receive(upload)
+
+    def released(*uploads: tuple[int, int, int]) -> object:
+        enclave.open_buffer(2, model(2).digest)
+        for number, version, weight in uploads:
+            enclave.receive(sealed(trusted, number, version, weight))
+        return enclave.release()
+
+    def another_model() -> object:
+        enclave.open_buffer(5, model(6).digest)
+        return enclave.receive(upload)
+
+    def too_few() -> object:
+        enclave.open_buffer(1, model(1).digest)
+        enclave.receive(sealed(trusted, 1))
+        return enclave.release()
+
+    upload = sealed(trusted, 1, 5)
+    cases: dict[str, Callable[[], object]] = {
+        "full": full,
+        "replayed": lambda: repeated(sealed(trusted, 1, 2), sealed(trusted, 1, 2)),
+        "answered": lambda: repeated(sealed(trusted, 1, 2), sealed(trusted, 1, 2, coins=b"others")),
+        "stale": lambda: alone(sealed(trusted, 1, 3)),
+        "truncated": lambda: alone(upload[:-1]),
+        "longer": lambda: alone(upload + b"\0"),
+        "signature": lambda: alone(upload[:20] + bytes([upload[20] ^ 1]) + upload[21:]),
+        "indices": lambda: alone(upload[:-1] + bytes([upload[-1] ^ 1])),
+        "too few": too_few,
+        "uneven": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 2)),
+        "ages": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 1, 1)),
+        "another model": another_model,
+        "no buffer": lambda: enclave.receive(upload),
+        "nothing to give up": lambda: enclave.give_up_buffer(),  # noqa: PLW0108 -- as the others
+        "older": lambda: (
+            enclave.open_buffer(2, model(2).digest),
+            enclave.give_up_buffer(),
+            enclave.open_buffer(2, model(2).digest),
+        ),
+    }
+    with pytest.raises(SecAggError) as caught:
+        cases[name]()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("full", PeerMisbehaved, Reason.BUFFER_FULL),
+        ("replayed", PeerMisbehaved, Reason.REPLAYED),
+        ("answered", PeerMisbehaved, Reason.ALREADY_ANSWERED),
+        ("stale", PeerMisbehaved, Reason.STALE_UPDATE),
+        ("truncated", MalformedMessage, Reason.TRUNCATED),
+        ("longer", MalformedMessage, Reason.TRAILING_BYTES),
+        ("signature", PeerMisbehaved, Reason.WRONG_SESSION),
+        ("indices", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
+        ("too few", ThresholdNotMet, Reason.THRESHOLD_NOT_MET),
+        ("uneven", PeerMisbehaved, Reason.WEIGHTS_UNEVEN),
+        ("ages", ThresholdNotMet, Reason.THRESHOLD_NOT_MET),
+        ("another model", PeerMisbehaved, Reason.MODEL_MISMATCH),
+        ("no buffer", Misuse, Reason.API_MISUSE),
+        ("nothing to give up", Misuse, Reason.API_MISUSE),
+        ("older", PeerMisbehaved, Reason.WRONG_SESSION),
+    ],
+)
+def test_the_process_refuses_as_an_enclave_in_process_does(
+    child: Child, name: str, kind: type[SecAggError], reason: Reason
+) -> None:
+    simulated = SimulatedEnclave(CONFIGURATION, coins=InsecureSeededCoins(b"simulated"))
+    expected = refused_by(simulated, verified(simulated.offer, simulated.evidence), name)
+    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+        arrived = refused_by(remote, verified(*remote.start(CONFIGURATION)), name)
+    assert (type(arrived), arrived.reason) == (kind, reason)
+    assert told(arrived) == told(expected)
+
+
+def test_an_error_that_nobody_thought_of_ends_the_epoch_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = EnclaveService(coins=InsecureSeededCoins(b"coins"), quote=lambda binding: (SIMULATED, binding))
+    service.answer(START)
+    enclaves = list[Enclave]()
+
+    def fail(self: Enclave, *_: object) -> None:
+        enclaves.append(self)
+        raise ZeroDivisionError("a value that nobody should read")
+
+    monkeypatch.setattr(Enclave, "open_buffer", fail)
+    refusal = decode_refusal(service.answer(opening(1)))
+    assert type(refusal) is InternalError
+    assert "value" not in str(refusal)
+    assert "ZeroDivisionError" in str(refusal)
+    assert str(enclaves[0].state) == "destroyed"
+    assert "no epoch runs" in str(decode_refusal(service.answer(RELEASE)))
+
+
+def test_a_kind_of_error_that_has_no_place_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UnlistedError(SecAggError):
+        """An error that the table does not know."""
+
+    def fail(*_: object) -> None:
+        raise UnlistedError("unlisted", reason=Reason.REPLAYED)
+
+    service = EnclaveService(coins=InsecureSeededCoins(b"coins"), quote=lambda binding: (SIMULATED, binding))
+    service.answer(START)
+    monkeypatch.setattr(Enclave, "open_buffer", fail)
+    assert type(decode_refusal(service.answer(opening(1)))) is InternalError
+
+
+# --- A host between clients and the process ---------------------------------------------------------------------------
+
+
+def test_closing_ends_the_epoch_also_where_a_fork_holds_the_connection(child: Child) -> None:
+    remote = RemoteEnclave(child.path, timeout=ANSWERED_IN)
+    held = remote._connection.dup()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    remote.start(CONFIGURATION)
+    remote.close()
+    with RawHost(child.path) as host:
+        host.start()
+    held.close()
+
+
+@pytest.mark.parametrize("request_", [DESTROY, GIVE_UP, RELEASE, START, opening(9), b"", b"garbage"])
+def test_a_client_cannot_have_the_host_relay_another_request(child: Child, request_: bytes) -> None:
+    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+        trusted = verified(*remote.start(CONFIGURATION))
+        relay = Host(configured(layout=LAYOUT), remote)
+        relay.open_buffer(1, model(1).digest)
+        for number in (1, 2, 3):
+            masked = bytes(LAYOUT.segments[0].payload_bytes)
+            forged = Writer(MessageKind.ENCLAVE_UPLOAD).integer(len(request_), 8).borrowed(request_).borrowed(masked)
+            with pytest.raises((MalformedMessage, UnexpectedMessage)) as caught:
+                relay.receive(forged.finish())
+            # The host cannot know whose bytes they are; whoever gave them to it does.
+            assert caught.value.culprits == frozenset()
+            remote.receive(sealed(trusted, number))
+        assert relay.release()[1].contributors == 3
+
+
+def test_an_upload_over_the_limit_of_a_frame_is_refused_before_it_ends_the_epoch(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secagg.protocols.enclave.remote_enclave.MAXIMUM_REQUEST_BYTES", 1000)
+    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+        remote.start(CONFIGURATION)
+        with pytest.raises(MalformedMessage) as caught:
+            remote.receive(Writer(MessageKind.SEALED_UPLOAD).borrowed(bytes(1000)).finish())
+        assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+        remote.open_buffer(1, model(1).digest)
+
+
+def test_a_model_number_out_of_range_is_not_sent(child: Child) -> None:
+    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
+        remote.start(CONFIGURATION)
+        for version in (-1, 1 << 64, True, 1.0):
+            with pytest.raises(Misuse, match="an integer"):
+                remote.open_buffer(version, bytes(32))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        remote.open_buffer((1 << 64) - 1, model((1 << 64) - 1).digest)
+        assert "lost" not in repr(remote)
+    assert "lost" in repr(remote)
+
+
+def test_evidence_for_other_keys_does_not_make_a_verified_enclave(host: RawHost) -> None:
+    offer, evidence = decode_attested_offer(host.ask(START))
+    other, _ = decode_attested_offer(host.ask(START))
+    verified(offer, evidence)
+    with pytest.raises(PeerMisbehaved) as caught:
+        verified(other, evidence)
+    assert caught.value.reason is Reason.ATTESTATION_REFUSED
+
+
+# --- What is trusted --------------------------------------------------------------------------------------------------
+
+
+def test_the_trusted_process_imports_no_part_of_the_protocol_that_it_does_not_run(repository: Path) -> None:
+    program = "import sys, secagg.protocols.enclave.process\nprint(*(name for name in sys.modules if 'secagg' in name))"
+    command = [sys.executable, "-c", program]
+    listed = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)  # noqa: S603 -- fixed
+    rooms = {name.split(".")[2] for name in listed.stdout.split() if name.startswith("secagg.protocols.")}
+    assert rooms == {"enclave"}
+    modules = {name.split(".")[3] for name in listed.stdout.split() if name.startswith("secagg.protocols.enclave.")}
+    trusted = {"buffer", "configuration", "enclave", "histogram", "messages", "noise", "process", "upload_keys"}
+    assert modules == trusted
+
+
+def test_a_path_that_exists_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("mine")
+    with pytest.raises(InvalidParameters, match="name another path"):
+        serve(path, coins=InsecureSeededCoins(b""), quote=lambda binding: (SIMULATED, binding))
+    assert path.read_text() == "mine"

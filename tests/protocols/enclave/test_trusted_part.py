@@ -1,0 +1,221 @@
+"""What a measurement stands for: the modules that the trusted part imports, all of them, and how much code they are."""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+START = "secagg.protocols.enclave.enclave"
+OWN = {f"secagg.protocols.enclave.{name}" for name in ("buffer", "configuration", "enclave", "histogram")} | {
+    f"secagg.protocols.enclave.{name}" for name in ("messages", "noise", "upload_keys")
+}
+CORE = {
+    f"secagg.{name}"
+    for name in (
+        "aead",
+        "codewords",
+        "contract",
+        "entropy",
+        "errors",
+        "hpke",
+        "hybrid_key_agreement",
+        "identifiers",
+        "identity",
+        "key_agreement",
+        "key_derivation",
+        "labels",
+        "layout",
+        "mask_expansion",
+        "parameters",
+        "ring",
+        "secret",
+        "wire",
+    )
+}
+PACKAGES = {"secagg", "secagg.protocols.enclave"}
+LATE = {"secagg.hybrid_key_agreement"}
+"""Imported when the hybrid suite is used, because that fails where the backend has no ML-KEM."""
+OUTSIDE = {
+    "__future__",
+    "collections",
+    "concurrent",
+    "contextlib",
+    "cryptography",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "hmac",
+    "itertools",
+    "math",
+    "numpy",
+    "operator",
+    "os",
+    "struct",
+    "threading",
+    "typing",
+}
+"""No socket, no file, no clock, no process, no logging; ``os`` for randomness alone."""
+MOST_OWN_LINES = 1150
+MOST_CORE_LINES = 2050
+
+
+def path_of(module: str, root: Path) -> Path | None:
+    """Return where a module or a package of ours is, by the folders that the rooms really are in."""
+    parts = module.split(".")
+    if parts[:2] in (["secagg", "protocols"], ["secagg", "compression"]):
+        parts = parts[1:]
+    base = root.joinpath(*parts)
+    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
+
+
+def is_for_types_alone(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Go through a tree, late imports included, and leave out what is for type checkers alone."""
+    for child in ast.iter_child_nodes(tree):
+        if not is_for_types_alone(child):
+            yield child
+            yield from statements(child)
+
+
+def imported_by(file: Path, root: Path) -> set[str]:
+    names = set[str]()
+    for node in statements(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports by a relative name"
+            base = node.module or ""
+            members = {f"{base}.{alias.name}" for alias in node.names}
+            names |= {base, *(member for member in members if path_of(member, root))}
+    return names
+
+
+def closure(start: str, root: Path) -> tuple[dict[str, Path], dict[str, set[str]]]:
+    """Return every module of ours that importing one loads or can load, and what each imports from outside."""
+    found, outside, waiting = dict[str, Path](), dict[str, set[str]](), [start]
+    while waiting:
+        module = waiting.pop()
+        file = path_of(module, root)
+        if module in found or file is None:
+            continue
+        found[module] = file
+        parents = [module.rpartition(".")[0]] if "." in module else []
+        names = imported_by(file, root)
+        waiting += [*parents, *(name for name in names if name.split(".")[0] == "secagg")]
+        outside[module] = {name.split(".")[0] for name in names} - {"secagg"}
+    return found, outside
+
+
+def lines_of_code(source: str) -> int:
+    """Count the lines that hold a token of code: no blank lines, no comments, no docstrings."""
+    texts = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    silent = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENCODING,
+        tokenize.ENDMARKER,
+    }
+    lines = set[int]()
+    for token in tokenize.tokenize(io.BytesIO(source.encode()).readline):
+        if token.type not in silent:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - texts)
+
+
+def test_the_trusted_part_is_these_modules_and_no_other(repository: Path) -> None:
+    found, _ = closure(START, repository)
+    table = "\n".join(f"{lines_of_code(file.read_text()):5} {module}" for module, file in sorted(found.items()))
+    print(table)  # noqa: T201 -- shown where it fails, and with -s
+    assert set(found) - PACKAGES == OWN | CORE, "adding to the trusted part is a decision, taken here"
+    assert set(found) >= PACKAGES
+
+
+def test_it_reaches_nothing_outside_but_mathematics_and_cryptography(repository: Path) -> None:
+    _, outside = closure(START, repository)
+    assert set[str]().union(*outside.values()) == OUTSIDE
+    assert {module for module, names in outside.items() if "os" in names} == {"secagg.entropy"}
+    assert {module for module, names in outside.items() if "threading" in names} == {START}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "attestation",
+        "client",
+        "verified_enclave",
+        "floors",
+        "ledger",
+        "host",
+        "accounting",
+        "privacy",
+        "sensitivity",
+        "plan",
+        "simulated_enclave",
+        "run",
+    ],
+)
+def test_what_is_not_trusted_is_not_imported(repository: Path, part: str) -> None:
+    found, _ = closure(START, repository)
+    assert (repository / "protocols/enclave" / part).exists() or path_of(f"secagg.protocols.enclave.{part}", repository)
+    assert not any(module.startswith(f"secagg.protocols.enclave.{part}") for module in found)
+
+
+def test_an_interpreter_loads_what_the_sources_say(repository: Path) -> None:
+    found, _ = closure(START, repository)
+    script = f"import sys, {START}; print(*(name for name in sys.modules if name.split('.')[0] == 'secagg'))"
+    loaded = subprocess.run(  # noqa: S603 -- our own interpreter, on our own module
+        [sys.executable, "-c", script], cwd=repository, check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert set(loaded) - {"secagg.protocols"} == set(found) - LATE
+
+
+def test_it_stays_small(repository: Path) -> None:
+    found, _ = closure(START, repository)
+    sizes = {module: lines_of_code(file.read_text()) for module, file in found.items()}
+    own, core = (sum(sizes[module] for module in part) for part in (OWN, CORE))
+    assert own <= MOST_OWN_LINES, f"{own} lines; {sizes}"
+    assert core <= MOST_CORE_LINES, f"{core} lines; {sizes}"
+    assert sum(sizes[module] for module in PACKAGES) < 60
+
+
+def test_lines_of_code_are_counted_as_they_should_be() -> None:
+    source = '"""A docstring.\n\nOf three lines."""\n\n# A comment.\nx = 1  # And another.\n"""Of x."""\n\n\n'
+    source += 'def f(\n    a: int,\n) -> str:\n    """Do."""\n    return """a\nb"""\n'
+    assert lines_of_code(source) == 1 + 3 + 2
+
+
+def test_a_new_import_is_noticed(tmp_path: Path) -> None:
+    room = tmp_path / "protocols/enclave"
+    room.mkdir(parents=True)
+    (tmp_path / "secagg").mkdir()
+    (tmp_path / "secagg/__init__.py").write_text("import socket\n")
+    (room / "__init__.py").write_text("")
+    (room / "enclave.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import logging\n"
+        "def f():\n    from secagg.protocols.enclave import late\n    import secagg.late\n"
+    )
+    (room / "late.py").write_text("import time\n")
+    (tmp_path / "secagg/late.py").write_text("from secagg.protocols.enclave.enclave import f\n")
+    found, outside = closure(START, tmp_path)
+    assert set(found) == {START, "secagg", "secagg.late", "secagg.protocols.enclave", "secagg.protocols.enclave.late"}
+    assert set[str]().union(*outside.values()) == {"socket", "time", "typing"}

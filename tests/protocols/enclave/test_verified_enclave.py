@@ -1,0 +1,226 @@
+"""An enclave is verified or there is none: types, digests, keys, times and receipts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
+from secagg.hpke import sealing_sizes
+from secagg.identifiers import AttemptContext, ServerId
+from secagg.identity import SigningKey
+from secagg.parameters import Suite
+from secagg.protocols.enclave.messages import EnclaveOffer, Receipt
+from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.verified_enclave import Judgement, VerifiedEnclave
+from secagg.secret import Secret
+from secagg.simulation.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+
+HOST = {ServerId()}
+
+
+class JudgeUntil:
+    """Accepts everything until a time."""
+
+    def __init__(self, not_after: datetime) -> None:
+        self.not_after, self.asked = not_after, list[bytes]()
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:
+        assert evidence is not None
+        assert now == NOW
+        self.asked.append(binding)
+        return Judgement("a program", self.not_after)
+
+
+def verified(session: InsecureEnclaveSession, **changes: Any) -> VerifiedEnclave:
+    chosen: dict[str, Any] = {
+        "offer": session.enclave.offer,
+        "evidence": session.enclave.evidence,
+        "configuration": session.configuration,
+        "judge": SimulatedJudge(),
+        "now": NOW,
+    }
+    chosen |= changes
+    return VerifiedEnclave(chosen.pop("offer"), chosen.pop("evidence"), **chosen)
+
+
+@pytest.fixture(params=Suite)
+def session(request: pytest.FixtureRequest) -> InsecureEnclaveSession:
+    return InsecureEnclaveSession(EnclaveSetup(suite=request.param))
+
+
+def test_what_passes_carries_what_was_verified(session: InsecureEnclaveSession) -> None:
+    judge = JudgeUntil(NOW + timedelta(hours=1))
+    enclave = verified(session, judge=judge)
+    assert judge.asked == [session.enclave.offer.binding]
+    assert (enclave.offer, enclave.configuration) == (session.enclave.offer, session.configuration)
+    assert (enclave.program, enclave.not_after) == ("a program", NOW + timedelta(hours=1))
+    assert repr(enclave) == "<VerifiedEnclave a program, until 2026-01-01 01:00 UTC>"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"offer": None}, {"offer": b""}, {"configuration": None}, {"configuration": b""}],
+    ids=["no offer", "an encoded offer", "no configuration", "an encoded configuration"],
+)
+def test_only_an_offer_and_a_configuration_are_verified(
+    session: InsecureEnclaveSession, change: dict[str, Any]
+) -> None:
+    if change.get("offer") == b"":
+        change = {"offer": session.enclave.offer.encode()}
+    with pytest.raises(Misuse, match="EnclaveOffer"):
+        verified(session, **change)
+
+
+def test_the_digest_is_the_clients_own(session: InsecureEnclaveSession) -> None:
+    other = replace(session.configuration, minimum_cohort=2)
+    judge = JudgeUntil(NOW + timedelta(hours=1))
+    with pytest.raises(PeerMisbehaved, match="another configuration") as caught:
+        verified(session, configuration=other, judge=judge)
+    assert caught.value.reason is Reason.WRONG_SESSION
+    assert caught.value.culprits == HOST
+    assert judge.asked == [], "what is not for this configuration is not even judged"
+
+
+@pytest.mark.parametrize(
+    "change", [{"epoch": b"e" * 31}, {"epoch": b"e" * 33}, {"receipt_key": b"r" * 31}, {"receipt_key": b"r" * 33}]
+)
+def test_an_offer_that_no_decoder_made_is_refused(session: InsecureEnclaveSession, change: dict[str, Any]) -> None:
+    offer: EnclaveOffer = replace(session.enclave.offer, **change)
+    with pytest.raises(Misuse, match=r"EnclaveOffer\.decode"):
+        verified(session, offer=offer, evidence=SimulatedEvidence(offer.binding))
+
+
+def test_a_sealing_key_of_another_length_is_refused(session: InsecureEnclaveSession) -> None:
+    length = sealing_sizes(session.setup.suite)[0]
+    for wrong, reason in (
+        (session.enclave.offer.sealing_key[:-1], Reason.TRUNCATED),
+        (session.enclave.offer.sealing_key + b"\0", Reason.TRAILING_BYTES),
+        (b"", Reason.TRUNCATED),
+    ):
+        offer = replace(session.enclave.offer, sealing_key=wrong)
+        with pytest.raises(MalformedMessage) as caught:
+            verified(session, offer=offer, evidence=SimulatedEvidence(offer.binding))
+        assert caught.value.reason is reason
+        assert caught.value.culprits == HOST
+    assert len(session.enclave.offer.sealing_key) == length
+
+
+@pytest.mark.parametrize("first", ["judgement", "configuration"])
+def test_it_ends_with_what_ends_first(session: InsecureEnclaveSession, first: str) -> None:
+    expiry = datetime.fromtimestamp(session.configuration.expiry, UTC)
+    judged = expiry + timedelta(hours=1 if first == "configuration" else -1)
+    enclave = verified(session, judge=JudgeUntil(judged))
+    assert enclave.not_after == min(expiry, judged)
+    enclave.require_current(enclave.not_after - timedelta(microseconds=1))
+    info = b"info"
+    with Secret("secret", bytes(36)) as secret:
+        enclave.seal(secret, info, enclave.not_after - timedelta(microseconds=1))
+        for now in (enclave.not_after, enclave.not_after + timedelta(days=999)):
+            with pytest.raises(PeerMisbehaved, match="fetch a new epoch's evidence") as caught:
+                enclave.seal(secret, info, now)
+            assert caught.value.reason is Reason.ATTESTATION_REFUSED
+            assert caught.value.culprits == HOST
+
+
+def test_what_has_run_out_before_it_is_verified_is_not_made(session: InsecureEnclaveSession) -> None:
+    with pytest.raises(PeerMisbehaved) as caught:
+        verified(session, judge=JudgeUntil(NOW))
+    assert caught.value.reason is Reason.ATTESTATION_REFUSED
+
+
+def test_times_of_all_zones_are_one_time(session: InsecureEnclaveSession) -> None:
+    enclave = verified(session, judge=JudgeUntil(NOW + timedelta(hours=1)))
+    east = timezone(timedelta(hours=9))
+    enclave.require_current((NOW + timedelta(minutes=59)).astimezone(east))
+    with pytest.raises(PeerMisbehaved):
+        enclave.require_current((NOW + timedelta(minutes=60)).astimezone(east))
+
+
+@pytest.mark.parametrize("now", [datetime(2026, 1, 1), None, 1.7e9, "now"])  # noqa: DTZ001 -- refused for that
+def test_a_time_has_a_zone(session: InsecureEnclaveSession, now: Any) -> None:
+    enclave = verified(session)
+    with pytest.raises(Misuse, match="time zone"):
+        enclave.require_current(now)
+    with Secret("secret", bytes(36)) as secret, pytest.raises(Misuse, match="time zone"):
+        enclave.seal(secret, b"info", now)
+
+
+@pytest.mark.parametrize("evidence", [None, b"", "binding", object()])
+def test_a_simulations_judge_takes_simulated_evidence_alone(session: InsecureEnclaveSession, evidence: Any) -> None:
+    with pytest.raises(PeerMisbehaved) as caught:
+        verified(session, evidence=evidence)
+    assert caught.value.reason is Reason.ATTESTATION_REFUSED
+
+
+def test_it_has_no_place_for_anything_else(session: InsecureEnclaveSession) -> None:
+    enclave: Any = verified(session)
+    with pytest.raises(AttributeError):
+        enclave.another = 1
+
+
+# --- Receipts ---------------------------------------------------------------------------------------------------------
+
+
+def receipt_of(session: InsecureEnclaveSession) -> Receipt:
+    session.host.open_buffer(3, bytes(32))
+    for number in (1, 2, 3):
+        session.upload(number, version=3)
+    return session.host.release()[1]
+
+
+def test_a_receipt_of_the_enclave_verifies_wherever_it_was_carried(session: InsecureEnclaveSession) -> None:
+    receipt = receipt_of(session)
+    enclave = verified(session)
+    enclave.verify_receipt(receipt)
+    enclave.verify_receipt(Receipt.decode(receipt.encode()))
+
+
+CHANGES: dict[str, Any] = {
+    "context": AttemptContext(bytes(32)),
+    "epoch": b"f" * 32,
+    "buffer": 4,
+    "uploads_digest": b"w" * 32,
+    "contributors": 4,
+    "total_weight": 4,
+    "releases": 2,
+    "released_digest": b"e" * 32,
+    "signature": b"s" * 64,
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_receipt_with_any_field_changed_does_not(session: InsecureEnclaveSession, field: str) -> None:
+    changes: dict[str, Any] = {field: CHANGES[field]}
+    receipt = receipt_of(session)
+    changed: Receipt = replace(receipt, **changes)
+    assert changed != receipt
+    with pytest.raises(AuthenticationFailed) as caught:
+        verified(session).verify_receipt(changed)
+    assert caught.value.culprits == HOST
+
+
+@pytest.mark.parametrize("field", ["context", "epoch"])
+def test_a_receipt_of_another_epoch_or_configuration_does_not_though_the_key_is_the_same(
+    session: InsecureEnclaveSession, field: str
+) -> None:
+    changes: dict[str, Any] = {field: CHANGES[field]}
+    key: SigningKey = vars(session.enclave)["_receipt_key"]
+    receipt = receipt_of(session)
+    verified(session).verify_receipt(replace(receipt, buffer=4).signed_with(key))
+    other: Receipt = replace(receipt, **changes)
+    with pytest.raises(AuthenticationFailed):
+        verified(session).verify_receipt(other.signed_with(key))
+
+
+def test_a_receipt_with_any_bit_flipped_does_not() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    encoded, enclave = receipt_of(session).encode(), verified(session)
+    for position in range(len(encoded)):
+        altered = bytearray(encoded)
+        altered[position] ^= 1 << position % 8
+        with pytest.raises(PeerError):
+            enclave.verify_receipt(Receipt.decode(bytes(altered)))
