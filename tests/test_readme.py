@@ -21,7 +21,7 @@ def readme(repository: Path) -> str:
     return (repository / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("document", ["README.md", "compression/README.md"])
+@pytest.mark.parametrize("document", ["README.md", "compression/README.md", "protocols/enclave/README.md"])
 def test_every_python_block_runs(repository: Path, document: str) -> None:
     text = (repository / document).read_text(encoding="utf-8")
     blocks = [block for block in FENCED_BLOCK.finditer(text) if block["language"] == "python"]

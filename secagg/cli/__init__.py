@@ -13,6 +13,8 @@ from secagg.errors import SecAggError
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.compression.paper_tables``, which is imported when it is needed."""
+_MODELS = ("celeba", "sent140", "femnist")
+"""The names in ``secagg.cli.plan``, likewise."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,19 +51,67 @@ def _parser() -> argparse.ArgumentParser:
     _add_round_options(
         commands.add_parser(
             "round",
-            help="one whole session of pairwise masks in memory, with real cryptography, measured round by round",
-            description="Run one session of pairwise masks in memory, with real cryptography, and print what each "
-            "round took, who dropped out where, what was revealed, and whether the sum is exact.",
+            help="one whole session in memory, with real cryptography, measured round by round",
+            description="Run one session in memory, with real cryptography, and print what each round took, who "
+            "dropped out where, what was revealed, and whether the sum is exact.",
         )
     )
     sizes = commands.add_parser("sizes", help="the size cells of the paper's tables, computed, beside the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
     sizes.set_defaults(run=_sizes)
+    _add_plan_options(
+        commands.add_parser(
+            "plan",
+            help="what every combination of compression and protocol costs for a model, the shortest upload first",
+            description="Compute what every combination of compression and protocol costs for a model: bytes of a "
+            "client, work of the server, whom it trusts, and whether it can be used; the shortest upload comes first.",
+        )
+    )
+    _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
     return parser
 
 
+def _add_plan_options(command: argparse.ArgumentParser) -> None:
+    model = command.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", choices=_MODELS, help="a model of the paper")
+    model.add_argument(
+        "--shapes", type=Path, metavar="FILE", help='JSON such as {"layer.weight": [64, 32], "layer.bias": [64]}'
+    )
+    model.add_argument("--blocks", type=int, help="a model of so many blocks of --block-size values, and nothing else")
+    command.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
+    command.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
+    command.add_argument("--clients", type=int, default=100, help="how many are added up (default: %(default)s)")
+    command.add_argument(
+        "--learn",
+        choices=("sum", "histogram"),
+        default="sum",
+        help="what the server has to learn; a histogram gives the sum as well (default: %(default)s)",
+    )
+    command.add_argument("--bits", type=int, default=8, help="of scalar quantization (default: %(default)s)")
+    command.add_argument("--sparsity", default="0.9", help="the share that pruning leaves out (default: %(default)s)")
+    command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    command.set_defaults(run=_plan)
+
+
+def _add_enclave_options(command: argparse.ArgumentParser) -> None:
+    commands = command.add_subparsers(required=True, metavar="COMMAND")
+    served = commands.add_parser(
+        "serve",
+        help="run the trusted part in a process of its own, behind a Unix socket",
+        description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. Its evidence is simulated: "
+        "without hardware it protects nobody from whoever owns this machine.",
+    )
+    served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
+    served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
+    served.set_defaults(run=_serve_enclave)
+
+
 def _add_round_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--protocol", choices=("pairwise", "enclave"), default="pairwise", help="who adds up (default: %(default)s)"
+    )
     command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
     command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")
     command.add_argument(
@@ -80,6 +130,27 @@ def _add_round_options(command: argparse.ArgumentParser) -> None:
         default=16,
         help="bits of one input value; the ring has as many more as the sum needs (default: %(default)s)",
     )
+    enclave = command.add_argument_group("of the enclave, whose hardware is simulated")
+    enclave.add_argument(
+        "--compression",
+        choices=("none", "sq", "pruning", "pq"),
+        default="pq",
+        help="what is done with a model of that dimension (default: %(default)s)",
+    )
+    enclave.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
+    enclave.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
+    enclave.add_argument(
+        "--release",
+        choices=("decoded-sum", "histogram"),
+        default="decoded-sum",
+        help="what leaves the enclave of counted codewords (default: %(default)s)",
+    )
+    enclave.add_argument(
+        "--accumulation",
+        choices=("oblivious", "direct"),
+        default="oblivious",
+        help="whether counting touches all counters or those that the indices name (default: %(default)s)",
+    )
     command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     command.add_argument(
         "--seed", default="", help="of the inputs, up to 16 bytes count; keys and masks are fresh in every run"
@@ -95,6 +166,8 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _round(options: argparse.Namespace) -> int:
+    if options.protocol == "enclave":
+        return _enclave_round(options)
     from secagg.cli.round import run_round
     from secagg.parameters import SecurityMode, Suite
     from secagg.protocols.pairwise_mask import Topology
@@ -118,7 +191,59 @@ def _round(options: argparse.Namespace) -> int:
     )
 
 
+def _serve_enclave(options: argparse.Namespace) -> int:
+    from secagg.cli.enclave import serve_enclave
+
+    return serve_enclave(socket_path=options.socket, threads=options.threads)
+
+
+def _enclave_round(options: argparse.Namespace) -> int:
+    from secagg.cli.enclave_round import EnclaveSetting, run_enclave_round
+    from secagg.parameters import Suite
+    from secagg.protocols.enclave.configuration import ReleaseForm
+    from secagg.protocols.enclave.histogram import Accumulation
+    from secagg.simulation.synthetic_updates import Compression, UpdateSetting
+
+    updates = UpdateSetting(
+        clients=options.clients,
+        dimension=options.dimension,
+        compression=Compression(options.compression),
+        codewords=options.codewords,
+        block_size=options.block_size,
+        seed=options.seed,
+    )
+    setting = EnclaveSetting(
+        drop=options.clients // 20 if options.drop is None else options.drop,
+        suite=Suite[options.suite.upper()],
+        form=ReleaseForm[options.release.replace("-", "_").upper()],
+        accumulation=Accumulation[options.accumulation.upper()],
+        threads=options.threads,
+    )
+    return run_enclave_round(updates, setting, options.json)
+
+
 def _sizes(options: argparse.Namespace) -> int:
     from secagg.cli.sizes import run_sizes
 
     return run_sizes(table=options.table, as_json=options.json)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from secagg.cli.plan import run_plan, shapes_of
+    from secagg.compression.random_pruning import exact_sparsity
+    from secagg.parameters import Suite
+    from secagg.simulation.planned_update import Learned, PlanRequest
+
+    request = PlanRequest(
+        shapes=shapes_of(
+            model=options.model, file=options.shapes, blocks=options.blocks, block_size=options.block_size
+        ),
+        codewords=options.codewords,
+        block_size=options.block_size,
+        clients=options.clients,
+        learn=Learned(options.learn),
+        bits=options.bits,
+        sparsity=exact_sparsity(options.sparsity),
+        suite=Suite[options.suite.upper()],
+    )
+    return run_plan(request, options.json)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from secagg.cli.figures import Bar, in_bytes, in_seconds, peak_mib, some
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import ServerState
@@ -20,9 +20,6 @@ LEAST_CLIENTS, MOST_CLIENTS = 2, 20_000
 MOST_THREADS: Final = 256
 MOST_VALUES: Final = 1 << 28
 _FLOAT32_BYTES: Final = 4
-_SHOWN: Final = 8
-_BAR_CELLS: Final = 30
-_BAR_PAUSE: Final = 0.1
 NAMES: Final = {
     ServerState.AWAITING_KEY_ADVERTISEMENTS: "0 advertise keys",
     ServerState.AWAITING_ENCRYPTED_SHARES: "1 share keys",
@@ -54,7 +51,7 @@ def run_round(  # noqa: PLR0913 -- one for each option of the command
     bar = Bar()
     started = perf_counter()
     try:
-        result = cohort.run(bar.update)
+        result = cohort.run(lambda state, done, count: bar.update(NAMES[state], done, count))
     finally:
         bar.clear()
     seconds = perf_counter() - started
@@ -69,30 +66,6 @@ def run_round(  # noqa: PLR0913 -- one for each option of the command
         report.write_text(json.dumps(summary, indent=2) + "\n")
         print(f"\nwritten to {report}")
     return 0 if is_exact else 1
-
-
-class Bar:
-    """One line on standard error that shows how far a round has come, where somebody is there to see it."""
-
-    def __init__(self) -> None:
-        self._is_seen = sys.stderr.isatty()
-        self._state: ServerState | None = None
-        self._drawn = 0.0
-
-    def update(self, state: ServerState, done: int, count: int) -> None:
-        """Draw the line anew, unless that was just done."""
-        now = perf_counter()
-        if not self._is_seen or (state is self._state and done < count and now - self._drawn < _BAR_PAUSE):
-            return
-        self._state, self._drawn = state, now
-        filled = _BAR_CELLS * done // max(done, count, 1)
-        cells = "#" * filled + "." * (_BAR_CELLS - filled)
-        print(f"\r{NAMES[state]:<20} [{cells}] {done} of {count}\033[K", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Leave an empty line for what is printed next."""
-        if self._is_seen:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
@@ -133,7 +106,7 @@ def _summary(
         "bytes of the masked input": round(uploading.bytes_up / max(1, uploading.messages_up)),
         "bytes of the same as float32": _FLOAT32_BYTES * segment.length,
         "bytes of the packed vector": segment.payload_bytes,
-        "peak memory MiB": _peak_mib(),
+        "peak memory MiB": peak_mib(),
     }
 
 
@@ -157,14 +130,14 @@ _COLUMNS: Final[Sequence[tuple[str, Callable[[dict[str, Any]], str]]]] = (
     ("answered", lambda row: f"{row['answered']:,}"),
     ("gone", lambda row: f"{len(row['dropped']) + len(row['failed']):,}"),
     ("messages", lambda row: f"{row['messages up'] + row['messages down']:,}"),
-    ("up each", lambda row: _bytes(row["bytes up"] / max(1, row["messages up"]))),
-    ("up", lambda row: _bytes(row["bytes up"])),
-    ("down each", lambda row: _bytes(row["bytes down"] / max(1, row["messages down"]))),
-    ("down", lambda row: _bytes(row["bytes down"])),
-    ("a client", lambda row: _seconds(row["client seconds"] / max(1, row["messages down"]))),
-    ("slowest", lambda row: _seconds(row["slowest client seconds"])),
-    ("clients", lambda row: _seconds(row["client seconds"])),
-    ("server", lambda row: _seconds(row["server seconds"])),
+    ("up each", lambda row: in_bytes(row["bytes up"] / max(1, row["messages up"]))),
+    ("up", lambda row: in_bytes(row["bytes up"])),
+    ("down each", lambda row: in_bytes(row["bytes down"] / max(1, row["messages down"]))),
+    ("down", lambda row: in_bytes(row["bytes down"])),
+    ("a client", lambda row: in_seconds(row["client seconds"] / max(1, row["messages down"]))),
+    ("slowest", lambda row: in_seconds(row["slowest client seconds"])),
+    ("clients", lambda row: in_seconds(row["client seconds"])),
+    ("server", lambda row: in_seconds(row["server seconds"])),
 )
 
 
@@ -184,12 +157,12 @@ def _text(summary: dict[str, Any], setting: Setting) -> Iterator[str]:
     yield f"{'round':<20}" + "".join(f"{name:>11}" for name, _ in _COLUMNS)
     for row in summary["rounds"]:
         yield f"{row['round']:<20}" + "".join(f"{cell(row):>11}" for _, cell in _COLUMNS)
-    removing = _seconds(summary["server seconds removing masks"])
+    removing = in_seconds(summary["server seconds removing masks"])
     yield f"{NAMES[ServerState.COMPLETED]:<20}" + " " * 11 * (len(_COLUMNS) - 1) + f"{removing:>11}"
     yield ""
     for row in summary["rounds"]:
         if row["dropped"]:
-            yield f"dropped out before answering in round {row['round']}: client {_some(row['dropped'])}"
+            yield f"dropped out before answering in round {row['round']}: client {some(row['dropped'])}"
         yield from (f"left in round {row['round']}: {client}: {reason}" for client, reason in row["failed"].items())
     yield from (f"fault: {fault}" for fault in summary["faults"])
     sets = ", ".join(f"{size:,}" for size in summary["revealed sets"])
@@ -198,38 +171,12 @@ def _text(summary: dict[str, Any], setting: Setting) -> Iterator[str]:
     yield f"the sum is {'exactly' if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
     sent, vector = summary["bytes sent by a client"], summary["bytes of the packed vector"]
     yield (
-        f"a client sends {_bytes(sent)}: {sent / vector:.4f} of its packed vector, "
+        f"a client sends {in_bytes(sent)}: {sent / vector:.4f} of its packed vector, "
         f"{sent / summary['bytes of the same as float32']:.4f} of the same as float32; "
-        f"it receives {_bytes(summary['bytes received by a client'])}"
+        f"it receives {in_bytes(summary['bytes received by a client'])}"
     )
     threads = "one thread" if setting.threads == 1 else f"{setting.threads} threads"
     yield (
         f"{summary['seconds']:.1f} s on {threads}, one client after another"
         + (f"; {summary['peak memory MiB']} MiB at the peak, everybody included" if summary["peak memory MiB"] else "")
     )
-
-
-def _some(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN]))
-    return shown if len(numbers) <= _SHOWN else f"{shown} and {len(numbers) - _SHOWN} more"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} B"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
-
-
-def _peak_mib() -> int | None:
-    """Return the largest size that the process had, where the system says so."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak >> 20 if sys.platform == "darwin" else peak >> 10

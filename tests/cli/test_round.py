@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from secagg.cli import main
-from secagg.cli.round import Bar
+from secagg.cli.figures import Bar
 from secagg.contract import Aggregate
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
@@ -118,9 +118,9 @@ def test_the_bar_is_drawn_where_somebody_sees_it(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     bar = Bar()
-    bar.update(ServerState.AWAITING_MASKED_INPUTS, 1, 4)
-    bar.update(ServerState.AWAITING_MASKED_INPUTS, 2, 4)  # Too soon after the other to be drawn.
-    bar.update(ServerState.AWAITING_MASKED_INPUTS, 4, 4)
+    bar.update("2 masked input", 1, 4)
+    bar.update("2 masked input", 2, 4)  # Too soon after the other to be drawn.
+    bar.update("2 masked input", 4, 4)
     bar.clear()
     drawn = capsys.readouterr().err
     assert "2 masked input       [#######.......................] 1 of 4" in drawn

@@ -1,0 +1,139 @@
+"""Model updates for any number of clients in the memory of one, and a codec that was calibrated on none of theirs.
+
+The model has one matrix, which is compressed, and a few biases, which are sent plain. Updates are windows of one public
+stream of normal values, so that they are neither alike nor anybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.model_update import (
+    Calibration,
+    CalibrationSource,
+    Codebooks,
+    ModelUpdate,
+    Plain,
+    Pruned,
+    Quantized,
+    Recipe,
+    UpdatePlan,
+)
+from secagg.contract import Aggregate, Histogram, IndexSegment, Payload, RingSegment
+from secagg.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.ring import RingVector, add_into, reduce_into
+
+_COLUMNS: Final = 144
+"""A row that blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values divide."""
+_BIASES: Final = 16
+_PLAIN: Final = Plain(clip=8.0, fraction_bits=16)
+
+
+class Compression(StrEnum):
+    """What is done with the matrix of the model."""
+
+    NONE = "none"
+    """Fixed point in a ring of 32 bits."""
+    SCALAR = "sq"
+    """Scalar quantization to 8 bits."""
+    PRUNING = "pruning"
+    """One coordinate in ten, under a common mask, in fixed point."""
+    PRODUCT = "pq"
+    """Product quantization: the indices of codewords."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSetting:
+    """What updates are like, and how they are compressed."""
+
+    clients: int
+    dimension: int
+    compression: Compression = Compression.PRODUCT
+    codewords: int = 64
+    block_size: int = 9
+    seed: str = ""
+
+
+class SyntheticUpdates:
+    """The codec of a model, and every client's update, encoded when it is asked for."""
+
+    def __init__(self, setting: UpdateSetting) -> None:
+        """Draw the stream, and calibrate the codec on a window that is no client's."""
+        if setting.dimension < 2 * _COLUMNS:
+            raise InvalidParameters(f"a model of {setting.dimension} values is too small; take {2 * _COLUMNS} or more")
+        self.setting = setting
+        self._shape = (setting.dimension // _COLUMNS, _COLUMNS)
+        size = self._shape[0] * _COLUMNS + _BIASES
+        generator = np.random.default_rng(list(setting.seed.encode()))
+        self._stream = generator.standard_normal(size + setting.clients + 2, dtype=np.float32) * np.float32(0.01)
+        plan = UpdatePlan(
+            shapes={"matrix": self._shape, "biases": (_BIASES,)},
+            plain=_PLAIN,
+            compressed=self._recipe(),
+            seed=bytes(32),
+        )
+        calibration = Calibration(CalibrationSource.PUBLIC_BATCH, self.update_of(setting.clients + 1))
+        self.codec: ModelUpdate = plan.parameters(calibration=calibration)
+
+    def _recipe(self) -> Recipe:
+        match self.setting.compression:
+            case Compression.NONE:
+                return _PLAIN
+            case Compression.SCALAR:
+                return Quantized(bits=8, modulus_bits=8 + self.setting.clients.bit_length())
+            case Compression.PRUNING:
+                return Pruned(sparsity=Fraction(9, 10), inner=_PLAIN)
+            case Compression.PRODUCT:
+                return Codebooks(block_size=self.setting.block_size, codewords=self.setting.codewords)
+
+    @property
+    def values(self) -> int:
+        """How many values the model has."""
+        return self._shape[0] * _COLUMNS + _BIASES
+
+    def update_of(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the update of one client; it is a view, and nobody writes to it."""
+        window = self._stream[number : number + self.values]
+        return {"matrix": window[:-_BIASES].reshape(self._shape), "biases": window[-_BIASES:]}
+
+    def payload_of(self, number: int) -> Payload:
+        """Encode the update of one client."""
+        return self.codec.encode(self.update_of(number), SystemCoins())
+
+    def ideal(self, contributors: Iterable[ClientId]) -> Aggregate:
+        """Return the aggregate of these clients, summed in the clear, in the memory of one."""
+        sums = list[RingVector | Histogram]()
+        for segment in self.codec.layout.segments:
+            match segment:
+                case RingSegment():
+                    sums.append(segment.ring.zeros(segment.length))
+                case IndexSegment():
+                    sums.append(np.zeros((segment.blocks, segment.codewords), dtype=np.uint64))
+        count = 0
+        for payload in self._payloads(contributors):
+            count += 1
+            for segment, total, values in zip(self.codec.layout.segments, sums, payload.values, strict=True):
+                match segment:
+                    case RingSegment():
+                        reduce_into(add_into(total, values), segment.modulus_bits)
+                    case IndexSegment():
+                        total[np.arange(segment.blocks), values] += np.uint64(1)
+        return Aggregate(self.codec.layout, tuple(sums), count, count)
+
+    def _payloads(self, contributors: Iterable[ClientId]) -> Iterator[Payload]:
+        return (self.payload_of(client.value) for client in contributors)
+
+    @cached_property
+    def float32_bytes(self) -> int:
+        """How many bytes an update has without compression and protection."""
+        return 4 * self.values

@@ -1,0 +1,320 @@
+"""What an enclave and its clients leave behind: nothing that opens an upload, and nothing that shows a secret.
+
+| attack | defence |
+|---|---|
+| reads the memory of an enclave after a release, a buffer given up, or its end | keys and counters are overwritten |
+| reads a log: reprs, tracebacks with their locals, pickles | secrets are of types that show and copy nothing |
+| reads what was freed on the way to a release | what tells more than the release is overwritten |
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.errors import Misuse, PeerError, Reason, SecAggError
+from secagg.labels import Label
+from secagg.parameters import Suite
+from secagg.protocols.enclave import enclave as enclave_module
+from secagg.protocols.enclave.configuration import ReleaseForm
+from secagg.protocols.enclave.enclave import Enclave
+from secagg.protocols.enclave.histogram import HistogramAccumulator
+from secagg.protocols.enclave.messages import SEALED_SECRET_BYTES, BufferRelease, SealedUpload
+from secagg.protocols.enclave.upload_keys import seal_indices, sealing_info
+from secagg.secret import Secret
+from secagg.simulation.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+
+trusted: Any = enclave_module
+ENDS = ("release", "give_up_buffer", "destroy")
+SETUP = EnclaveSetup(layout=Layout((RingSegment(20, 6), IndexSegment(256, 64))), maximum_weight=2)
+SEED = bytes(range(100, 132))
+Made = list[tuple[Secret, bytes]]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Every secret of 16 bytes or more that was made, with what it held."""
+    secrets: Made = []
+    initialise = Secret.__init__
+
+    def recording(self: Secret, kind: str, data: Any) -> None:
+        held = bytes(data) if type(data) in (bytes, bytearray, memoryview) else b""
+        initialise(self, kind, data)
+        if len(held) >= 16:
+            secrets.append((self, held))
+
+    monkeypatch.setattr(Secret, "__init__", recording)
+    return secrets
+
+
+def kinds_left(made: Made) -> list[str]:
+    return sorted(secret.kind for secret, _ in made if not secret.is_wiped)
+
+
+def shows(text: str, held: bytes) -> bool:
+    forms = (held.hex(), repr(held)[2:-1], str(list(held))[1:-1], str(int.from_bytes(held, "big")))
+    return any(form in text for form in forms)
+
+
+# --- What is left -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("end", ENDS)
+def test_no_key_of_an_upload_survives_the_end_of_its_buffer(suite: Suite, end: str, made: Made) -> None:
+    session = InsecureEnclaveSession(replace(SETUP, suite=suite))
+    session.host.open_buffer(0, bytes(32))
+    uploads = [session.seal(number).sealed.encode() for number in (1, 2, 3)]
+    assert kinds_left(made) == [], "a client keeps nothing of what it sealed, nor an enclave the roots of its keys"
+    for upload in uploads:
+        session.enclave.receive(upload)
+    assert kinds_left(made) == ["mask_key"] * 3, "32 bytes for each upload, and nothing else"
+    inside: list[HistogramAccumulator] = vars(session.enclave)["_histograms"]
+    histograms = list(inside)
+    counters = [histogram._counters for histogram in histograms]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert all(array.any() for array in counters)
+    getattr(session.enclave, end)()
+    assert kinds_left(made) == []
+    assert not any(array.any() for array in counters)
+    assert vars(session.enclave)["_histograms"] == []
+    for histogram in histograms:
+        with pytest.raises(Misuse):
+            histogram.histogram(0, 1)
+
+
+def test_a_buffer_that_one_weight_dominates_leaves_no_key(made: Made) -> None:
+    session = InsecureEnclaveSession(replace(SETUP, maximum_weight=64))
+    session.host.open_buffer(0, bytes(32))
+    for number, weight in ((1, 64), (2, 1), (3, 1)):
+        session.upload(number, weight=weight)
+    assert kinds_left(made) == ["mask_key"] * 3
+    with pytest.raises(PeerError):
+        session.enclave.release()
+    assert kinds_left(made) == []
+
+
+def test_a_refused_upload_leaves_no_key(made: Made) -> None:
+    session = InsecureEnclaveSession(SETUP)
+    session.host.open_buffer(0, bytes(32))
+    upload = session.seal(1).sealed
+    for altered in (
+        replace(upload, sealed_indices=bytes(len(upload.sealed_indices))),
+        replace(upload, sealed_seed=bytes(len(upload.sealed_seed))),
+    ):
+        with pytest.raises(PeerError):
+            session.enclave.receive(altered.encode())
+    for message in (crafted(session, weight=3, packed=bytes(64)), crafted(session, weight=0, packed=bytes(64))):
+        with pytest.raises(PeerError):
+            session.enclave.receive(message)
+    assert kinds_left(made) == []
+
+
+def crafted(session: InsecureEnclaveSession, *, weight: int, packed: bytes) -> bytes:
+    """Seal a weight and packed indices as a corrupt client could, in the name of the first."""
+    session.clients[0] = session.new_client(1)
+    upload, context = session.seal(1).sealed, session.configuration.context
+    digest = upload.header.digest(context)
+    with Secret("upload_seed", SEED) as seed, Secret("upload_secret", SEED + weight.to_bytes(4, "big")) as both:
+        forged = replace(
+            upload,
+            sealed_seed=session.verified().seal(both, sealing_info(digest), NOW),
+            sealed_indices=bytes(seal_indices(seed, digest, packed)),
+        )
+    return forged.signed_with(session.setup.signing_key_of("client 1"), context).encode()
+
+
+def test_opened_indices_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[bytearray]()
+    genuine = trusted.open_indices
+
+    def recording(*args: Any, **named: Any) -> bytearray:
+        opened.append(genuine(*args, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(trusted, "open_indices", recording)
+    session = InsecureEnclaveSession(replace(SETUP, layout=Layout((IndexSegment(200, 64),))))
+    session.host.open_buffer(0, bytes(32))
+    session.upload(2)
+    with pytest.raises(PeerError):
+        session.enclave.receive(crafted(session, weight=1, packed=b"\xff" * 64))
+    assert [bytes(buffer) for buffer in opened] == [bytes(64)] * 2
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_a_destroyed_enclave_opens_and_signs_nothing(suite: Suite) -> None:
+    session = InsecureEnclaveSession(replace(SETUP, suite=suite))
+    upload = session.seal(1).sealed
+    inside: dict[str, Any] = vars(session.enclave)
+    pair: Any = inside["_pair"]
+    key: Any = inside["_receipt_key"]
+    session.enclave.destroy()
+    info = sealing_info(upload.header.digest(session.configuration.context))
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: pair.open("upload_secret", upload.sealed_seed, SEALED_SECRET_BYTES, info),
+        lambda: key.sign(Label.ENCLAVE_RECEIPT, b""),
+    )
+    for use in uses:
+        with pytest.raises(Misuse) as caught:
+            use()
+        assert caught.value.reason is Reason.ALREADY_SPENT
+    assert inside["_last_release"] == b""
+
+
+def test_an_enclave_without_evidence_keeps_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = list[Any]()
+    genuine = trusted.sealing_pair
+
+    def recording(*args: Any) -> Any:
+        pairs.append(genuine(*args))
+        return pairs[-1]
+
+    def no_hardware(_: bytes) -> object:
+        raise OSError
+
+    monkeypatch.setattr(trusted, "sealing_pair", recording)
+    configuration = InsecureEnclaveSession(SETUP).configuration
+    pairs.clear()
+    with pytest.raises(OSError):  # noqa: PT011 -- the driver's own
+        Enclave(configuration, coins=SETUP.coins_of("enclave"), quote=no_hardware)
+    with pytest.raises(Misuse) as caught:
+        pairs[0].open("upload_secret", bytes(36 + 48), 36, b"info")
+    assert caught.value.reason is Reason.ALREADY_SPENT
+
+
+# --- What is freed on the way -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_the_way(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Collect the arrays that a release makes and that tell more than the release itself."""
+    arrays: dict[str, list[Any]] = {"counts": [], "noise": [], "masks": []}
+    rows, sample, accumulate = HistogramAccumulator.histogram, trusted.sample, trusted.accumulate
+
+    def counts(self: HistogramAccumulator, start: int, stop: int) -> Any:
+        arrays["counts"].append(rows(self, start, stop))
+        return arrays["counts"][-1]
+
+    def noise(*args: Any) -> Any:
+        arrays["noise"].append(sample(*args))
+        return arrays["noise"][-1]
+
+    def masks(total: Any, *args: Any, **named: Any) -> None:
+        accumulate(total, *args, **named)
+        arrays["masks"].append(total)
+
+    monkeypatch.setattr(HistogramAccumulator, "histogram", counts)
+    monkeypatch.setattr(trusted, "sample", noise)
+    monkeypatch.setattr(trusted, "accumulate", masks)
+    return arrays
+
+
+NOISED: Any = {"noise_multiplier": Fraction(1), "l2_bounds": (99, 99)}
+
+
+@pytest.mark.parametrize(
+    ("what", "setup"),
+    [
+        ("noise", EnclaveSetup(**NOISED)),
+        ("noise", EnclaveSetup(form=ReleaseForm.HISTOGRAM, **NOISED)),
+        ("counts", EnclaveSetup()),
+        ("counts", EnclaveSetup(form=ReleaseForm.HISTOGRAM, **NOISED)),
+        ("masks", EnclaveSetup()),
+    ],
+)
+def test_what_tells_more_than_the_release_is_overwritten(
+    what: str, setup: EnclaveSetup, on_the_way: dict[str, list[Any]]
+) -> None:
+    session = InsecureEnclaveSession(replace(setup, staleness_weights=(2, 1)))
+    session.host.open_buffer(1, bytes(32))
+    for number, version in ((1, 1), (2, 1), (3, 1), (4, 0), (5, 0), (6, 0)):
+        session.upload(number, version=version)
+    session.host.release()
+    arrays = on_the_way[what]
+    assert arrays
+    assert not any(array.any() for array in arrays)
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+
+
+def everything(session: InsecureEnclaveSession) -> Iterator[object]:
+    client, enclave = session.clients[0], session.enclave
+    upload = session.seal(1)
+    yield from (client, enclave, session.verified(), upload, vars(enclave), vars(client), vars(client)["_signing_key"])
+    yield upload.sealed
+    for number in (2, 3, 4):
+        enclave.receive(session.seal(number).sealed.encode())
+    yield from (vars(enclave)["_mask_keys"], vars(enclave)["_histograms"], vars(enclave)["_pair"])
+    yield BufferRelease.decode(enclave.release())
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_nothing_shows_a_secret(suite: Suite, made: Made) -> None:
+    session = InsecureEnclaveSession(replace(SETUP, suite=suite))
+    session.host.open_buffer(0, bytes(32))
+    text = "".join(f"{thing!r}{thing}" for thing in everything(session))
+    assert {secret.kind for secret, _ in made} >= {"upload_seed", "mask_key", "sealing_root", "indices_key"}
+    assert [secret.kind for secret, held in made if shows(text, held)] == []
+
+
+@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_what_holds_secrets_is_not_copied(attempt: Callable[[object], object]) -> None:
+    session = InsecureEnclaveSession(SETUP)
+    session.host.open_buffer(0, bytes(32))
+    session.upload(2)
+    inside: dict[str, Any] = vars(session.enclave)
+    for thing in (
+        session.enclave,
+        session.clients[0],
+        session.verified(),
+        inside["_pair"],
+        inside["_receipt_key"],
+        *inside["_histograms"],
+    ):
+        with pytest.raises(Misuse) as caught:
+            attempt(thing)
+        assert caught.value.reason is Reason.SECRET_EXPOSURE
+
+
+@pytest.mark.parametrize("fault", ["index", "weight", "tag", "seed"])
+def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made: Made) -> None:
+    session = InsecureEnclaveSession(replace(SETUP, layout=Layout((RingSegment(20, 6), IndexSegment(200, 64)))))
+    session.host.open_buffer(0, bytes(32))
+    packed = bytes(range(136, 200))
+    message = {
+        "index": crafted(session, weight=1, packed=packed[:-1] + b"\xff"),
+        "weight": crafted(session, weight=0xDEAD, packed=packed),
+        "tag": replace(session.seal(2).sealed, sealed_indices=bytes(80)).encode(),
+        "seed": replace(session.seal(3).sealed, sealed_seed=bytes(84)).encode(),
+    }[fault]
+    with pytest.raises(SecAggError) as caught:
+        session.enclave.receive(message)
+    # The first frame is the test's own, which knows every secret.
+    frames = caught.tb.tb_next
+    rendered = "".join(traceback.TracebackException(caught.type, caught.value, frames, capture_locals=True).format())
+    assert "in receive" in rendered
+    assert [secret.kind for secret, held in made if shows(rendered, held)] == []
+    assert not shows(rendered, packed[:8])
+    assert not shows(rendered, packed[-9:-1])
+    assert str(np.frombuffer(packed, dtype=np.uint8)[:8])[1:-1] not in rendered
+    assert "InvalidTag" not in rendered
+
+
+def test_messages_of_errors_hold_no_values(made: Made) -> None:
+    session = InsecureEnclaveSession(SETUP)
+    session.host.open_buffer(0, bytes(32))
+    message = crafted(session, weight=0xDEAD, packed=bytes(64))
+    with pytest.raises(PeerError) as caught:
+        session.enclave.receive(message)
+    assert str(0xDEAD) not in str(caught.value)
+    assert not any(shows(str(caught.value), held) for _, held in made)
+    assert SealedUpload.decode(message, session.configuration).header.upload_id.hex() not in str(caught.value)

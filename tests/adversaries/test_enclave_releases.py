@@ -1,0 +1,535 @@
+"""A host that decides when an enclave is called and with what: it gets one sum for each buffer, or none.
+
+| attack | defence |
+|---|---|
+| releases a buffer of one, or asks after every upload | minimum cohort; asking tells how many, which it knows |
+| one client with weight 64 among clients with weight 1 | the weight rule, at the price of the buffer |
+| releases twice, to average noise away | the same bytes again |
+| sums that differ in one client: overlapping, second, older buffers | one buffer at a time, and versions grow |
+| restarts the enclave, whose memory of clients is gone | the client's own ledger |
+| has one client be of another age than all others, whose weight it divides by | enough of each weight of age |
+| gives clients different models under one number | the digest that it opened the buffer with stands |
+| drops, delays, duplicates, reorders | only who was counted is in the sum, once |
+| lets the enclave fail in the middle of an upload | the buffer is given up |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.enclave import enclave as enclave_module
+from secagg.protocols.enclave.buffer import BufferState
+from secagg.protocols.enclave.configuration import ReleaseForm
+from secagg.protocols.enclave.floors import PrivacyFloor
+from secagg.protocols.enclave.histogram import HistogramAccumulator
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.messages import BufferRelease
+from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave
+from secagg.simulation.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+
+HOST = ServerId()
+HISTOGRAMS = EnclaveSetup(form=ReleaseForm.HISTOGRAM)
+NOISED = EnclaveSetup(layout=RING_LAYOUT, noise_multiplier=Fraction(1), l2_bounds=(100, 100), releases_per_client=9)
+
+
+def opened(setup: EnclaveSetup | None = None, version: int = 0) -> InsecureEnclaveSession:
+    session = InsecureEnclaveSession(setup or HISTOGRAMS)
+    session.host.open_buffer(version, bytes(32))
+    return session
+
+
+def same_values(one: Aggregate, other: Aggregate) -> bool:
+    counts = (one.contributors, one.total_weight) == (other.contributors, other.total_weight)
+    pairs: Any = zip(one.values, other.values, strict=True)
+    return counts and all(np.array_equal(left, right) for left, right in pairs)
+
+
+def refusal(call: Any) -> tuple[type[SecAggError], Reason]:
+    with pytest.raises(SecAggError) as caught:
+        call()
+    return type(caught.value), caught.value.reason
+
+
+# --- Too few ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_a_host_that_asks_after_every_upload_gets_one_sum_and_none_before(form: ReleaseForm) -> None:
+    session = opened(EnclaveSetup(form=form, minimum_cohort=4))
+    for number in (1, 2, 3):
+        with pytest.raises(ThresholdNotMet) as caught:
+            session.enclave.release()
+        assert (caught.value.needed, caught.value.present) == (4, number - 1)
+        session.upload(number)
+    session.upload(4)
+    first = session.enclave.release()
+    assert BufferRelease.decode(first).receipt.contributors == 4
+    assert session.enclave.release() == first
+    with pytest.raises(Misuse):
+        session.enclave.receive(session.seal(5).sealed.encode())
+
+
+def test_the_histogram_of_one_client_is_not_released_however_often_it_is_handed_over() -> None:
+    session = opened(replace(HISTOGRAMS, minimum_cohort=2))
+    message = session.seal(1).sealed.encode()
+    session.enclave.receive(message)
+    for _ in range(5):
+        with pytest.raises(PeerMisbehaved):
+            session.enclave.receive(message)
+    assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+
+
+def test_a_buffer_takes_no_more_than_its_maximum() -> None:
+    session = opened(replace(HISTOGRAMS, maximum_cohort=3))
+    for number in (1, 2, 3):
+        session.upload(number)
+    assert refusal(lambda: session.upload(4)) == (PeerMisbehaved, Reason.BUFFER_FULL)
+
+
+# --- Weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_a_client_that_outweighs_the_others_is_not_singled_out(form: ReleaseForm) -> None:
+    session = opened(EnclaveSetup(form=form, maximum_weight=64))
+    for number, weight in ((1, 64), (2, 1), (3, 1), (4, 1)):
+        session.upload(number, weight=weight)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.enclave.release()
+    assert caught.value.reason is Reason.WEIGHTS_UNEVEN
+    assert caught.value.culprits == frozenset()
+    # The buffer is gone: adding one light client after another would tell how heavy the heavy one is.
+    assert session.enclave.state is BufferState.CLOSED
+    assert refusal(session.enclave.release) == (Misuse, Reason.API_MISUSE)
+    session.host.open_buffer(1, bytes(32))
+    assert not any(vars(session.enclave)["_mask_keys"].values())
+
+
+def test_ages_do_not_make_up_for_weights() -> None:
+    """With noise too, a host that picks the ages cannot have the one client whose model is new be the whole sum."""
+    session = opened(replace(NOISED, staleness_weights=(64, 1)), version=1)
+    session.upload(1, version=1)
+    for number in (2, 3, 4, 5):
+        session.upload(number, version=0)
+    assert refusal(session.enclave.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
+
+
+@given(weights=st.lists(st.integers(1, 1 << 40), min_size=1, max_size=40), least=st.integers(2, 40))
+def test_the_weight_rule_keeps_the_effective_cohort_too(weights: list[int], least: int) -> None:
+    total, squares = sum(weights), sum(weight * weight for weight in weights)
+    if max(weights) * least <= total:
+        assert total * total >= least * squares
+        assert len(weights) >= least
+
+
+@given(weights=st.lists(st.integers(1, 64), min_size=3, max_size=6))
+@settings(max_examples=20)
+def test_what_is_released_has_an_effective_cohort_of_the_minimum(weights: list[int]) -> None:
+    session = opened(EnclaveSetup(layout=RING_LAYOUT, maximum_weight=64))
+    for number, weight in enumerate(weights, start=1):
+        session.upload(number, weight=weight)
+    total, least = sum(weights), session.setup.minimum_cohort
+    if max(weights) * least <= total:
+        aggregate, _ = session.host.release()
+        assert same_values(aggregate, session.ideal(range(1, len(weights) + 1), weights))
+        assert total * total >= least * sum(weight * weight for weight in weights)
+    else:
+        assert refusal(session.host.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
+
+
+# --- Ages -------------------------------------------------------------------------------------------------------------
+
+AGES = (64, 45)
+"""The weights of a table of this kind have no common divisor, so that one weight can be inverted modulo another."""
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_age(form: ReleaseForm) -> None:
+    """The host hands the victim an old model, and everybody else the new one, who then weigh a multiple of 64."""
+    session = opened(EnclaveSetup(form=form, staleness_weights=AGES), version=1)
+    session.upload(1, version=0)
+    for number in (2, 3, 4, 5, 6):
+        session.upload(number, version=1)
+    weights, inverse = (45, 64, 64, 64, 64, 64), pow(45, -1, 64)
+    assert max(weights) * session.setup.minimum_cohort <= sum(weights), "the weight rule would let it pass"
+    whole, victim = session.ideal(range(1, 7), weights), session.setup.payload_of(1)
+    remainders: Any = whole.values[0].astype(np.int64) * inverse % 64
+    assert (remainders == victim.values[0].astype(np.int64) % 64).all(), "the attack would work on values"
+    counts: Any = whole.values[1]
+    assert ((counts * inverse % 64).argmax(axis=1) == victim.values[1]).all(), "and on indices"
+    for _ in range(2):
+        with pytest.raises(ThresholdNotMet, match="of each weight of age") as caught:
+            session.host.release()
+        assert (caught.value.needed, caught.value.present) == (3, 1)
+        assert session.enclave.state is BufferState.OPEN
+    assert vars(session.enclave)["_releases"] == 0
+
+
+@pytest.mark.parametrize("late", [1, 2, 3])
+def test_a_sum_of_two_ages_is_of_enough_of_each(late: int) -> None:
+    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=AGES), version=1)
+    for number in range(1, 7):
+        session.upload(number, version=int(number > late))
+    if late < session.setup.minimum_cohort:
+        assert refusal(session.host.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+        return
+    weights = [AGES[number <= late] for number in range(1, 7)]
+    assert same_values(session.host.release()[0], session.ideal(range(1, 7), weights))
+
+
+def test_ages_that_weigh_the_same_are_one() -> None:
+    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(2, 2, 1)), version=2)
+    for number, version in ((1, 2), (2, 2), (3, 1)):
+        session.upload(number, version=version)
+    assert same_values(session.host.release()[0], session.ideal((1, 2, 3), (2, 2, 2)))
+
+
+def test_noise_hides_the_one_client_of_another_age() -> None:
+    session = opened(replace(NOISED, staleness_weights=(2, 1)), version=1)
+    session.upload(1, version=0)
+    for number in (2, 3, 4, 5):
+        session.upload(number, version=1)
+    aggregate, _ = session.host.release()
+    assert not same_values(aggregate, session.ideal(range(1, 6), (1, 2, 2, 2, 2)))
+    assert aggregate.contributors == 5
+
+
+# --- Releasing twice --------------------------------------------------------------------------------------------------
+
+
+class CountedCoins:
+    """Coins that say how often they were drawn."""
+
+    def __init__(self, coins: Any) -> None:
+        self._coins, self.draws = coins, 0
+
+    def draw(self, count: int) -> bytearray:
+        self.draws += 1
+        drawn: bytearray = self._coins.draw(count)
+        return drawn
+
+
+def test_a_release_is_delivered_again_and_never_made_again() -> None:
+    session = InsecureEnclaveSession(NOISED)
+    coins = CountedCoins(session.setup.coins_of("enclave"))
+    session.enclave = SimulatedEnclave(session.configuration, coins=coins)
+    session.enclave.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        session.enclave.receive(session.seal(number).sealed.encode())
+    before = coins.draws
+    first = session.enclave.release()
+    drawn = coins.draws
+    assert drawn > before, "noise was drawn"
+    assert [session.enclave.release() for _ in range(5)] == [first] * 5
+    assert coins.draws == drawn
+    session.enclave.open_buffer(1, bytes(32))
+    assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+
+
+def test_two_buffers_have_noise_of_their_own() -> None:
+    session = InsecureEnclaveSession(NOISED)
+    noises = list[list[int]]()
+    for version in (0, 1):
+        session.host.open_buffer(version, bytes(32))
+        for number in (1, 2, 3):
+            session.upload(number, version=version)
+        aggregate, _ = session.host.release()
+        ideal, ring = session.ideal((1, 2, 3)), RING_LAYOUT.segments[0].ring
+        noises.append(ring.lift(ring.subtract(aggregate.values[0], ideal.values[0])).tolist())
+    assert noises[0] != noises[1]
+    assert any(noises[0])
+
+
+# --- Sums that differ in one client -----------------------------------------------------------------------------------
+
+
+def test_two_buffers_do_not_overlap() -> None:
+    session = opened()
+    session.upload(1)
+    for version in (0, 1):
+        with pytest.raises(Misuse):
+            session.enclave.open_buffer(version, bytes(32))
+    for number in (2, 3):
+        session.upload(number)
+    assert session.host.release()[0].contributors == 3
+
+
+@pytest.mark.parametrize("end", ["release", "give_up_buffer"])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_buffer_is_not_followed_by_one_of_the_same_or_an_older_model(version: int, end: str) -> None:
+    session = opened(version=5)
+    for number in (1, 2, 3):
+        session.upload(number, version=5)
+    getattr(session.enclave, end)()
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.enclave.open_buffer(version, bytes(32))
+    assert caught.value.reason is Reason.WRONG_SESSION
+    assert caught.value.culprits == {HOST}
+    assert session.enclave.state is BufferState.CLOSED
+
+
+def test_all_clients_but_one_are_not_summed_a_second_time() -> None:
+    session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)))
+    uploads = [session.seal(number).sealed.encode() for number in (1, 2, 3, 4)]
+    for upload in uploads:
+        session.enclave.receive(upload)
+    session.enclave.release()
+    session.enclave.open_buffer(1, bytes(32))
+    for upload in uploads[1:]:
+        with pytest.raises(PeerMisbehaved):
+            session.enclave.receive(upload)
+    assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+
+
+@pytest.mark.parametrize("age", [-1, 2, 5])
+def test_an_update_counts_for_the_models_of_the_table_alone(age: int) -> None:
+    session = opened(replace(HISTOGRAMS, staleness_weights=(2, 1)), version=5)
+    message = session.seal(1, version=5 - age).sealed.encode()
+    assert refusal(lambda: session.enclave.receive(message)) == (PeerMisbehaved, Reason.STALE_UPDATE)
+
+
+def test_clients_with_different_models_under_one_number_are_not_summed() -> None:
+    session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)))
+    session.upload(1)
+    other = session.seal(2, digest=b"m" * 32).sealed.encode()
+    assert refusal(lambda: session.enclave.receive(other)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
+    session.host.give_up_buffer()
+    session.host.open_buffer(1, bytes(32))
+    late = session.seal(3, digest=b"m" * 32).sealed.encode()
+    assert refusal(lambda: session.enclave.receive(late)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
+
+
+def test_one_client_does_not_choose_the_model_for_all_others() -> None:
+    """Its upload comes first; were its digest to stand, the host could collect nobody's."""
+    session = opened(HISTOGRAMS)
+    first = session.seal(6, digest=b"m" * 32).sealed.encode()
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.enclave.receive(first)
+    assert caught.value.reason is Reason.MODEL_MISMATCH
+    assert caught.value.culprits == {ClientId(6), HOST}
+    for number in (1, 2, 3):
+        session.upload(number)
+    assert session.host.release()[0].contributors == 3
+
+
+def test_the_model_that_a_buffer_opened_with_stands_for_later_ones() -> None:
+    session = InsecureEnclaveSession(replace(HISTOGRAMS, staleness_weights=(1, 1)))
+    session.host.open_buffer(0, b"h" * 32)
+    session.host.give_up_buffer()
+    session.host.open_buffer(1, bytes(32))
+    other = session.seal(1).sealed.encode()
+    assert refusal(lambda: session.enclave.receive(other)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
+    session.host.receive(session.seal(2, digest=b"h" * 32).encode())
+
+
+@pytest.mark.xfail(strict=True, reason="the enclave names its host, because nobody else was named")
+def test_nobody_is_blamed_for_the_model_of_a_buffer_that_never_opened() -> None:
+    """Of two clients one was given another model, or lies; a host that has just started knows neither."""
+    session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)), version=1)
+    session.upload(1, version=0)
+    other = session.seal(2, digest=b"m" * 32).sealed.encode()
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.enclave.receive(other)
+    assert caught.value.reason is Reason.MODEL_MISMATCH
+    assert caught.value.culprits == frozenset()
+
+
+# --- Restarts and budgets ---------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_not_sealed_again_to_the_epoch_after_a_restart() -> None:
+    """The host kept the first sum; the second, without one client, would be the sum without it."""
+    session = opened()
+    for number in (1, 2, 3, 4):
+        session.upload(number)
+    session.host.release()
+    session.restart()
+    session.host.open_buffer(0, bytes(32))
+    for number in (1, 2, 3):
+        assert refusal(lambda number=number: session.seal(number)) == (PeerMisbehaved, Reason.ALREADY_ANSWERED)
+    # Nor is an older one, whose model the host has kept.
+    session.seal(1, version=7)
+    assert refusal(lambda: session.seal(1, version=6)) == (PeerMisbehaved, Reason.ALREADY_ANSWERED)
+
+
+@pytest.mark.parametrize("noise", [None, Fraction(1)])
+def test_sealing_again_is_opted_into_needs_noise_and_is_charged(noise: Fraction | None) -> None:
+    session = InsecureEnclaveSession(
+        replace(
+            NOISED, noise_multiplier=noise, l2_bounds=(100, 100) if noise else (), maximum_seals=2, repeats_allowed=True
+        )
+    )
+    session.seal(1)
+    session.restart()
+    if noise is None:
+        assert refusal(lambda: session.seal(1)) == (PeerMisbehaved, Reason.ALREADY_ANSWERED)
+        return
+    session.seal(1)
+    session.restart()
+    assert refusal(lambda: session.seal(1)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
+
+
+def test_a_restart_does_not_refill_the_budget_of_a_client() -> None:
+    session = InsecureEnclaveSession(replace(NOISED, maximum_seals=3))
+    for version in (0, 1, 2):
+        session.seal(1, version=version)
+        session.restart()
+        # Nor does a restart of the client, which stores its ledger before it sends.
+        ledger = SealLedger.decode(session.clients[0].ledger.encode())
+        session.clients[0] = session.new_client(1, ledger)
+    assert refusal(lambda: session.seal(1, version=3)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
+
+
+def test_a_privacy_floor_holds_across_restarts() -> None:
+    """The epsilon that the client asks for is that of two releases; a host restarts the enclave after each."""
+    privacy = PrivacyFloor(epsilon=100.0, delta=1e-6)
+    session = InsecureEnclaveSession(replace(NOISED, releases_per_client=2, privacy=privacy))
+    for version in (0, 1):
+        session.seal(1, version=version)
+        session.restart()
+    assert refusal(lambda: session.seal(1, version=2)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
+
+
+def test_a_client_is_in_no_more_releases_of_an_epoch_than_its_budget() -> None:
+    session = InsecureEnclaveSession(replace(NOISED, releases_per_client=2))
+    for version in (0, 1):
+        session.host.open_buffer(version, bytes(32))
+        session.upload(1, version=version)
+        session.host.give_up_buffer()
+    session.host.open_buffer(2, bytes(32))
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.upload(1, version=2)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+    assert caught.value.culprits == {ClientId(1), HOST}
+    session.upload(2, version=2)
+
+
+# --- The network ------------------------------------------------------------------------------------------------------
+
+SCHEDULES = st.lists(st.sampled_from(range(6)), min_size=3, max_size=20)
+
+
+@given(schedule=SCHEDULES)
+@settings(max_examples=25)
+def test_whatever_is_dropped_repeated_and_reordered_every_client_is_counted_once(schedule: Sequence[int]) -> None:
+    session = opened(EnclaveSetup(form=ReleaseForm.HISTOGRAM, maximum_weight=2))
+    uploads = [session.seal(number, weight=1 + number % 2).encode() for number in range(1, 7)]
+    counted = list[int]()
+    for position in schedule:
+        if position in counted:
+            assert refusal(lambda at=position: session.host.receive(uploads[at])) == (PeerMisbehaved, Reason.REPLAYED)
+        else:
+            session.host.receive(uploads[position])
+            counted.append(position)
+    if len(counted) < 3:
+        assert refusal(session.host.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
+        return
+    weights = [1 + (position + 1) % 2 for position in counted]
+    if max(weights) * 3 > sum(weights):
+        assert refusal(session.host.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
+        return
+    aggregate, receipt = session.host.release()
+    assert same_values(aggregate, session.ideal([position + 1 for position in counted], weights))
+    assert receipt.contributors == len(counted)
+
+
+def test_an_upload_that_is_late_for_its_buffer_enters_the_next_at_the_weight_of_its_age() -> None:
+    session = opened(EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(3, 2)))
+    late = [session.seal(number).encode() for number in (4, 5, 6)]
+    for number in (1, 2, 3):
+        session.upload(number)
+    session.host.release()
+    session.host.open_buffer(1, bytes(32))
+    for message in late:
+        session.host.receive(message)
+    for number in (1, 2, 3):
+        session.upload(number, version=1)
+    assert same_values(session.host.release()[0], session.ideal((4, 5, 6, 1, 2, 3), (2, 2, 2, 3, 3, 3)))
+
+
+@pytest.mark.parametrize("fault", [MemoryError, KeyboardInterrupt])
+def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
+    monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    """Otherwise a host could starve it of memory, and release sums in which one client is counted in part."""
+    layout = Layout((IndexSegment(8, 5), RingSegment(20, 6), IndexSegment(4, 3)))
+    session = opened(EnclaveSetup(layout=layout, form=ReleaseForm.HISTOGRAM))
+    for number in (1, 2, 3):
+        session.upload(number)
+    message, add, calls = session.seal(4).sealed.encode(), HistogramAccumulator.add, list[int]()
+
+    def failing(self: HistogramAccumulator, packed: memoryview, weight: int) -> None:
+        calls.append(weight)
+        if len(calls) == 2:
+            raise fault
+        add(self, packed, weight)
+
+    monkeypatch.setattr(HistogramAccumulator, "add", failing)
+    with pytest.raises(fault):
+        session.enclave.receive(message)
+    assert session.enclave.state is BufferState.CLOSED
+    assert refusal(session.enclave.release)[0] is Misuse
+    session.enclave.open_buffer(1, bytes(32))
+    assert refusal(lambda: session.enclave.receive(message))[0] is PeerMisbehaved
+
+
+def test_an_enclave_that_fails_while_it_releases_does_not_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second attempt would draw noise anew beside whatever the first one has let out."""
+    session = opened(NOISED)
+    for number in (1, 2, 3):
+        session.upload(number)
+
+    def failing(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(enclave_module, "sample", failing)
+        with pytest.raises(MemoryError):
+            session.enclave.release()
+    assert refusal(session.enclave.release)[0] is Misuse
+    assert session.enclave.state is BufferState.CLOSED
+
+
+def test_a_destroyed_enclave_answers_nothing() -> None:
+    session = opened()
+    for number in (1, 2, 3):
+        session.upload(number)
+    message = session.seal(4).sealed.encode()
+    session.enclave.release()
+    session.enclave.destroy()
+    calls = (session.enclave.release, lambda: session.enclave.receive(message), session.enclave.give_up_buffer)
+    for call in (*calls, lambda: session.enclave.open_buffer(1, bytes(32))):
+        assert refusal(call)[0] is Misuse
+    assert session.enclave.state is BufferState.DESTROYED
+
+
+def test_receipts_count_releases_so_that_none_is_hidden() -> None:
+    session, numbers = opened(), list[int]()
+    for version in (0, 1, 2):
+        if version:
+            session.host.open_buffer(version, bytes(32))
+        for number in (1, 2, 3):
+            session.upload(number, version=version)
+        receipt = session.host.release()[1]
+        session.verified().verify_receipt(receipt)
+        numbers.append(receipt.releases)
+    assert [later - earlier for earlier, later in pairwise(numbers)] == [1, 1]
+
+
+def test_errors_of_a_host_are_no_exceptions_of_another_kind() -> None:
+    session = opened()
+    for message in (b"", b"SAGG", bytes(400), b"SAGG\1\0\x23" + bytes(390)):
+        with pytest.raises(PeerError):
+            session.enclave.receive(message)

@@ -1,0 +1,516 @@
+"""Uploads that an enclave does not take: replayed, moved, altered, crafted by a corrupt client, or of nobody.
+
+| attack | defence |
+|---|---|
+| the host replays an upload in this buffer or the next | ids are remembered for the epoch |
+| a client uploads under the id of another, before it | each client has ids of its own |
+| the host hands an upload to another epoch or configuration | both are in every key and signature |
+| a sealed seed under several ids, models or vectors, or signed by a thief | it is bound to its header |
+| a client is counted twice, under two ids, two models or two seeds | one upload for a client, buffer and model |
+| indices out of range, weights out of range, other lengths | all is checked inside, before anything is counted |
+| any byte is altered or missing | signature, HPKE and AEAD cover all of them |
+| the host invents clients | an authority certifies them, and each signs |
+| the host signs as a client where nobody certifies | whoever signed is not blamed alone |
+| coins repeat, or a client is restored from a snapshot | every key is bound to configuration, epoch and upload |
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.errors import (
+    AuthenticationFailed,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    UnexpectedMessage,
+)
+from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
+from secagg.identity import Certificate, SigningKey, issue_certificate
+from secagg.parameters import Suite
+from secagg.protocols.enclave import enclave as enclave_module
+from secagg.protocols.enclave.buffer import ReleaseRules
+from secagg.protocols.enclave.client import Upload
+from secagg.protocols.enclave.floors import PrivacyFloor
+from secagg.protocols.enclave.host import split_upload
+from secagg.protocols.enclave.messages import ModelStamp, SealedUpload, UploadHeader
+from secagg.protocols.enclave.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
+from secagg.secret import Secret
+from secagg.simulation.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+
+trusted: Any = enclave_module
+HOST = ServerId()
+FIRST, SECOND = ClientId(1), ClientId(2)
+BLOCKS, CODEWORDS = 5, 6
+LAYOUT = Layout((RingSegment(20, 6), IndexSegment(CODEWORDS, BLOCKS), RingSegment(7, 3)))
+"""Indices of three bits, two of whose eight values name no codeword."""
+Crafted = Callable[..., SealedUpload]
+
+
+def memory_of(session: InsecureEnclaveSession) -> Any:
+    """Return all that an enclave remembers, to compare with what it remembers later."""
+    inside: dict[str, Any] = vars(session.enclave)
+    judge: ReleaseRules = inside["_rules"]
+    rules = {name: copy.deepcopy(value) for name, value in vars(judge).items() if name != "_configuration"}
+    keys = {weight: [bytes(key.expose()) for key in keys] for weight, keys in inside["_mask_keys"].items() if keys}
+    counted = zip(inside["_histograms"], session.configuration.index_segments, strict=True)
+    return rules, keys, [histogram.histogram(0, segment.blocks).tolist() for histogram, segment in counted]
+
+
+@pytest.fixture
+def session() -> InsecureEnclaveSession:
+    made = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, maximum_weight=5))
+    made.host.open_buffer(0, bytes(32))
+    made.upload(6)
+    return made
+
+
+def sealed(session: InsecureEnclaveSession, number: int, **named: Any) -> SealedUpload:
+    return session.seal(number, **named).sealed
+
+
+def signed(session: InsecureEnclaveSession, number: int, upload: SealedUpload, **changes: Any) -> bytes:
+    """Let a corrupt client put its own name and signature under an upload with another header."""
+    key = session.setup.signing_key_of(f"client {number}")
+    header = replace(upload.header, **({"certificate": session.certificate_of(number, key)} | changes))
+    return replace(upload, header=header).signed_with(key, session.configuration.context).encode()
+
+
+def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
+    session: InsecureEnclaveSession,
+    number: int,
+    *,
+    weight: int = 1,
+    packed: bytes | None = None,
+    model: ModelStamp | None = None,
+    certificate: Certificate | None = None,
+    signing_key: SigningKey | None = None,
+    upload_id: bytes | None = None,
+) -> bytes:
+    """Make an upload whose every part a corrupt client has chosen, all of it sealed and signed as it should be."""
+    context, epoch = session.configuration.context, session.enclave.offer.epoch
+    key = signing_key or session.setup.signing_key_of(f"client {number}")
+    indices = session.configuration.layout.segments[1]
+    packed = indices.ring.pack(session.setup.payload_of(number).values[1]) if packed is None else packed
+    upload_id = bytes([number]) * 16 if upload_id is None else upload_id
+    with (
+        Secret("upload_seed", bytes([number]) * 32) as seed,
+        Secret("both", bytes(seed.expose()) + weight.to_bytes(4, "big")) as both,
+    ):
+        header = UploadHeader(
+            epoch=epoch,
+            upload_id=upload_id,
+            certificate=certificate or session.certificate_of(number, key),
+            model=model or ModelStamp(version=0, digest=bytes(32)),
+            vector_digest=vector_digest(seed, context, epoch, upload_id, []),
+        )
+        digest = header.digest(context)
+        upload = SealedUpload(
+            header=header,
+            sealed_seed=session.verified().seal(both, sealing_info(digest), NOW),
+            sealed_indices=bytes(seal_indices(seed, digest, packed)),
+        )
+    return upload.signed_with(key, context).encode()
+
+
+def is_refused(
+    session: InsecureEnclaveSession, message: bytes, kind: type[PeerError], reason: Reason, *culprits: Party
+) -> None:
+    """Check that an enclave refuses an upload with this error and blame, and remembers exactly what it did before."""
+    before = memory_of(session)
+    with pytest.raises(PeerError) as caught:
+        session.enclave.receive(message)
+    assert (type(caught.value), caught.value.reason) == (kind, reason), str(caught.value)
+    assert caught.value.culprits == frozenset(culprits)
+    assert memory_of(session) == before
+
+
+def is_not_authentic(session: InsecureEnclaveSession, message: bytes, *culprits: Party) -> None:
+    is_refused(session, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, *culprits)
+
+
+# --- Replays ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_upload_is_not_taken_twice(session: InsecureEnclaveSession) -> None:
+    upload = session.seal(1)
+    assert session.enclave.receive(upload.sealed.encode()) == 1
+    is_refused(session, upload.sealed.encode(), PeerMisbehaved, Reason.REPLAYED, FIRST, HOST)
+
+
+@pytest.mark.parametrize("end", ["release", "give_up_buffer"])
+def test_an_upload_is_not_taken_in_a_later_buffer(end: str) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
+    session.host.open_buffer(0, bytes(32))
+    uploads = [session.seal(number) for number in (1, 2, 3)]
+    for upload in uploads:
+        session.enclave.receive(upload.sealed.encode())
+    getattr(session.enclave, end)()
+    session.enclave.open_buffer(1, bytes(32))
+    for number, upload in enumerate(uploads, start=1):
+        is_refused(session, upload.sealed.encode(), PeerMisbehaved, Reason.REPLAYED, ClientId(number), HOST)
+
+
+def test_what_was_sealed_to_an_epoch_is_not_taken_by_the_next(session: InsecureEnclaveSession) -> None:
+    upload = sealed(session, 1)
+    session.restart()
+    session.host.open_buffer(0, bytes(32))
+    is_refused(session, upload.encode(), PeerMisbehaved, Reason.WRONG_SESSION, FIRST, HOST)
+    moved = replace(upload, header=replace(upload.header, epoch=session.enclave.offer.epoch))
+    is_not_authentic(session, moved.encode(), FIRST, HOST)
+    is_not_authentic(session, signed(session, 1, moved), FIRST)
+
+
+def test_what_was_sealed_under_a_configuration_is_not_taken_under_another(session: InsecureEnclaveSession) -> None:
+    """Both enclaves have the same coins, and with them the same epoch."""
+    upload = sealed(session, 1)
+    other = InsecureEnclaveSession(replace(session.setup, task=b"another task"))
+    other.host.open_buffer(0, bytes(32))
+    assert other.enclave.offer.epoch == session.enclave.offer.epoch
+    assert other.enclave.offer.sealing_key != session.enclave.offer.sealing_key
+    is_not_authentic(other, upload.encode(), FIRST, HOST)
+    is_not_authentic(other, signed(other, 1, upload), FIRST)
+
+
+def test_the_configuration_is_bound_even_where_the_key_is_the_same(session: InsecureEnclaveSession) -> None:
+    upload = sealed(session, 1)
+    digests = {upload.header.digest(context) for context in (session.configuration.context, AttemptContext(bytes(32)))}
+    assert len(digests) == 2
+
+
+def test_a_client_does_not_use_up_the_upload_id_of_another(session: InsecureEnclaveSession) -> None:
+    """It sees the id on its way, and its own upload arrives first."""
+    upload = sealed(session, 1)
+    message = crafted(session, 2, upload_id=upload.header.upload_id)
+    assert session.enclave.receive(message) == 1
+    assert session.enclave.receive(upload.encode()) == 1
+    is_refused(session, message, PeerMisbehaved, Reason.REPLAYED, SECOND, HOST)
+    is_refused(session, upload.encode(), PeerMisbehaved, Reason.REPLAYED, FIRST, HOST)
+
+
+# --- Sealed seeds under another header --------------------------------------------------------------------------------
+
+OTHER_HEADERS = {
+    "another upload": {"upload_id": bytes(16)},
+    "another vector": {"vector_digest": bytes(32)},
+    "another model": {"model": ModelStamp(version=0, digest=b"m" * 32)},
+}
+
+
+@pytest.mark.parametrize("changes", OTHER_HEADERS.values(), ids=OTHER_HEADERS.keys())
+def test_a_sealed_seed_serves_no_other_upload_vector_or_model(
+    session: InsecureEnclaveSession, changes: dict[str, Any]
+) -> None:
+    upload = sealed(session, 1)
+    if "model" in changes:
+        session.host.give_up_buffer()
+        session.host.open_buffer(1, bytes(32))
+        changes = {"model": ModelStamp(version=1, digest=bytes(32))}
+    moved = replace(upload, header=replace(upload.header, **changes))
+    is_not_authentic(session, moved.encode(), FIRST, HOST)
+    is_not_authentic(session, signed(session, 1, upload, **changes), FIRST)
+
+
+def test_a_sealed_seed_serves_nobody_but_its_client(session: InsecureEnclaveSession) -> None:
+    """The thief would get its victim counted twice, once under a name whose next uploads it controls."""
+    stolen = sealed(session, 1)
+    is_not_authentic(session, signed(session, 2, stolen), SECOND)
+    is_not_authentic(session, signed(session, 2, stolen, upload_id=bytes(16)), SECOND)
+    session.enclave.receive(stolen.encode())
+
+
+def test_indices_serve_no_other_upload(session: InsecureEnclaveSession) -> None:
+    one, other = sealed(session, 1), sealed(session, 2)
+    is_not_authentic(session, replace(one, sealed_indices=bytes(other.sealed_indices)).encode(), FIRST, HOST)
+    for upload in (one, other):
+        session.enclave.receive(upload.encode())
+
+
+def test_a_signature_covers_the_sealed_seed(session: InsecureEnclaveSession) -> None:
+    """Otherwise a host could seal a seed that it knows under a client's signature, with indices of its own."""
+    one = sealed(session, 1)
+    with Secret("both", bytes(36)) as known:
+        resealed = session.verified().seal(known, sealing_info(one.header.digest(session.configuration.context)), NOW)
+    is_not_authentic(session, replace(one, sealed_seed=resealed).encode(), FIRST, HOST)
+
+
+# --- One client, several uploads --------------------------------------------------------------------------------------
+
+
+def test_a_client_with_two_seeds_for_one_model_is_counted_once(session: InsecureEnclaveSession) -> None:
+    session.enclave.receive(session.seal(1).sealed.encode())
+    is_refused(session, crafted(session, 1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
+
+
+def test_a_client_with_two_models_is_in_a_buffer_once() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
+    session.host.open_buffer(1, bytes(32))
+    session.upload(1, version=0)
+    is_refused(
+        session, session.seal(1, version=1).sealed.encode(), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST, HOST
+    )
+
+
+def test_a_client_has_one_upload_for_a_model_over_all_buffers() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
+    session.host.open_buffer(0, bytes(32))
+    session.upload(1)
+    session.host.give_up_buffer()
+    session.host.open_buffer(1, bytes(32))
+    is_refused(session, crafted(session, 1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
+
+
+# --- Values out of range ----------------------------------------------------------------------------------------------
+
+
+def packed_indices(values: list[int]) -> bytes:
+    ring = IndexSegment(CODEWORDS, BLOCKS).ring
+    return ring.pack(np.array(values, dtype=ring.word))
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("index", [CODEWORDS, 7])
+def test_an_index_that_names_no_codeword_is_refused_wherever_it_stands(
+    session: InsecureEnclaveSession, block: int, index: int
+) -> None:
+    values = [1] * BLOCKS
+    values[block] = index
+    message = crafted(session, 1, packed=packed_indices(values))
+    is_refused(session, message, MalformedMessage, Reason.INPUT_OUT_OF_RANGE, FIRST)
+    session.enclave.receive(crafted(session, 2, packed=packed_indices([CODEWORDS - 1] * BLOCKS)))
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_nothing_is_counted_of_an_upload_of_which_one_segment_is_wrong(wrong: int) -> None:
+    """Otherwise a corrupt client would be in the histogram of one segment and not among the contributors."""
+    both = Layout((IndexSegment(CODEWORDS, BLOCKS), RingSegment(20, 6), IndexSegment(CODEWORDS, BLOCKS)))
+    session = InsecureEnclaveSession(EnclaveSetup(layout=both))
+    session.host.open_buffer(0, bytes(32))
+    parts = [packed_indices([1] * BLOCKS), packed_indices([1] * BLOCKS)]
+    parts[wrong] = packed_indices([1] * (BLOCKS - 1) + [CODEWORDS])
+    message = crafted(session, 1, packed=b"".join(parts))
+    is_refused(session, message, MalformedMessage, Reason.INPUT_OUT_OF_RANGE, FIRST)
+
+
+def test_bits_that_fill_the_last_byte_of_indices_are_zero(session: InsecureEnclaveSession) -> None:
+    packed = bytearray(packed_indices([1] * BLOCKS))
+    packed[-1] |= 0x80
+    message = crafted(session, 1, packed=bytes(packed))
+    is_refused(session, message, MalformedMessage, Reason.NOT_CANONICAL, FIRST)
+
+
+@pytest.mark.parametrize("weight", [0, 6, (1 << 32) - 1])
+def test_a_weight_out_of_range_is_refused(session: InsecureEnclaveSession, weight: int) -> None:
+    message = crafted(session, 1, weight=weight)
+    is_refused(session, message, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, FIRST)
+    session.enclave.receive(crafted(session, 2, weight=5))
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_indices_of_another_length_are_no_upload(session: InsecureEnclaveSession, difference: int) -> None:
+    packed = bytes(len(packed_indices([0] * BLOCKS)) + difference)
+    reason = Reason.TRUNCATED if difference < 0 else Reason.TRAILING_BYTES
+    is_refused(session, crafted(session, 1, packed=packed), MalformedMessage, reason, HOST)
+
+
+# --- Altered bytes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_no_byte_of_a_sealed_upload_can_be_altered(suite: Suite) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, suite=suite))
+    session.host.open_buffer(0, bytes(32))
+    message = session.seal(1).sealed.encode()
+    before = memory_of(session)
+    kinds = {AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage}
+    # Every byte in the short suite; in the other, of 1184 bytes of encapsulation every seventh.
+    for position in range(0, len(message), 1 if suite is Suite.CLASSIC else 7):
+        altered = bytearray(message)
+        altered[position] ^= 1 << position % 8
+        with pytest.raises(PeerError) as caught:
+            session.enclave.receive(bytes(altered))
+        assert type(caught.value) in kinds
+        assert HOST in caught.value.culprits, position
+    assert memory_of(session) == before
+    session.enclave.receive(message)
+
+
+def test_bytes_that_change_while_they_are_looked_at_are_those_that_came(
+    session: InsecureEnclaveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that shares its memory could have one thing checked and another one counted."""
+    message, genuine = bytearray(session.seal(1).sealed.encode()), trusted.open_indices
+
+    def after_a_change(*args: Any, **named: Any) -> bytearray:
+        message[:] = bytes(len(message))
+        opened: bytearray = genuine(*args, **named)
+        return opened
+
+    monkeypatch.setattr(trusted, "open_indices", after_a_change)
+    given: Any = message
+    assert session.enclave.receive(given) == 1
+    _, _, (counts,) = memory_of(session)
+    expected = np.zeros((BLOCKS, CODEWORDS), dtype=np.int64)
+    for number in (1, 6):
+        expected[np.arange(BLOCKS), session.setup.payload_of(number).values[1]] += 1
+    assert counts == expected.tolist()
+    assert not any(message)
+
+
+def test_a_sealed_upload_that_is_cut_or_extended_is_none(session: InsecureEnclaveSession) -> None:
+    message = session.seal(1).sealed.encode()
+    for length in range(len(message)):
+        is_refused(session, message[:length], MalformedMessage, Reason.TRUNCATED, HOST)
+    is_refused(session, message + b"\0", MalformedMessage, Reason.TRAILING_BYTES, HOST)
+
+
+def test_an_upload_that_is_cut_or_extended_reaches_no_enclave(session: InsecureEnclaveSession) -> None:
+    upload = session.seal(1)
+    message, before = upload.encode(), memory_of(session)
+    for length in range(len(message)):
+        with pytest.raises(MalformedMessage):
+            session.host.receive(message[:length])
+    with pytest.raises(MalformedMessage) as caught:
+        session.host.receive(message + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+    assert memory_of(session) == before
+    assert split_upload(message, session.configuration)[0] == upload.sealed.encode()
+
+
+# --- Invented clients -------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_nobody_certified_is_not_counted(session: InsecureEnclaveSession) -> None:
+    own = session.setup.signing_key_of("an invented client")
+    for issuer in (own, session.setup.signing_key_of("an authority of the host")):
+        certificate = issue_certificate(issuer, ClientId(77), own.public_key)
+        message = crafted(session, 77, certificate=certificate, signing_key=own)
+        is_not_authentic(session, message, ClientId(77), HOST)
+
+
+def test_a_certificate_serves_nobody_without_its_key(session: InsecureEnclaveSession) -> None:
+    victim, thief = (session.setup.signing_key_of(f"client {number}") for number in (1, 2))
+    stolen = session.certificate_of(1, victim)
+    is_not_authentic(session, crafted(session, 1, certificate=stolen, signing_key=thief), FIRST, HOST)
+    for changed in (replace(stolen, public_key=thief.public_key), replace(stolen, client=SECOND)):
+        message = crafted(session, 1, certificate=changed, signing_key=thief)
+        is_not_authentic(session, message, changed.client, HOST)
+
+
+def test_one_certified_client_does_not_fill_a_buffer(session: InsecureEnclaveSession) -> None:
+    """Any number of uploads, ids and seeds of one identity count as one contributor, and release nothing."""
+    session.enclave.receive(session.seal(1).sealed.encode())
+    key = session.setup.signing_key_of("client 1")
+    for number in range(10, 20):
+        message = crafted(session, number, certificate=session.certificate_of(1, key), signing_key=key)
+        is_refused(session, message, PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
+    with pytest.raises(Exception, match="3 uploads are needed and 2 are present"):
+        session.enclave.release()
+
+
+@pytest.mark.parametrize("fault", ["weight", "index", "seed", "twice"])
+def test_without_an_authority_no_client_is_blamed_alone(fault: str) -> None:
+    """The host certifies a key of its own for any client's name, and signs what it likes."""
+    setup = EnclaveSetup(
+        layout=LAYOUT,
+        has_authority=False,
+        noise_multiplier=Fraction(1),
+        l2_bounds=(99, 99),
+        privacy=PrivacyFloor(epsilon=1e6, delta=1e-6),
+    )
+    session = InsecureEnclaveSession(setup)
+    session.host.open_buffer(0, bytes(32))
+    own = session.setup.signing_key_of("the host's")
+    named: Any = {"certificate": issue_certificate(own, FIRST, own.public_key), "signing_key": own}
+    both = FIRST, HOST
+    match fault:
+        case "weight":
+            message = crafted(session, 1, weight=2, **named)
+            is_refused(session, message, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, *both)
+        case "index":
+            message = crafted(session, 1, packed=packed_indices([CODEWORDS] * BLOCKS), **named)
+            is_refused(session, message, MalformedMessage, Reason.INPUT_OUT_OF_RANGE, *both)
+        case "seed":
+            genuine = SealedUpload.decode(crafted(session, 1, **named), session.configuration)
+            altered = replace(genuine, sealed_seed=bytes(len(genuine.sealed_seed)))
+            is_not_authentic(session, altered.signed_with(own, session.configuration.context).encode(), *both)
+        case _:
+            session.enclave.receive(session.seal(1).sealed.encode())
+            is_refused(session, crafted(session, 1, **named), PeerMisbehaved, Reason.ALREADY_ANSWERED, *both)
+    session.enclave.receive(session.seal(2).sealed.encode())
+
+
+# --- Coins that repeat ------------------------------------------------------------------------------------------------
+
+WIDE = Layout((RingSegment(64, 64), IndexSegment(256, 64)))
+
+
+def masks(upload: Upload, payload: Payload) -> set[int]:
+    (segment,) = upload.segments
+    return set(segment.ring.subtract(upload.masked[0], payload.values[0]).tolist())
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_a_client_whose_coins_repeat_shares_no_mask_and_no_key_between_epochs(suite: Suite) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=WIDE, suite=suite))
+    first = session.seal(1)
+    session.restart()
+    # A client that is restored from a snapshot has its coins of before, and a ledger that has forgotten.
+    session.clients[0] = session.new_client(1)
+    second = session.seal(1)
+    opened = [upload.sealed for upload in (first, second)]
+    assert opened[0].header.upload_id == opened[1].header.upload_id
+    assert opened[0].header.vector_digest != opened[1].header.vector_digest
+    payload = session.setup.payload_of(1)
+    assert masks(first, payload).isdisjoint(masks(second, payload)), "64 words of 64 bits: no accident"
+    ciphertexts = [bytes(upload.sealed_indices) for upload in opened]
+    assert not any(one == other for one, other in zip(*map(eights, ciphertexts), strict=True))
+
+
+def eights(data: bytes) -> list[bytes]:
+    return [data[start : start + 8] for start in range(0, len(data), 8)]
+
+
+def test_no_two_segments_and_no_two_clients_share_a_mask() -> None:
+    """Two vectors under one mask would tell their difference."""
+    layout = Layout((RingSegment(64, 64), RingSegment(64, 65), RingSegment(64, 64)))
+    session, seen = InsecureEnclaveSession(EnclaveSetup(layout=layout)), set[int]()
+    for number in (1, 2):
+        payload, upload = session.setup.payload_of(number), session.seal(number)
+        for segment, masked, plain in zip(upload.segments, upload.masked, payload.values, strict=True):
+            mask = set(segment.ring.subtract(masked, plain).tolist())
+            assert len(mask) == segment.length
+            assert mask.isdisjoint(seen)
+            seen |= mask
+
+
+def test_one_seed_gives_no_two_uploads_epochs_or_configurations_a_key_in_common() -> None:
+    base: tuple[bytes, bytes, bytes] = (b"c" * 32, b"e" * 32, b"u" * 16)
+    places = [base, (b"d" * 32, *base[1:]), (base[0], b"f" * 32, base[2]), (*base[:2], b"v" * 16)]
+    keys = set[bytes]()
+    with Secret("upload_seed", bytes(32)) as seed:
+        for context, epoch, upload_id in places:
+            for suite in Suite:
+                keys.add(bytes(mask_key(seed, suite, AttemptContext(context), epoch, upload_id).expose())[:16])
+            keys.add(vector_digest(seed, AttemptContext(context), epoch, upload_id, [b"the same vector"]))
+        for header in (b"h" * 32, b"i" * 32):
+            keys.add(bytes(seal_indices(seed, header, bytes(32)))[:32])
+    # A mask key of 16 bytes is the beginning of that of 32 bytes; no enclave has both suites.
+    assert len(keys) == len(places) * 2 + 2
+
+
+def test_a_wiped_seed_makes_nothing() -> None:
+    seed = Secret("upload_seed", bytes(32))
+    seed.wipe()
+    with pytest.raises(Misuse):
+        mask_key(seed, Suite.CLASSIC, AttemptContext(bytes(32)), bytes(32), bytes(16))
