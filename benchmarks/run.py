@@ -9,10 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
+import enclave
+import enclave_histogram
 import mask_expansion
+import one_hot_check
 import overflow
 import packing
 import pairwise_mask
+import point_functions
 import product_quantization
 import scalar_quantization
 import shamir
@@ -23,6 +27,10 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "packing": packing.measure,
     "secret sharing": shamir.measure,
     "pairwise masks": pairwise_mask.measure,
+    "enclave": enclave.measure,
+    "enclave histogram": enclave_histogram.measure,
+    "point functions": point_functions.measure,
+    "one-hot check": one_hot_check.measure,
     "scalar quantization": scalar_quantization.measure,
     "overflow": overflow.measure,
     "product quantization": product_quantization.measure,

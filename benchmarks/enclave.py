@@ -1,0 +1,240 @@
+"""What an enclave's client and the enclave itself cost, against the cheapest way to do the same work.
+
+A masked sum is compared with masking a copy of the vector and sealing 32 bytes, and the enclave's part with expanding
+one mask. Sealed indices are compared with AES-GCM over as many bytes. One thread, in the hybrid suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from figures import Figure, best_seconds
+from secagg.codewords import CodewordTable
+from secagg.compression.byte_accounting import Accounting, plain_bytes, product_quantization_layout, upload_bytes
+from secagg.compression.paper_models import CELEBA, FEMNIST_3_CHANNEL
+from secagg.contract import Layout, Payload
+from secagg.entropy import SystemCoins
+from secagg.identifiers import ClientId
+from secagg.identity import Authority, SigningKey, issue_certificate
+from secagg.layout import IndexSegment, RingSegment
+from secagg.mask_expansion import accumulate, expand
+from secagg.parameters import Suite
+from secagg.protocols.enclave.client import Client, Upload
+from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.histogram import Accumulation
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.messages import ModelStamp
+from secagg.protocols.enclave.plan import plan_enclave
+from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
+from secagg.ring import Ring
+from secagg.secret import Secret
+
+_CLIENTS: Final = 40
+_ROUNDS: Final = 12
+_BLOCKS: Final = 1_000_000
+_LARGE: Final = 50_000_000
+_TASK: Final = b"benchmark"
+_COINS: Final = SystemCoins()
+
+
+def measure() -> Iterator[Figure]:
+    """Measure masked sums of two lengths, then Secure Indexing."""
+    yield from _masked_sum("2^20 values", 1 << 20, _ROUNDS)
+    yield from _masked_sum("11.2M values", 11_200_000, 3)
+    yield from _indexing()
+    yield from _large_payload()
+    yield from _uplink()
+
+
+@dataclass(slots=True)
+class _Bench:
+    """An enclave and certified clients for one layout."""
+
+    layout: Layout
+    accumulation: Accumulation = Accumulation.OBLIVIOUS
+    form: ReleaseForm = ReleaseForm.DECODED_SUM
+    tables: tuple[tuple[CodewordTable, ...], ...] = ()
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    configuration: EnclaveConfiguration = field(init=False)
+    enclave: SimulatedEnclave = field(init=False)
+    verified: VerifiedEnclave = field(init=False)
+    authority: SigningKey = field(default_factory=lambda: SigningKey(Secret.random("key", 32, _COINS)))
+
+    def __post_init__(self) -> None:
+        self.configuration = plan_enclave(
+            task=_TASK,
+            layout=self.layout,
+            tables=self.tables,
+            capacity=1 << 20,
+            authority=Authority(self.authority.public_key),
+            minimum_cohort=2,
+            maximum_cohort=_CLIENTS,
+            now=self.now,
+            accumulation=self.accumulation,
+            form=self.form,
+        )
+        self.enclave = SimulatedEnclave(self.configuration, coins=_COINS)
+        self.verified = VerifiedEnclave(
+            self.enclave.offer,
+            self.enclave.evidence,
+            configuration=self.configuration,
+            judge=SimulatedJudge(),
+            now=self.now,
+        )
+
+    def client(self, number: int) -> Client:
+        identity = SigningKey(Secret.random("key", 32, _COINS))
+        return Client(
+            certificate=issue_certificate(self.authority, ClientId(number), identity.public_key),
+            signing_key=identity,
+            floors=EnclaveFloors(
+                suites=frozenset(Suite),
+                minimum_cohort=2,
+                maximum_length=1 << 40,
+                authority=self.authority.public_key,
+                histograms_accepted=True,
+                direct_accepted=True,
+            ),
+            layout=self.layout,
+            tables=self.tables,
+            capacity=1 << 20,
+            ledger=SealLedger(_TASK),
+            coins=_COINS,
+        )
+
+    def seal(self, client: Client, payload: Payload, version: int) -> Upload:
+        model = ModelStamp(version=version, digest=bytes(32))
+        return client.seal(payload, enclave=self.verified, model=model, now=self.now)
+
+    def sealer(self, payload: Payload) -> Callable[[], Upload]:
+        """Return what seals the payload for one model after another."""
+        client, versions = self.client(0), count()
+        return lambda: self.seal(client, payload, next(versions))
+
+    def seconds_for_a_client(self, payload: Payload, version: int, clients: list[Client]) -> tuple[float, float]:
+        """Fill a buffer and release it; return what one upload and one client's part of the release took."""
+        uploads = [self.seal(client, payload, version).sealed.encode() for client in clients]
+        self.enclave.open_buffer(version, bytes(32))
+        taken = list[float]()
+        for upload in uploads:
+            started = perf_counter()
+            self.enclave.receive(upload)
+            taken.append(perf_counter() - started)
+        started = perf_counter()
+        self.enclave.release()
+        return sorted(taken)[len(taken) // 2], (perf_counter() - started) / len(clients)
+
+
+def _masked_sum(name: str, length: int, rounds: int) -> Iterator[Figure]:
+    ring = Ring(32)
+    bench = _Bench(Layout((RingSegment(32, length),)))
+    payload = Payload(bench.layout, (ring.from_integers(np.arange(length) % 1000),))
+    values = payload.values[0]
+    with Secret.random("key", 32, _COINS) as key, Secret.random("plaintext", 36, _COINS) as plaintext:
+
+        def mask_a_copy() -> None:
+            vector = ring.zeros(length)
+            vector[:] = values
+            accumulate(vector, ring, add=[key], subtract=[])
+
+        best = best_seconds(
+            {
+                "step": bench.sealer(payload),
+                "mask": mask_a_copy,
+                "seal": lambda: bench.verified.seal(plaintext, b"info", bench.now),
+                "expand": lambda: expand(key, ring, length),
+            },
+            rounds,
+        )
+    yield Figure(
+        name=f"client's step over mask and one HPKE seal, {name}",
+        value=best["step"] / (best["mask"] + best["seal"]),
+        unit="x",
+        at_most=1.4,
+        note=f"{1e3 * best['step']:.2f} ms",
+    )
+    clients = [bench.client(number) for number in range(1, _CLIENTS + 1)]
+    taken = [bench.seconds_for_a_client(payload, version, clients) for version in range(3)]
+    receive, release = (min(times) for times in zip(*taken, strict=True))
+    yield Figure(
+        name=f"enclave's work for a client over one mask expansion, {name}",
+        value=(receive + release) / best["expand"],
+        unit="x",
+        at_most=1.2,
+        note=f"{1e3 * receive:.2f} ms at the upload, {1e3 * release:.2f} ms at the release",
+    )
+
+
+def _indexing() -> Iterator[Figure]:
+    segment = IndexSegment(64, _BLOCKS)
+    indices = (np.arange(_BLOCKS) * 7919 % 64).astype(segment.ring.word)
+    tables = ((CodewordTable(_BLOCKS, np.arange(64 * 4, dtype=np.int64).reshape(64, 4)),),)
+    for accumulation, target in ((Accumulation.DIRECT, 12), (Accumulation.OBLIVIOUS, None)):
+        bench = _Bench(Layout((segment,)), accumulation, tables=tables)
+        payload = Payload(bench.layout, (indices,))
+        clients = [bench.client(number) for number in range(1, 9)]
+        taken = [bench.seconds_for_a_client(payload, version, clients) for version in range(2)]
+        receive, release = (min(times) for times in zip(*taken, strict=True))
+        yield Figure(
+            name=f"enclave counts a client of 10^6 blocks, k = 64, {accumulation.name.lower()}, per block",
+            value=1e9 * receive / _BLOCKS,
+            unit="ns",
+            at_most=target,
+            note=f"opened, checked, added; a release takes {1e9 * release * len(clients) / _BLOCKS:.0f} ns a block",
+        )
+
+
+def _large_payload() -> Iterator[Figure]:
+    """Seal 50 MB of indices that fill their bytes, so that nothing but sealing is measured."""
+    segment = IndexSegment(256, _LARGE)
+    bench = _Bench(Layout((segment,)), tables=((CodewordTable(_LARGE, np.ones((256, 1), dtype=np.int64)),),))
+    payload = Payload(bench.layout, (np.zeros(_LARGE, dtype=segment.ring.word),))
+    plain, cipher, warm = bytes(_LARGE), AESGCM(bytes(32)), np.zeros(_LARGE + 16, dtype=np.uint8).data
+
+    def raw_into_new_memory() -> None:
+        cipher.encrypt_into(bytes(12), plain, None, np.empty(_LARGE + 16, dtype=np.uint8).data)
+
+    best = best_seconds(
+        {
+            "raw": raw_into_new_memory,
+            "warm": lambda: cipher.encrypt_into(bytes(12), plain, None, warm),
+            "client": bench.sealer(payload),
+        },
+        rounds=8,
+    )
+    yield Figure(
+        name="client seals 50 MB of indices: throughput over raw AES-256-GCM",
+        value=best["raw"] / best["client"],
+        unit="x",
+        at_least=0.7,
+        note=f"{_LARGE / best['client'] / 1e9:.1f} GB/s; {best['warm'] / best['client']:.2f} of raw into memory in use",
+    )
+
+
+def _uplink() -> Iterator[Figure]:
+    """Count what is sent for two of the paper's models, against the paper's count of their values alone."""
+    for name, shapes, codewords, block in (
+        ("CelebA, 64 x 9", CELEBA, 64, 9),
+        ("FEMNIST, 32 x 9", FEMNIST_3_CHANNEL, 32, 9),
+    ):
+        layout = product_quantization_layout(shapes, codewords, block)
+        bench = _Bench(layout, form=ReleaseForm.HISTOGRAM)
+        payload = Payload(layout, tuple(np.zeros(segment.length, segment.ring.word) for segment in layout.segments))
+        sent, paper = len(bench.sealer(payload)().encode()), float(upload_bytes(layout, Accounting.PAPER))
+        yield Figure(
+            name=f"bytes of an upload beyond the paper's count, {name}",
+            value=sent - paper,
+            unit="B",
+            at_most=2000,
+            note=f"{sent:,} B, {plain_bytes(shapes) / sent:.1f} times less than float32",
+        )
