@@ -1,0 +1,139 @@
+"""Ideal signatures, key agreement and encryption in the place of the library's backends, for as long as a case runs.
+
+The library reaches its backends by four names in three modules; ``installed`` puts ideal ones there, and nothing else
+of the library changes. A signature is valid if it was made, a ciphertext opens if it was sealed, and an exchange gives
+both ends one value: there is nothing that could be computed from a public key. Hashes and key derivation stay the
+library's own, since to a server that only handles what it was given they are names for their arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+
+from secagg import aead, identity, key_agreement
+
+_SIGNED = set[tuple[bytes, bytes, bytes]]()
+_SEALED = dict[tuple[bytes, bytes, bytes, bytes], bytes]()
+_PLAINTEXTS = dict[bytes, bytes]()
+
+
+class IdealSignatureKey:
+    """What signs: a signature is a name for who signed what."""
+
+    def __init__(self, public: bytes) -> None:
+        self.public = public
+
+    @classmethod
+    def from_private_bytes(cls, seed: bytes) -> IdealSignatureKey:
+        return cls(_name(b"identity", bytes(seed)))
+
+    def public_key(self) -> IdealVerificationKey:
+        return IdealVerificationKey(self.public)
+
+    def sign(self, statement: bytes) -> bytes:
+        signature = _name(b"signature", self.public, statement) * 2
+        _SIGNED.add((self.public, signature, statement))
+        return signature
+
+
+class IdealVerificationKey:
+    """What verifies: it looks up whether this was signed."""
+
+    def __init__(self, public: bytes) -> None:
+        self.public = public
+
+    @classmethod
+    def from_public_bytes(cls, public: bytes) -> IdealVerificationKey:
+        return cls(public)
+
+    def public_bytes_raw(self) -> bytes:
+        return self.public
+
+    def verify(self, signature: bytes, statement: bytes) -> None:
+        if (self.public, signature, statement) not in _SIGNED:
+            raise InvalidSignature
+
+
+class IdealExchangeKey:
+    """One end of a key agreement."""
+
+    def __init__(self, public: bytes) -> None:
+        self.public = public
+
+    @classmethod
+    def from_private_bytes(cls, scalar: bytes) -> IdealExchangeKey:
+        # The top byte is cleared, so that the encoding is the canonical one of some coordinate.
+        return cls(_name(b"exchange", bytes(scalar))[:31] + b"\0")
+
+    @classmethod
+    def from_public_bytes(cls, public: bytes) -> IdealExchangeKey:
+        return cls(public)
+
+    def public_key(self) -> IdealExchangeKey:
+        return self
+
+    def public_bytes_raw(self) -> bytes:
+        return self.public
+
+    def exchange(self, other: IdealExchangeKey) -> bytes:
+        return _name(b"agreed", *sorted((self.public, other.public)))
+
+
+class IdealSealing:
+    """Encryption: a ciphertext is a name for what was sealed, and opens under the same key, nonce and data."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = bytes(key)
+
+    def encrypt(self, nonce: bytes, plaintext: bytes, data: bytes) -> bytes:
+        name = _name(b"sealed", self.key, nonce, data, bytes(plaintext))
+        sealed = (name * (len(plaintext) // len(name) + 2))[: len(plaintext) + aead.TAG_BYTES]
+        _SEALED[self.key, nonce, data, sealed] = _PLAINTEXTS[sealed] = bytes(plaintext)
+        return sealed
+
+    def decrypt_into(self, nonce: bytes, sealed: bytes, data: bytes, buffer: bytearray) -> int:
+        plaintext = _SEALED.get((self.key, nonce, data, bytes(sealed)))
+        if plaintext is None:
+            raise InvalidTag
+        buffer[:] = plaintext
+        return len(plaintext)
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Have the library use ideal cryptography; what was signed and sealed before is forgotten."""
+    _SIGNED.clear()
+    _SEALED.clear()
+    _PLAINTEXTS.clear()
+    places = (
+        (identity, "Ed25519PrivateKey", IdealSignatureKey),
+        (identity, "Ed25519PublicKey", IdealVerificationKey),
+        (key_agreement, "X25519PrivateKey", IdealExchangeKey),
+        (key_agreement, "BackendPublicKey", IdealExchangeKey),
+        (aead, "AESGCM", IdealSealing),
+    )
+    with ExitStack() as stack:
+        for module, name, ideal in places:
+            stack.enter_context(mock.patch.object(module, name, ideal))
+        identity._certified.cache_clear()  # noqa: SLF001 -- what it remembers was verified by other means
+        try:
+            yield
+        finally:
+            identity._certified.cache_clear()  # noqa: SLF001
+
+
+def sealed_plaintext(sealed: bytes) -> bytes:
+    """Return what is in a ciphertext, for the bookkeeping of who was sent which share."""
+    return _PLAINTEXTS[sealed]
+
+
+def _name(*parts: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "big") + part)
+    return digest.digest()

@@ -1,0 +1,80 @@
+"""Explore every case; end with status 1 unless each comes out as it has to.
+
+Run as ``python proofs/model/run.py`` where the library can be imported, or as a part of ``proofs/check``. A word on the
+command line restricts the run to the cases whose name has it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import enclave_release
+import pairwise
+from schedules import Report, described
+
+ENCLAVE_CALLS = 9
+
+
+def explore(name: str) -> tuple[Report, float]:
+    """Explore one case and time it."""
+    started = time.perf_counter()
+    (case,) = (case for case in pairwise.cases() if case.name == name)
+    report = case.explore()
+    return report, time.perf_counter() - started
+
+
+def explore_enclave(defect: str) -> tuple[enclave_release.Report, float]:
+    """Explore the enclave's rules, with a defect or as they are."""
+    started = time.perf_counter()
+    replacements = enclave_release.DEFECTS[defect] if defect else ()
+    return enclave_release.explore(ENCLAVE_CALLS, replacements), time.perf_counter() - started
+
+
+def main(word: str = "") -> Iterator[str]:
+    """Yield the report, case by case, and end with status 1 if one is not as it has to be."""
+    started, wrong = time.perf_counter(), 0
+    schedules = attacks = clean = 0
+    chosen = [case for case in pairwise.cases() if word in case.name]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for case, (report, took) in zip(chosen, pool.map(explore, [case.name for case in chosen]), strict=True):
+            # A run in which no sum ever came out has tried nothing.
+            right = bool(report.fault) == case.attacked and report.revealing > 0
+            wrong += not right
+            schedules += report.schedules
+            attacks += bool(report.fault)
+            clean += not report.fault
+            found = f"ATTACK: {report.fault}" if report.fault else f"none found, {report.revealing} open some sum"
+            yield (
+                f"  {case.name:48} {report.schedules:6} schedules, {report.runs:6} runs of a client, "
+                f"{report.refused:5} messages refused, {took:5.1f} s: {found}{'' if right else '  NOT EXPECTED'}"
+            )
+            if report.fault:
+                yield from (f"      {described(path)}" for path in report.trace)
+        defects = [name for name in ("", *enclave_release.DEFECTS) if word in (name or "enclave: as released")]
+        for name, (seen, took) in zip(defects, pool.map(explore_enclave, defects), strict=True):
+            right = bool(seen.fault) == bool(name) and (seen.revealing > 0 or bool(name))
+            wrong += not right
+            schedules += seen.schedules
+            attacks += bool(seen.fault)
+            clean += not seen.fault
+            found = f"ATTACK: {seen.fault}" if seen.fault else f"none found, {seen.revealing} release a sum"
+            yield (
+                f"  {name or 'enclave: as released':48} {seen.schedules:6} states,    {seen.calls:6} calls, "
+                f"{seen.refused:6} refused, {took:5.1f} s: {found}{'' if right else '  NOT EXPECTED'}"
+            )
+            if seen.fault:
+                yield f"      {', '.join(seen.trace)}"
+    total = time.perf_counter() - started
+    yield f"model: {clean} cases without a fault, {attacks} planted defects found, {schedules} schedules and states, {total:.0f} s"
+    if wrong or not (chosen or defects):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    for line in main(*sys.argv[1:2]):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
