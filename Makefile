@@ -29,7 +29,7 @@ types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy tests benchmarks .ci/check_distributions.py
 	$(BIN)/pyright
 
-proofs: $(INSTALLED)  ## check the proofs: Coq theories, and the library's kernels on solver terms
+proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, the claims
 	$(BIN)/python proofs/check
 
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json

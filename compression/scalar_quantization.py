@@ -150,6 +150,7 @@ class ScalarQuantization:
         Raises:
             Misuse: the update is not an array of float16, float32 or float64 of this shape.
             CapacityExceeded: a value is NaN or infinite.
+        Claim CO-3: from the quotient on, every float32 but NaN becomes a code in range.
         """
         values = self._rows(update)
         scales, zero_points = self._columns(_NARROW)
@@ -185,6 +186,7 @@ class ScalarQuantization:
         Raises:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
+        Claim CO-1: the zero point is taken off once for each unit of weight.
         """
         if aggregate.layout != self.layout:
             raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")

@@ -237,7 +237,10 @@ def capacity(bits: int, modulus_bits: int) -> int:
 
 
 def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
-    """Return the largest total weight of codes in [least, greatest] whose sum cannot leave the ring; tight."""
+    """Return the largest total weight of codes in [least, greatest] whose sum cannot leave the ring; tight.
+
+    Claim RI-4: within this total weight a lifted sum is exact.
+    """
     ring = Ring(modulus_bits)
     if type(least) is not int or type(greatest) is not int or not least <= 0 <= greatest or least == greatest:
         raise InvalidParameters(f"codes are integers from a range that holds zero and another; got {least}..{greatest}")
@@ -300,7 +303,10 @@ def low_bits(count: int) -> int:
 
 
 def reduce(words: Words, modulus_bits: int) -> Words:
-    """Reduce modulo 2^p; two's complement words become their representatives in [0, 2^p)."""
+    """Reduce modulo 2^p; two's complement words become their representatives in [0, 2^p).
+
+    Claim RI-1: this and the four kernels below are run on terms.
+    """
     return words & low_bits(modulus_bits)
 
 
@@ -333,13 +339,19 @@ def reduce_into(total: Words, modulus_bits: int) -> Words:
 
 
 def lift(element: Words, modulus_bits: int) -> Words:
-    """Map a representative in [0, 2^p) to the two's complement word in [-2^(p-1), 2^(p-1))."""
+    """Map a representative in [0, 2^p) to the two's complement word in [-2^(p-1), 2^(p-1)).
+
+    Claim RI-3: on reduced elements this is the centred representative.
+    """
     half = 1 << (modulus_bits - 1)
     return (element ^ half) - half
 
 
 def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
-    """Write the lanes, p bits each, one after another into words of word_bits bits, lowest bits first."""
+    """Write the lanes, p bits each, one after another into words of word_bits bits, lowest bits first.
+
+    Claim RI-2: packing and unpacking are run on terms.
+    """
     return _regroup(lanes, modulus_bits, word_bits)
 
 

@@ -99,6 +99,7 @@ def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins
         InvalidParameters: 1 <= threshold <= holders <= 65535 does not hold, or a secret is not a field element.
         Misuse: a secret was wiped, or the coins are broken.
     Security: as for ``split``.
+    Claim SH-2: shares of fewer than ``threshold`` holders fit every secret.
     """
     _check_threshold(threshold)
     if type(holders) is not int or not threshold <= holders <= MAX_HOLDERS:
@@ -178,6 +179,8 @@ class LagrangeWeights:
     With the factors f_i = 1 / (x_i * prod_{j != i} (x_i - x_j)) of the points x_i, the shares y_i become the terms
     f_i * y_i. Their sum, times ``scale``, is the value at zero of the polynomial through all m shares. Its degree is
     below t exactly if the sums of f_i * y_i * x_i^k are zero for k = 1, …, m - t: the syndromes of the code of [MS81].
+
+    Claim SH-1: these weights give the value at zero, and the syndromes decide whether surplus shares fit.
     """
 
     points: tuple[int, ...]

@@ -114,6 +114,7 @@ class ProductQuantization:
         Raises:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the capacity.
+        Claim CO-2: a histogram is all that the sum of codewords needs.
         """
         if aggregate.layout != self.layout:
             raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from pathlib import Path
 
 import mask_signs
+import point_function_kernels
 import ring_kernels
 import scalar_quantizer
 from obligations import Obligation
@@ -26,7 +29,8 @@ BATCH = 4
 @cache
 def collected() -> tuple[Obligation, ...]:
     """Every obligation, in an order that does not change between processes."""
-    return (*ring_kernels.obligations(), *mask_signs.obligations(), *scalar_quantizer.obligations())
+    parts = (ring_kernels, mask_signs, scalar_quantizer, point_function_kernels)
+    return tuple(obligation for part in parts for obligation in part.obligations())
 
 
 def decide(index: int) -> tuple[Answer | str, float]:
@@ -61,6 +65,10 @@ def main(word: str = "") -> Iterator[str]:
         if not refuted[family]:
             faults.append(f"{family}: no altered function was refuted, so its obligations may be too weak")
         yield f"  {family:22} {proved[family]:4} proved  {refuted[family]:3} refuted as due  {spent:6.1f} s"
+    ledger = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
+    claimed = {family for claim in ledger["claim"] for family in claim.get("families", ())}
+    if not word and claimed != seconds.keys():
+        faults.append(f"claims.toml and the obligations differ in the families {sorted(claimed ^ seconds.keys())}")
     yield from (f"  FAULT {fault}" for fault in faults)
     total = time.perf_counter() - started
     counts = f"{sum(proved.values())} proved, {sum(refuted.values())} refuted as due, {len(faults)} faults"

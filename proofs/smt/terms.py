@@ -69,6 +69,15 @@ class Word:
     def __xor__(self, other: object) -> Word:
         return Word(self.term ^ self._operand(other))
 
+    def __mul__(self, other: object) -> Word:
+        return Word(self.term * self._operand(other))
+
+    def __radd__(self, other: object) -> Word:
+        return Word(self._operand(other) + self.term)
+
+    def __rsub__(self, other: object) -> Word:
+        return Word(self._operand(other) - self.term)
+
     def __lshift__(self, by: object) -> Word:
         return Word(self.term << self._distance(by))
 

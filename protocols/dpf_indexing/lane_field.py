@@ -237,6 +237,8 @@ def reduce(words: Words, bits: int, greatest: int) -> Words:
 
     2^(jp) = 1 modulo q, so the upper part of a word is added to its lower jp bits until the bound is below 2q; about
     half of the bits go in each step.
+
+    Claim DP-2: this is the remainder modulo q, and so are sums and differences.
     """
     modulus = low_bits(bits)
     while greatest >= 2 * modulus:

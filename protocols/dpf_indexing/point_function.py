@@ -63,6 +63,7 @@ def grow_into(node: Words, children: Pair, control: Words, shared: Words, differ
         control: the parents' control bits; overwritten.
         shared: the left child's correction word where a control bit is set, and 0 elsewhere; overwritten.
         difference: what the right child's correction word differs in; 0 or 1 in each word.
+    Claim DP-1: off the path the servers' children are equal; on it their control bits differ.
     """
     left, right = children
     # The feed-forward is the same for both children.

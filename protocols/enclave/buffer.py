@@ -56,7 +56,10 @@ class Buffer:
 
 
 class ReleaseRules:
-    """Which uploads may enter a buffer, and whether it may be released, over the life of one epoch."""
+    """Which uploads may enter a buffer, and whether it may be released, over the life of one epoch.
+
+    Claim EN-1: the model checker drives this class under every order of a host's calls.
+    """
 
     def __init__(self, configuration: EnclaveConfiguration) -> None:
         """Begin an epoch, in which nothing was seen yet."""

@@ -40,6 +40,7 @@ class Client(Confined):
 
     Security: a client lives in one process and in one memory. It cannot be pickled, and it refuses to go on in a forked
         process; a machine that is resumed from a snapshot must not go on with it either, which it cannot notice.
+    Claim PM-6: the model checker drives this class; it decides from its messages alone.
     """
 
     def __init__(  # noqa: PLR0913 -- what a client brings into a session

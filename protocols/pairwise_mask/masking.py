@@ -52,7 +52,10 @@ def pairwise_mask_key(
 
 
 def adds_pairwise_mask(client: ClientId, neighbour: ClientId) -> bool:
-    """Whether ``client`` adds the mask that it shares with ``neighbour``, who then subtracts it."""
+    """Whether ``client`` adds the mask that it shares with ``neighbour``, who then subtracts it.
+
+    Claim PM-1: of two neighbours one adds and the other subtracts, so that their mask leaves the sum.
+    """
     return client > neighbour
 
 

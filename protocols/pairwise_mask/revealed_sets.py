@@ -54,6 +54,8 @@ def revealed_sets(transcript: Transcript) -> frozenset[frozenset[ClientId]]:
 
     They are disjoint. The sum over a set of honest contributors is revealed exactly if the set is a union of them, so
     the smallest revealed sum is over the smallest of them.
+
+    Claim PM-2: these sums are revealed, and nothing else of the uploads.
     """
     honest = {client.value: client for client in transcript.masked_with if client not in transcript.corrupted}
     added = {value: _unknown_peers(transcript, honest[value]) for value in sorted(honest)}

@@ -105,6 +105,7 @@ def confirm_survivors(member: Member, state: Masked, message: SurvivorSet) -> tu
     Raises:
         PeerMisbehaved: the sets contradict what this client masked under, or each other, or leave this client out.
         ThresholdNotMet: fewer contributed than the minimum cohort.
+    Claim PM-3: a member signs the sharers under which it masked, and one set of contributors.
     """
     roster = state.key_set.roster
     check_survivors(state, message.context, message.contributors, ROUND)

@@ -166,6 +166,7 @@ def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingR
         PeerMisbehaved: the contributors are not those that this client confirmed, are not certified, or leave it out.
         AuthenticationFailed: a signature of the committee or of a neighbour does not verify.
         ThresholdNotMet: fewer contributed than are needed, among all or among the neighbours.
+    Claim PM-5: nothing is shown before the certificate and the neighbours' views have been verified.
     """
     masked = state.masked if isinstance(state, Confirmed) else state
     roster, contributors = masked.key_set.roster, message.contributors
@@ -203,7 +204,10 @@ def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingR
 
 
 def revealed_secret(position: int, contributors: ClientSet) -> SharedSecret:
-    """Return which of a client's two secrets is recovered; never both, because there is one set of contributors."""
+    """Return which of a client's two secrets is recovered; never both, because there is one set of contributors.
+
+    Claim PM-4: a share of one of the two is shown, and which is a matter of the one certified set.
+    """
     return SharedSecret.SELF_MASK_SEED if position in contributors else SharedSecret.MASK_ROOT
 
 

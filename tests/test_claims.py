@@ -1,0 +1,97 @@
+"""Every claim has a line of code, a proof or a check, and a test; and nothing in the code claims more than the ledger.
+
+The proofs themselves are run by ``make proofs``, which also compares the code with what was reviewed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHIPPED = ("secagg", "compression", "protocols")
+TAG = re.compile(r"\bClaim ([A-Z]{2}-\d+): \w")
+MENTION = re.compile(r"\b[Cc]laim ([A-Z]{2}-\d+)\b")
+THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
+EVIDENCE = ("theorems", "families", "cases")
+OVERSTATED = re.compile(r"\b(provably secure|formally verified|verified end to end)\b", re.IGNORECASE)
+
+
+@pytest.fixture(scope="session")
+def claims(repository: Path) -> dict[str, dict[str, Any]]:
+    ledger = tomllib.loads((repository / "proofs" / "claims.toml").read_text(encoding="utf-8"))
+    ids = [claim["id"] for claim in ledger["claim"]]
+    assert len(set(ids)) == len(ids), "a claim stands in proofs/claims.toml twice"
+    return {claim["id"]: claim for claim in ledger["claim"]}
+
+
+@pytest.fixture(scope="session")
+def sources(repository: Path) -> dict[str, str]:
+    """Read the modules by their real paths, so that rooms that are linked into the package are met once."""
+    return {
+        file.relative_to(repository).as_posix(): file.read_text(encoding="utf-8")
+        for room in SHIPPED
+        for file in (repository / room).rglob("*.py")
+        if file.resolve() == repository.resolve() / file.relative_to(repository)
+    }
+
+
+def test_every_tag_in_the_code_has_a_row_and_every_row_a_tag(
+    claims: dict[str, dict[str, Any]], sources: dict[str, str]
+) -> None:
+    tagged = {tag for source in sources.values() for tag in TAG.findall(source)}
+    assert tagged == claims.keys(), "tag `Claim XX-n:` in the code, or write a row into proofs/claims.toml"
+
+
+def test_every_claim_that_is_mentioned_exists(claims: dict[str, dict[str, Any]], sources: dict[str, str]) -> None:
+    mentioned = {name for source in sources.values() for name in MENTION.findall(source)}
+    assert mentioned <= claims.keys()
+
+
+def test_the_tag_stands_in_code_that_the_row_names(claims: dict[str, dict[str, Any]], sources: dict[str, str]) -> None:
+    for name, claim in claims.items():
+        places = {path for path, source in sources.items() if name in TAG.findall(source)}
+        named = tuple(claim["code"])
+        strangers = {path for path in places if not path.startswith(named)}
+        assert not strangers, f"{name} is tagged in {strangers}, which its row does not name"
+
+
+def test_every_row_names_code_tests_and_evidence_that_exist(
+    claims: dict[str, dict[str, Any]], repository: Path
+) -> None:
+    stated = THEOREM.findall((repository / "proofs" / "coq" / "statements.v").read_text(encoding="utf-8"))
+    for name, claim in claims.items():
+        assert claim["code"], f"{name} has no code"
+        assert claim["tests"], f"{name} has no test"
+        assert any(claim.get(kind) for kind in EVIDENCE), f"{name} has neither theorem, obligation nor case"
+        assert claim["does_not_say"] or name == "RI-3", f"{name} does not say what it does not say"
+        for path in claim["code"]:
+            assert (repository / path).exists(), f"{name}: {path} is gone"
+        for theorem in claim.get("theorems", ()):
+            assert theorem in stated, f"{name}: no theorem {theorem} in proofs/coq/statements.v"
+        for path in claim["tests"]:
+            tree = ast.parse((repository / path).read_text(encoding="utf-8"))
+            found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+            assert any(node.name.lower().startswith("test") for node in found), f"{name}: {path} has no test"
+
+
+def test_every_theorem_serves_a_claim(claims: dict[str, dict[str, Any]], repository: Path) -> None:
+    stated = THEOREM.findall((repository / "proofs" / "coq" / "statements.v").read_text(encoding="utf-8"))
+    assert {theorem for claim in claims.values() for theorem in claim.get("theorems", ())} == set(stated)
+
+
+def test_every_claim_is_in_the_table_of_the_proofs(claims: dict[str, dict[str, Any]], repository: Path) -> None:
+    table = (repository / "proofs" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| ([A-Z]{2}-\d+) \|", table, re.MULTILINE)) == claims.keys()
+
+
+def test_no_document_says_more_than_is_proved(repository: Path) -> None:
+    documents = [*repository.glob("*.md"), *(file for room in SHIPPED for file in (repository / room).rglob("*.md"))]
+    assert documents
+    for document in (*documents, *(repository / "proofs").rglob("*.md")):
+        found = OVERSTATED.search(document.read_text(encoding="utf-8"))
+        assert found is None, f"{document} says `{found and found[0]}`; name the claim instead"
