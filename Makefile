@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := build/peers/.venv
+SOLVERS := build/solvers/.venv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types proofs bench bench-peers dist-check vectors clean
+.PHONY: help demo test lint types proofs proofs-second-opinion mutants bench bench-peers dist-check vectors clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-12s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
 
 demo: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo
 	$(BIN)/python -m secagg.cli demo --out build/demo
@@ -31,6 +32,12 @@ types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 
 proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, the claims
 	$(BIN)/python proofs/check
+
+proofs-second-opinion: $(SOLVERS)/.installed  ## ask cvc5 and bitwuzla what z3 was asked; for every night, not every change
+	PYTHONPATH=. $(SOLVERS)/bin/python proofs/smt/second_opinion.py
+
+mutants: $(INSTALLED)  ## change one token at a time and see that the proofs notice; for every night, not every change
+	PYTHONPATH=. $(BIN)/python proofs/mutants.py
 
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json
 	$(BIN)/python benchmarks/run.py --json build/bench.json
@@ -55,6 +62,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs]'
+	touch $@
+
+$(SOLVERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(SOLVERS)
+	$(SOLVERS)/bin/python -m pip install --disable-pip-version-check -c constraints.txt \
+	  cvc5==1.4.2 bitwuzla==0.9.1 -e '.[proofs]'
 	touch $@
 
 # Flower pins other versions of some of its dependencies than constraints.txt, so only the two that matter are held.

@@ -15,7 +15,7 @@ from obligations import Obligation
 from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.protocols.pairwise_mask.masking import adds_pairwise_mask
 from secagg.ring import MAXIMUM_MODULUS_BITS, Ring, add_into, reduce_into, subtract_into
-from terms import Answer, Question, Term, Word, z3
+from terms import Answer, Question, Term, Word, conjunction, z3
 
 Rule = Callable[[Any, Any], Any]
 
@@ -73,9 +73,9 @@ def masks_of_a_pair_cancel(rule: Rule, width: int) -> Question:
     cases = list[Term]()
     for one_adds, other_adds in product((True, False), repeat=2):
         masked = reduce_into(add_into(_upload(left, mask, one_adds), _upload(right, mask, other_adds)), width)
-        case = z3.And(rule(one, other) == z3.BoolVal(one_adds), rule(other, one) == z3.BoolVal(other_adds))
+        case = conjunction(rule(one, other) == z3.BoolVal(one_adds), rule(other, one) == z3.BoolVal(other_adds))
         cases.append(z3.Implies(case, masked.term == plain.term))
-    return Question(z3.And(*cases), [one.value != other.value])
+    return Question(conjunction(*cases), [one.value != other.value])
 
 
 def _upload(vector: Word, mask: Word, adds: bool) -> Word:  # noqa: FBT001 -- which of two lists the key is in
@@ -87,5 +87,5 @@ def _upload(vector: Word, mask: Word, adds: bool) -> Word:  # noqa: FBT001 -- wh
 MUTANTS: Final[tuple[tuple[str, Rule], ...]] = (
     ("everybody adds", lambda _, __: z3.BoolVal(val=True)),
     ("only the lowest bits are compared", lambda one, other: z3.Extract(31, 0, one.value - other.value) != 0),
-    ("one client adds to nobody", lambda one, other: z3.And(one > other, one.value != 1)),
+    ("one client adds to nobody", lambda one, other: conjunction(one > other, one.value != 1)),
 )

@@ -1,8 +1,8 @@
 """The steps of the two-server point function and the arithmetic of its lanes, run on terms.
 
-The hashes of a node's children are any words: nothing is assumed of the cipher. The statements about one level give
-The hashes of a child are any words: nothing is assumed of the cipher. The statements about one level give
-differ by the hashes of both children. Lanes of a ring have every width; lanes of a field have 7, 13 and 17 bits.
+The hashes of a child are any words: nothing is assumed of the cipher. The statements about one level give every depth
+by induction, as in ``proofs/coq/dpf.v``; they also say what correctness does not, that the seeds on the path differ by
+the hashes of both children. Lanes of a ring have every width; lanes of a field have 7, 13 and 17 bits.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+from unittest import mock
 
 from obligations import Obligation
 from secagg import ring
 from secagg.protocols.dpf_indexing import lane_field, lane_group, point_function
-from terms import Answer, Question, Term, Word, z3
+from terms import Answer, Question, Term, Word, conjunction, z3
 
 Kernels = Mapping[str, Callable[..., Any]]
 BITS: Final = point_function.WORD_BITS
@@ -132,8 +133,8 @@ def roots_have_their_control_bit(kernels: Kernels) -> Question:
     """State that a root keeps 63 uniform bits and has the control bit that it is given."""
     uniform = Word.named("uniform", BITS)
     roots = [kernels["root_into"](uniform, control).term for control in (0, 1)]
-    kept = z3.And(*(z3.Extract(BITS - 1, 1, root) == z3.Extract(BITS - 1, 1, uniform.term) for root in roots))
-    return Question(z3.And(kept, *(z3.Extract(0, 0, root) == bit for bit, root in enumerate(roots))))
+    kept = conjunction(*(z3.Extract(BITS - 1, 1, root) == z3.Extract(BITS - 1, 1, uniform.term) for root in roots))
+    return Question(conjunction(kept, *(z3.Extract(0, 0, root) == bit for bit, root in enumerate(roots))))
 
 
 def off_the_path_nothing_differs(kernels: Kernels) -> Question:
@@ -162,7 +163,7 @@ def generation_follows_evaluation(kernels: Kernels) -> Question:
         kernels["kept_child"](node, hashes, level.correction, level.goes_right).term == level.kept(children)
         for node, hashes, children in zip(level.nodes, level.hashes, level.children, strict=True)
     ]
-    return Question(z3.And(*kept), level.premises)
+    return Question(conjunction(*kept), level.premises)
 
 
 def seeds_on_the_path_differ_by_both_hashes(kernels: Kernels) -> Question:
@@ -184,7 +185,7 @@ def multiples_are_masks(kernels: Kernels) -> Question:
     zero, ones = z3.BitVecVal(0, BITS), z3.BitVecVal((1 << BITS) - 1, BITS)
     masked = kernels["masked"](control, word).term == z3.If(is_set, word.term, zero)
     return Question(
-        z3.And(masked, kernels["spread"](control).term == z3.If(is_set, ones, zero)), [z3.ULE(control.term, 1)]
+        conjunction(masked, kernels["spread"](control).term == z3.If(is_set, ones, zero)), [z3.ULE(control.term, 1)]
     )
 
 
@@ -194,28 +195,43 @@ def multiples_are_masks(kernels: Kernels) -> Question:
 def ring_correction_is_signed(kernels: Kernels, width: int) -> Question:
     """State that the correction is the missing difference modulo 2^p, with the sign of the server that adds it."""
     bits = ring.Ring(width).word_bits
-    target, own, other = (Word.named(name, bits) for name in ("target", "own", "other"))
-    missing = z3.Extract(width - 1, 0, target.term - own.term + other.term)
+    difference, own, other = (Word.named(name, bits) for name in ("difference", "own", "other"))
+    # Every target is the sum of what is missing and of what is there.
+    target, missing = difference + own - other, z3.Extract(width - 1, 0, difference.term)
     # Case by case, because a solver decides sums fast and sums of conditional sums slowly.
     cases = list[Term]()
     for negative, signed in ((0, missing), ((1 << bits) - 1, -missing)):
         corrected = kernels["ring_correction"](target, own, other, Word(z3.BitVecVal(negative, bits)), width).term
         cases.append(corrected == (signed if width == bits else z3.ZeroExt(bits - width, signed)))
-    return Question(z3.And(*cases))
+    return Question(conjunction(*cases))
 
 
 def field_correction_is_signed(kernels: Kernels, bits: int) -> Question:
-    """State the same modulo q, for lanes below q."""
-    size = ring.Ring(bits).word_bits
-    target, own, other = (Word.named(name, size) for name in ("target", "own", "other"))
-    modulus = (1 << bits) - 1
-    wide = [z3.ZeroExt(8, word.term) for word in (target, own, other)]
-    missing = _remainder(_remainder(wide[0] + modulus - wide[1] + wide[2], modulus), modulus)
+    """State the same modulo q, for lanes below q, in terms of the sum and difference of lanes, which are stated apart.
+
+    The function is run with two functions in the place of these, which check what they are given and return any lanes.
+    """
+    size, modulus = ring.Ring(bits).word_bits, (1 << bits) - 1
+    target, own, other, first, missing = (Word.named(name, size) for name in ("target", "own", "other", "d", "missing"))
+    correct = kernels["field_correction"]
+
+    def subtract(left: Word, right: Word, _: int) -> Word:
+        if left is not target or right is not own:
+            raise LookupError("the correction does not begin with target - lanes_0")
+        return first
+
+    def add(left: Word, right: Word, _: int) -> Word:
+        if left is not first or right is not other:
+            raise LookupError("the correction does not go on with + lanes_1")
+        return missing
+
     cases = list[Term]()
-    for negative, signed in ((0, missing), ((1 << size) - 1, _remainder(modulus - missing, modulus))):
-        corrected = kernels["field_correction"](target, own, other, Word(z3.BitVecVal(negative, size)), bits).term
-        cases.append(z3.ZeroExt(8, corrected) == signed)
-    return Question(z3.And(*cases), [z3.ULT(word.term, modulus) for word in (target, own, other)])
+    with mock.patch.dict(correct.__globals__, {"subtract_lanes": subtract, "add_lanes": add}):
+        for negative in (0, (1 << size) - 1):
+            corrected = correct(target, own, other, Word(z3.BitVecVal(negative, size)), bits).term
+            opposite = z3.If(missing.term == 0, missing.term, modulus - missing.term)
+            cases.append(corrected == (opposite if negative else missing.term))
+    return Question(conjunction(*cases), [z3.ULT(missing.term, modulus)])
 
 
 def field_addition(kernels: Kernels, bits: int) -> Question:
@@ -253,7 +269,7 @@ def _two_lanes(bits: int) -> tuple[Word, Word, int, list[Term]]:
 
 
 def _equal(one: tuple[Word, Word], other: tuple[Word, Word]) -> Term:
-    return z3.And(*(left.term == right.term for left, right in zip(one, other, strict=True)))
+    return conjunction(*(left.term == right.term for left, right in zip(one, other, strict=True)))
 
 
 # --- The library's kernels, as they are and altered -------------------------------------------------------------------
@@ -306,7 +322,9 @@ def _ask_mutant(family: str, module: ModuleType, original: str, altered: str) ->
     kernels = altered_kernels(module, original, altered)
     widths = range(MUTATED_WIDTH, MUTATED_WIDTH + 1)
     questions = [ask(kernels) for named, _, ask in statements(widths) if named == family and _is_small(ask)]
-    return Question(z3.And(*(z3.Implies(z3.And(*question.premises), question.goal) for question in questions)))
+    return Question(
+        conjunction(*(z3.Implies(conjunction(*question.premises), question.goal) for question in questions))
+    )
 
 
 def _is_small(ask: Callable[[Kernels], Question]) -> bool:

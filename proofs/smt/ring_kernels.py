@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from obligations import Obligation
 from secagg import ring
-from terms import Answer, Question, Term, Word, z3
+from terms import Answer, Question, Term, Word, conjunction, z3
 
 Kernels = Mapping[str, Callable[..., Any]]
 Statement = Callable[[Kernels, int], Question]
@@ -96,7 +96,7 @@ def a_step_of_accumulation_is_modulo_2_to_the_p(kernels: Kernels, width: int) ->
     total, word = _words(width, "t", "w")
     summed = _low(kernels["add_into"](total, word), width) == _low(total, width) + _low(word, width)
     differing = _low(kernels["subtract_into"](total, word), width) == _low(total, width) - _low(word, width)
-    return Question(z3.And(summed, differing))
+    return Question(conjunction(summed, differing))
 
 
 def reduction_in_place_keeps_the_low_bits(kernels: Kernels, width: int) -> Question:
@@ -142,7 +142,7 @@ def unpacking_cuts(kernels: Kernels, width: int) -> Question:
     lanes = kernels["unpack_group"](words, width, bits)
     whole = _concatenation([word.term for word in words])
     extended = [_low(lane, width) for lane in lanes]
-    return Question(z3.And(_are_pieces(extended, whole, width), *(_fits(lane, width) for lane in lanes)))
+    return Question(conjunction(_are_pieces(extended, whole, width), *(_fits(lane, width) for lane in lanes)))
 
 
 def unpacking_inverts_packing(kernels: Kernels, width: int) -> Question:
@@ -180,7 +180,9 @@ def _ask_mutant(family: str, original: str, altered: str) -> Question:
     kernels = altered_kernels(original, altered)
     questions = [statement(kernels, MUTATED_WIDTH) for statement in STATEMENTS[family]]
     # Under premises of its own each statement is an implication, so that one counterexample to any of them is enough.
-    return Question(z3.And(*(z3.Implies(z3.And(*question.premises), question.goal) for question in questions)))
+    return Question(
+        conjunction(*(z3.Implies(conjunction(*question.premises), question.goal) for question in questions))
+    )
 
 
 def altered_kernels(original: str, altered: str) -> Kernels:
@@ -229,11 +231,11 @@ def _fits(word: Word, width: int) -> Term:
 
 
 def _is_element(word: Word, element: Term, width: int) -> Term:
-    return z3.And(_low(word, width) == element, _fits(word, width))
+    return conjunction(_low(word, width) == element, _fits(word, width))
 
 
 def _same(left: list[Word], right: list[Word]) -> Term:
-    return z3.And(*(one.term == other.term for one, other in zip(left, right, strict=True)))
+    return conjunction(*(one.term == other.term for one, other in zip(left, right, strict=True)))
 
 
 def _concatenation(pieces: list[Term]) -> Term:
@@ -245,4 +247,4 @@ def _are_pieces(pieces: list[Term], whole: Term, bits: int) -> Term:
     if len(pieces) * bits != whole.size():
         return z3.BoolVal(val=False)
     cut = (z3.Extract(bits * index + bits - 1, bits * index, whole) for index in range(len(pieces)))
-    return z3.And(*(piece == part for piece, part in zip(pieces, cut, strict=True)))
+    return conjunction(*(piece == part for piece, part in zip(pieces, cut, strict=True)))

@@ -17,7 +17,7 @@ import numpy as np
 from obligations import Obligation
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
 from secagg.errors import CapacityExceeded
-from terms import Answer, Question, Term, z3
+from terms import Answer, Question, Term, conjunction, z3
 
 FLOAT: Final = z3.Float32()
 NEAREST: Final = z3.RNE()
@@ -100,7 +100,7 @@ def _in_range(code: Term, bits: int) -> Term:
     integer = z3.fpToSBV(z3.RTZ(), code, z3.BitVecSort(INTEGER_BITS))
     whole = z3.fpEQ(z3.fpRoundToIntegral(z3.RTZ(), code), code)
     finite = z3.Not(z3.Or(z3.fpIsNaN(code), z3.fpIsInf(code)))
-    return z3.And(finite, whole, integer >= -(1 << (bits - 1)), integer <= (1 << (bits - 1)) - 1)
+    return conjunction(finite, whole, integer >= -(1 << (bits - 1)), integer <= (1 << (bits - 1)) - 1)
 
 
 # --- Statements -------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def agrees_with_the_code() -> Question:
             sum_ = z3.fpAdd(NEAREST, nearest(quotient), _value(float(zero_point)))
             agreements.append(z3.fpEQ(clamp_as_numpy(sum_, scheme.least, scheme.greatest), _value(float(code))))
     agreements.extend(z3.BoolVal(val=_is_refused(value)) for value in (float("nan"), float("inf"), -float("inf")))
-    return Question(z3.And(*agreements))
+    return Question(conjunction(*agreements))
 
 
 def _is_refused(value: float) -> bool:

@@ -93,6 +93,13 @@ class Word:
     __repr__ = __str__ = __format__ = __bytes__ = __array__ = _refuse
 
 
+def conjunction(*terms: Term) -> Term:
+    """Return the conjunction; of one term the term itself, since other solvers do not read an ``and`` of one."""
+    if len(terms) > 1:
+        return z3.And(*terms)
+    return terms[0] if terms else z3.BoolVal(val=True)
+
+
 class Answer(Enum):
     """What the solver says of an obligation."""
 

@@ -1,0 +1,142 @@
+"""Change one token of a kernel at a time and see whether the solver's obligations notice.
+
+Run by ``make mutants``. An operator is exchanged for another, or a constant made one larger; a mutant is killed if an
+obligation is refuted, or if the kernel no longer runs on terms. A survivor that ``EXPLAINED`` does not list ends the
+run with status 1. Defects of the client and of the enclave's rules are planted by hand, in ``proofs/model``.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parent / "smt"))
+
+import point_function_kernels as tree
+import ring_kernels
+import terms
+from secagg import ring
+from secagg.protocols.dpf_indexing import lane_field, lane_group, point_function
+from terms import Answer, Question
+
+WIDTHS: Final = (1, 13, 64)
+EXCHANGED: Final[Mapping[type[ast.operator], tuple[type[ast.operator], ...]]] = {
+    ast.Add: (ast.Sub, ast.BitOr),
+    ast.Sub: (ast.Add,),
+    ast.BitAnd: (ast.BitOr,),
+    ast.BitOr: (ast.BitAnd,),
+    ast.BitXor: (ast.BitOr, ast.BitAnd),
+    ast.LShift: (ast.RShift,),
+    ast.RShift: (ast.LShift,),
+    ast.Mult: (ast.BitAnd,),
+}
+KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
+    ring: (*ring_kernels.NAMES, "low_bits", "_regroup", "_shifted"),
+    point_function: (
+        "root_into",
+        "control_bits",
+        "feed_forward_into",
+        "grow_into",
+        "correction_of",
+        "kept_child",
+        "select",
+        "masked",
+        "spread",
+    ),
+    lane_field: ("wraps", "reduce_once", "add", "subtract", "reduce"),
+    lane_group: ("ring_correction", "field_correction"),
+}
+EXPLAINED: Final[Mapping[str, str]] = {}
+"""Survivors, by their name, and why each is no defect."""
+
+
+@cache
+def mutants() -> tuple[tuple[str, ModuleType, str], ...]:
+    """Return each mutant's name, its module, and the source of its kernels."""
+    made = list[tuple[str, ModuleType, str]]()
+    for module, names in KERNELS.items():
+        parsed = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        functions = [node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in names]
+        for index, function in enumerate(functions):
+            for name, altered in _alterations(function):
+                kept = [*functions[:index], altered, *functions[index + 1 :]]
+                source = "\n\n".join(ast.unparse(node) for node in kept)
+                made.append((f"{module.__name__}.{function.name}: {name}", module, source))
+    return tuple(made)
+
+
+def _alterations(function: ast.FunctionDef) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for place, node in enumerate(ast.walk(function)):
+        changes = list[tuple[str, Callable[[Any], None]]]()
+        match node:
+            case ast.BinOp() | ast.AugAssign():
+                for other in EXCHANGED.get(type(node.op), ()):
+                    changes.append((f"{type(node.op).__name__} to {other.__name__}", partial(_exchange, other)))
+            case ast.Constant(value=int()):
+                changes.append((f"{node.value} to {node.value + 1}", _enlarge))
+            case _:
+                pass
+        for name, change in changes:
+            altered = copy.deepcopy(function)
+            change(list(ast.walk(altered))[place])
+            yield f"{name} in line {getattr(node, 'lineno', 0) - function.lineno}", altered
+
+
+def _exchange(other: type[ast.operator], node: ast.BinOp | ast.AugAssign) -> None:
+    node.op = other()
+
+
+def _enlarge(node: ast.Constant) -> None:
+    node.value = int(str(node.value)) + 1
+
+
+def is_killed(index: int) -> bool:
+    """Whether some obligation notices."""
+    terms.TIME_LIMIT_SECONDS = 10
+    _, module, source = mutants()[index]
+    names: dict[str, Any] = {**vars(module)}
+    try:
+        exec("from __future__ import annotations\n" + source, names)  # noqa: S102 -- the library's own source, altered
+        return any(ask().decide() is not Answer.PROVED for ask in _questions(module, names))
+    except Exception:  # noqa: BLE001 -- it does not run on terms, which is noticed too
+        return True
+
+
+def _questions(module: ModuleType, names: Mapping[str, Any]) -> Iterator[Callable[[], Question]]:
+    if module is ring:
+        for statements in ring_kernels.STATEMENTS.values():
+            for statement in statements:
+                for width in WIDTHS:
+                    yield partial(statement, names, width)
+        return
+    kernels = {**tree.library(), **{name: names[name] for name in KERNELS[module]}}
+    for width in WIDTHS:
+        for _, _, ask in tree.statements(range(width, width + 1)):
+            yield partial(ask, kernels)
+
+
+def main() -> None:
+    """Try every mutant, and print the survivors."""
+    started = time.perf_counter()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        killed = list(pool.map(is_killed, range(len(mutants())), chunksize=2))
+    survivors = [name for (name, *_), dead in zip(mutants(), killed, strict=True) if not dead]
+    for name in survivors:
+        sys.stdout.write(f"  survived: {name}: {EXPLAINED.get(name, 'NOT EXPLAINED')}\n")
+    total = time.perf_counter() - started
+    sys.stdout.write(f"mutants: {sum(killed)} of {len(killed)} killed, {len(survivors)} survivors, {total:.0f} s\n")
+    if set(survivors) - EXPLAINED.keys():
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
