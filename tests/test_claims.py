@@ -94,4 +94,4 @@ def test_no_document_says_more_than_is_proved(repository: Path) -> None:
     assert documents
     for document in (*documents, *(repository / "proofs").rglob("*.md")):
         found = OVERSTATED.search(document.read_text(encoding="utf-8"))
-        assert found is None, f"{document} says `{found and found[0]}`; name the claim instead"
+        assert found is None, f"{document} says `{found[0]}`; name the claim instead"
