@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 z3: Any = importlib.import_module("z3")
 
 Term = Any
-TIME_LIMIT_SECONDS: Final = 60
+TIME_LIMIT_SECONDS: Final = 300
 
 
 class DataDependenceError(Exception):
