@@ -36,8 +36,9 @@ proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms
 proofs-second-opinion: $(SOLVERS)/.installed  ## ask cvc5 and bitwuzla what z3 was asked; for every night, not every change
 	PYTHONPATH=. $(SOLVERS)/bin/python proofs/smt/second_opinion.py
 
-mutants: $(INSTALLED)  ## change one token at a time and see that the proofs notice; for every night, not every change
+mutants: $(INSTALLED)  ## change one token at a time and see that proofs or tests notice; for every night, not every change
 	PYTHONPATH=. $(BIN)/python proofs/mutants.py
+	$(BIN)/python proofs/control_mutants.py
 
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json
 	$(BIN)/python benchmarks/run.py --json build/bench.json
