@@ -1,0 +1,177 @@
+"""A sealed state is opened once, by one process, and by nobody after its session ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.flower.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory, StateLost
+from secagg.secret import Secret
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> StateDirectory:
+    return StateDirectory(tmp_path / "states")
+
+
+def sealed(state: OpenState, data: bytes = b"what a client keeps") -> bytes:
+    with Secret("state", data) as secret:
+        return state.seal(secret)
+
+
+def test_what_was_sealed_is_opened(states: StateDirectory) -> None:
+    _, secret = states.open(sealed(states.begin()))
+    assert bytes(secret.expose()) == b"what a client keeps"
+
+
+def test_a_state_is_opened_once(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    states.open(stored)
+    with pytest.raises(StateLost):
+        states.open(stored)
+
+
+def test_an_older_state_is_not_opened_once_a_newer_one_was_sealed(states: StateDirectory) -> None:
+    first = sealed(states.begin())
+    state, _ = states.open(first)
+    second = sealed(state)
+    with pytest.raises(StateLost):
+        states.open(first)
+    _, secret = states.open(second)
+    assert bytes(secret.expose()) == b"what a client keeps"
+
+
+def test_no_key_that_is_left_opens_an_older_state(states: StateDirectory) -> None:
+    first = sealed(states.begin())
+    state, _ = states.open(first)
+    sealed(state)
+    (left,) = states.folder.iterdir()
+    # Whoever has the folder and every state that ever was goes back by name.
+    left.rename(left.with_suffix(".0"))
+    with pytest.raises(StateLost):
+        states.open(first)
+
+
+def test_of_many_threads_one_opens_a_state(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+
+    def opened(_: int) -> bool:
+        try:
+            states.open(stored)
+        except StateLost:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(opened, range(32))) == 1
+
+
+def test_nothing_is_left_of_a_session_that_ended(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    state, _ = states.open(stored)
+    state.destroy()
+    assert not list(states.folder.iterdir())
+    state.destroy()
+    with pytest.raises(StateLost):
+        states.open(stored)
+
+
+def test_a_discarded_state_is_gone(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    states.discard(stored)
+    states.discard(stored)
+    assert not list(states.folder.iterdir())
+
+
+def test_a_damaged_state_is_no_state(states: StateDirectory) -> None:
+    for cut, added in ((slice(0), b""), (slice(5), b""), (slice(-1), b"\0"), (slice(1, None), b"\0")):
+        stored = sealed(states.begin())
+        with pytest.raises(StateLost):
+            states.open(stored[cut] + added)
+
+
+def test_the_sealed_bytes_do_not_hold_the_secret(states: StateDirectory) -> None:
+    assert b"what a client keeps" not in sealed(states.begin())
+
+
+def test_every_state_has_a_key_of_its_own(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    (path,) = states.folder.iterdir()
+    before = path.read_bytes()
+    state, _ = states.open(stored)
+    sealed(state)
+    (path,) = states.folder.iterdir()
+    assert path.read_bytes() != before
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    (path,) = states.folder.iterdir()
+    long_ago = time.time() - 3 * 24 * 3600
+    os.utime(path, (long_ago, long_ago))
+    states.begin()
+    assert not path.exists()
+    with pytest.raises(StateLost):
+        states.open(stored)
+
+
+def test_a_large_input_lies_apart_and_is_taken_once(states: StateDirectory) -> None:
+    state, encoded = states.begin(), b"an input " * 20_000
+    key = state.put_input(encoded)
+    assert key is not None
+    assert not any(encoded[:9] in path.read_bytes() for path in states.folder.iterdir())
+    assert state.take_input(key) == encoded
+    with pytest.raises(StateLost):
+        state.take_input(key)
+
+
+def test_a_small_input_and_one_without_room_stay_in_the_state(
+    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert states.begin().put_input(b"small") is None
+
+    def usage(_: object) -> SimpleNamespace:
+        return SimpleNamespace(free=10_000_000)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    assert states.begin().put_input(bytes(3_000_000)) is None
+    assert states.begin().put_input(bytes(2_000_000)) is not None
+
+
+def test_an_input_that_was_changed_or_is_of_another_session_is_none(states: StateDirectory) -> None:
+    first, second = states.begin(), states.begin()
+    keys = [state.put_input(bytes(100_000)) for state in (first, second)]
+    assert keys[0] is not None
+    assert keys[1] is not None
+    paths = sorted(states.folder.glob("*.input"))
+    contents = [path.read_bytes() for path in paths]
+    paths[0].write_bytes(contents[1])
+    paths[1].write_bytes(contents[0])
+    for state, key in zip((first, second), keys, strict=True):
+        with pytest.raises(StateLost):
+            state.take_input(key)  # type: ignore[arg-type]
+
+
+def test_an_input_ends_with_its_session(states: StateDirectory) -> None:
+    state = states.begin()
+    state.put_input(bytes(100_000))
+    state.destroy()
+    assert not list(states.folder.iterdir())
+
+
+def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(InvalidParameters, match=DIRECTORY_VARIABLE):
+        StateDirectory(tmp_path / "open")
+
+
+def test_the_folder_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "named"))
+    assert StateDirectory().folder == tmp_path / "named"
