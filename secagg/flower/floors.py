@@ -10,17 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Reason
+from secagg.flower.enclave_policy import load_judge
 from secagg.flower.identities import ClientIdentity, client_file, load_identity
-from secagg.flower.settings import MODES, PREFIX, SUITES
+from secagg.flower.settings import MODES, PREFIX, PROTOCOLS, SUITES
 from secagg.identifiers import ClientId
 from secagg.parameters import ClientFloors
+from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.verified_enclave import HardwareJudge
 
 PARTITION: Final = "partition-id"
 _MOST_LENGTH: Final = 1 << 34
 _RAISED: Final = ("minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "assumed_corrupted", "privacy_bits")
-_LOWERED: Final = ("maximum_population",)
-_NARROWED: Final = ("modes", "suites")
+_LOWERED: Final = ("maximum_population", "maximum_weight")
+_NARROWED: Final = ("protocols", "modes", "suites")
+_NAMED: Final = ("identity", "enclave_policy")
+"""Files of the node's own, which take the place of those in the app."""
+_ALLOWED: Final = ("allow_simulated_enclave",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,11 @@ class NodeSettings:
     assumed_corrupted: int
     privacy_bits: int
     identity: str | None
+    protocols: tuple[str, ...] = PROTOCOLS
+    maximum_weight: int = 1
+    """How much an update may count in an enclave."""
+    allow_simulated_enclave: bool = False
+    enclave_policy: str | None = None
 
     def raised_by(self, node_config: Mapping[str, Any]) -> NodeSettings:
         """Return the stricter of these floors and those of the node.
@@ -55,13 +66,15 @@ class NodeSettings:
             elif name in _NARROWED and type(value) is str:
                 wanted = [part.strip() for part in value.split(",")]
                 changed[name] = tuple(part for part in getattr(self, name) if part in wanted)
-            elif name == "identity" and type(value) is str:
+            elif name in _NAMED and type(value) is str:
                 changed[name] = value
+            elif name in _ALLOWED and type(value) is bool:
+                changed[name] = value and getattr(self, name)
             else:
-                known = ", ".join(PREFIX + part.replace("_", "-") for part in (*_RAISED, *_LOWERED, *_NARROWED))
+                names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED)
+                known = ", ".join(PREFIX + part.replace("_", "-") for part in names)
                 raise InvalidParameters(
-                    f"the node's {key} is no floor, or {value!r} is of another type than it has; there are {known} and "
-                    f"{PREFIX}identity"
+                    f"the node's {key} is no floor, or {value!r} is of another type than it has; there are {known}"
                 )
         return replace(self, **changed)
 
@@ -71,7 +84,7 @@ class NodeSettings:
         Raises:
             InvalidParameters: they protect nobody, or name a mode or a suite that there is not.
         """
-        for name, known in (("modes", MODES), ("suites", SUITES)):
+        for name, known in (("protocols", PROTOCOLS), ("modes", MODES), ("suites", SUITES)):
             if unknown := [part for part in getattr(self, name) if part not in known]:
                 raise InvalidParameters(f"{PREFIX}{name} are {', '.join(known)}; got {unknown[0]!r}")
         return ClientFloors(
@@ -86,6 +99,41 @@ class NodeSettings:
             privacy_bits=self.privacy_bits,
         )
 
+    def enclave_floors(self, authority: bytes) -> EnclaveFloors:
+        """Return the floors that an enclave's configuration is compared with."""
+        return EnclaveFloors(
+            suites=frozenset(SUITES[suite] for suite in self.suites),
+            minimum_cohort=self.minimum_cohort,
+            maximum_length=_MOST_LENGTH,
+            authority=authority,
+            maximum_weight=self.maximum_weight,
+        )
+
+    def require_protocol(self, protocol: str) -> None:
+        """Refuse a protocol that this client does not take part in.
+
+        Raises:
+            InvalidParameters: it does not.
+        """
+        if protocol not in self.protocols:
+            raise InvalidParameters(
+                f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}",
+                reason=Reason.BELOW_FLOOR,
+            )
+
+    def load_enclave_judge(self) -> HardwareJudge:
+        """Return the judge of this client's own policy.
+
+        Raises:
+            InvalidParameters: there is no policy, or it is not readable.
+        """
+        if self.enclave_policy is None:
+            raise InvalidParameters(
+                f"this client pins no enclave; give the node {PREFIX}enclave-policy, or SecAggMod(enclave_judge=...)",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return load_judge(Path(self.enclave_policy))
+
     def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
         """Read this client's key file.
 
@@ -94,7 +142,8 @@ class NodeSettings:
         """
         if self.identity is None:
             raise InvalidParameters(
-                f"active mode needs this client's key; give the node {PREFIX}identity, or SecAggMod(identity=...)"
+                "active mode and the enclave need this client's key; give the node "
+                f"{PREFIX}identity, or SecAggMod(identity=...)"
             )
         path = Path(self.identity)
         if path.is_dir():

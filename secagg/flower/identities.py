@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 from secagg.entropy import Coins
-from secagg.errors import AuthenticationFailed, InvalidParameters
+from secagg.errors import AuthenticationFailed, InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.identity import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey, issue_certificate
 from secagg.secret import Secret
@@ -35,6 +36,18 @@ class ClientIdentity:
     signing_key: SigningKey
     certificate: Certificate
     authority: Authority
+
+    def require_authority(self, authority: bytes) -> None:
+        """Refuse a session of clients whom somebody else certified.
+
+        Raises:
+            InvalidParameters: it is another authority.
+        """
+        if authority != self.authority.public_key:
+            raise InvalidParameters(
+                "the server's roster is of another authority than this client's key file; use one set of keys",
+                reason=Reason.BELOW_FLOOR,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,8 @@ def load_identity(path: Path) -> ClientIdentity:
         InvalidParameters: it is missing, is no such file, or its certificate is not the authority's.
     """
     fields = _read(path, "client")
+    if hasattr(os, "getuid") and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
     key = _signing_key(path, fields)
     try:
         client = ClientId(fields["id"])

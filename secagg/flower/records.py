@@ -11,10 +11,16 @@ from typing import Final, TypeVar, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from secagg.errors import MalformedMessage, Reason
+from secagg.flower.settings import PROTOCOLS
 from secagg.labels import Label, bind
 
 RECORD: Final = "secagg"
 LARGE_RECORD: Final = "secagg.large"
+OFFER_STAGE: Final = "offer"
+"""Of a message that brings an offer and no model."""
+TRAIN_STAGE: Final = "train"
+"""Of a message that brings the model; what it is answered with holds the update."""
+PROTOCOL_STAGE: Final = "protocol"
 LEGACY_ARRAYS: Final = "fitins.parameters"
 LEFT_ROUND: Final = "secagg: this client left the round; its own log says why"
 MOD_FAILED: Final = 6
@@ -26,9 +32,13 @@ _LARGE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """The first message of a round: the offer, how to encode, and what is summed. All of it is bound to the offer."""
+    """What a round is about: the offer, how to encode, and what is summed. All of it is bound to the offer."""
 
+    protocol: str
     offer: bytes
+    """The protocol's own: of a session of pairwise masks, or an enclave's configuration."""
+    evidence: bytes = b""
+    """An enclave's keys, and what vouches for them."""
     parameters: bytes
     """The public parameters of every tensor's scheme."""
     weighted_by: str
@@ -45,13 +55,15 @@ class Invitation:
         terms = (self.weighted_by, self.weighting, self.weight_unit, self.maximum_weight, *self.metrics)
         return hashlib.sha256(bind(Label.FLOWER_INVITATION, json.dumps(terms).encode())).digest()
 
-    def to_record(self) -> ConfigRecord:
+    def to_record(self, stage: str, message: bytes = b"") -> ConfigRecord:
         """Return the record that stands beside the app's own."""
         return ConfigRecord(
             {
-                "stage": "train",
-                "protocol": "pairwise",
+                "stage": stage,
+                "protocol": self.protocol,
                 "offer": self.offer,
+                "evidence": self.evidence,
+                "message": message,
                 "parameters": self.parameters,
                 "weighted-by": self.weighted_by,
                 "weighting": self.weighting,
@@ -68,18 +80,21 @@ class Invitation:
         """Read the record of another party.
 
         Raises:
-            MalformedMessage: a field is missing or of another type.
+            MalformedMessage: a field is missing or of another type, or the protocol is none that is known here.
         """
-        if _field(record, "protocol", str) != "pairwise":
+        protocol = _field(record, "protocol", str)
+        if protocol not in PROTOCOLS:
             raise MalformedMessage(
-                f"the server asks for the protocol {record['protocol']!r}, which this version has not; update secagg",
+                f"the server asks for the protocol {protocol!r}, which this version has not; update secagg",
                 reason=Reason.WRONG_VERSION,
             )
         metrics = cast("list[object]", _field(record, "metrics", list))
         if any(type(name) is not str for name in metrics):
             raise _malformed("metrics")
         return cls(
+            protocol=protocol,
             offer=_field(record, "offer", bytes),
+            evidence=_field(record, "evidence", bytes),
             parameters=_field(record, "parameters", bytes),
             weighted_by=_field(record, "weighted-by", str),
             weighting=_field(record, "weighting", str),
@@ -94,9 +109,9 @@ class Invitation:
 def with_message(message: bytes) -> RecordDict:
     """Return the records that carry one message of the protocol."""
     if len(message) <= _LARGE_BYTES:
-        return RecordDict({RECORD: ConfigRecord({"stage": "protocol", "message": message})})
+        return RecordDict({RECORD: ConfigRecord({"stage": PROTOCOL_STAGE, "message": message})})
     array = Array("uint8", (len(message),), "secagg.message", message)
-    return RecordDict({RECORD: ConfigRecord({"stage": "protocol"}), LARGE_RECORD: ArrayRecord({"message": array})})
+    return RecordDict({RECORD: ConfigRecord({"stage": PROTOCOL_STAGE}), LARGE_RECORD: ArrayRecord({"message": array})})
 
 
 def message_in(content: RecordDict) -> bytes:
@@ -106,8 +121,8 @@ def message_in(content: RecordDict) -> bytes:
         MalformedMessage: there is none.
     """
     record = content.config_records.get(RECORD)
-    if record is not None and isinstance(record.get("message"), bytes):
-        return cast("bytes", record["message"])
+    if record is not None and (message := record.get("message")) and isinstance(message, bytes):
+        return message
     large = content.array_records.get(LARGE_RECORD)
     if large is not None and "message" in large:
         return large["message"].data

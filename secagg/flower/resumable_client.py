@@ -3,7 +3,7 @@
 ``snapshot`` hands out one ``Secret`` with all that a client holds, and ``restore`` makes the client again. What is
 public in it (the offer, the roster that was shown) is read and checked again by the functions of the rounds; of the
 secrets there are no more than the client itself still has: before it shares keys the three coins from which they
-follow, before it uploads also its input, after the upload its neighbours' shares alone.
+follow, after the upload its neighbours' shares alone. Its input is in none of them: it is made when it is uploaded.
 
 Security: a snapshot is a copy, which a ``Client`` never makes of itself. Whoever keeps snapshots must see to it that of
     each one a client is made at most once, and only of the newest; ``sealed_state`` does.
@@ -45,10 +45,14 @@ from secagg.wire import MessageKind, Reader, Writer
 
 SNAPSHOT_KIND: Final = 27
 _STATES: Final = tuple(ClientState)
+_BEFORE_UPLOAD: Final = (ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES)
 _MOST_BYTES: Final = (1 << 32) - 1
 _LAYOUT_OF_NOTHING: Final = Layout((RingSegment(1, 1),))
 _NOTHING: Final = Payload(_LAYOUT_OF_NOTHING, (_LAYOUT_OF_NOTHING.segments[0].ring.zeros(1),))
-"""In the place of an input that is elsewhere, or spent."""
+"""In the place of an input that is still to be made."""
+
+TakeInput = Callable[[], tuple[Payload, int]]
+"""Makes the encoded update and its weight; called once, when everything is ready for the upload."""
 
 
 class RecordedCoins(Confined):
@@ -100,11 +104,10 @@ class ResumableClient(Client):
     def __init__(  # noqa: PLR0913 -- what a client brings into a session
         self,
         client: ClientId,
-        payload: Payload,
-        weight: int,
         *,
         floors: ClientFloors,
         capacity: int,
+        take_input: TakeInput | None = None,
         coins: Coins | None = None,
         recorded: Iterable[Secret] = (),
         authority: Authority | None = None,
@@ -112,12 +115,16 @@ class ResumableClient(Client):
         certificate: Certificate | None = None,
         terms: SessionTerms | None = None,
     ) -> None:
-        """Prepare to take part; the arguments are those of ``Client``."""
+        """Prepare to take part; the arguments are those of ``Client``, but for the input.
+
+        Args:
+            take_input: makes the input; an object that is put aside before the upload needs none.
+        """
         self.coins = RecordedCoins(coins or SystemCoins(), recorded)
         """Those from which the client's own keys follow, until it has uploaded."""
         super().__init__(
             client,
-            ClientInput(payload, weight),
+            ClientInput(_NOTHING),
             floors=floors,
             capacity=capacity,
             coins=self.coins,
@@ -126,8 +133,7 @@ class ResumableClient(Client):
             certificate=certificate,
             terms=terms,
         )
-        self._kept: tuple[Payload, int] | None = (payload, weight)
-        self._apart: tuple[Secret, int] | None = None
+        self._input = _LateInput(take_input)
         self._offer = b""
         self._advertised_keys = b""
 
@@ -152,21 +158,8 @@ class ResumableClient(Client):
 
     def _forget(self) -> None:
         self.coins.wipe()
-        self._kept = None
-        if self._apart is not None:
-            self._apart[0].wipe()
-            self._apart = None
 
     # --- Putting aside ------------------------------------------------------------------------------------------------
-
-    def put_input_apart(self, put: Callable[[bytes], Secret | None]) -> None:
-        """Have the input kept elsewhere until it is uploaded, so that snapshots hold no more of it than a key.
-
-        Args:
-            put: seals the encoded input and keeps it; returns the key of 32 bytes, or nothing if it does not.
-        """
-        if self._kept is not None and (key := put(self._kept[0].encode())) is not None:
-            self._apart, self._kept = (key, self._kept[1]), None
 
     def snapshot(self) -> Secret:
         """Return all that ``restore`` takes; go on with this object no more.
@@ -193,7 +186,6 @@ class ResumableClient(Client):
     def _write_step(self, step: Step, public: Writer, secrets: list[Secret | bytes]) -> None:
         match step:
             case Advertised() | Shared():
-                secrets.append(self._write_input(public))
                 record = self.coins.record
                 public.integer(len(record), 1)
                 for coins in record:
@@ -208,19 +200,6 @@ class ResumableClient(Client):
             case Confirmed():
                 _write_masked(step.masked, step.contributors, public, secrets)
 
-    def _write_input(self, public: Writer) -> Secret | bytes:
-        """Return the input, or the key to it."""
-        if self._apart is not None:
-            key, weight = self._apart
-            public.integer(weight, 8).integer(1, 1).integer(len(key), 8)
-            return key
-        if self._kept is None:
-            raise InternalError("a client that has not uploaded lacks its input")
-        payload, weight = self._kept
-        encoded = payload.encode()
-        public.integer(weight, 8).integer(0, 1).integer(len(encoded), 8)
-        return encoded
-
     # --- Going on -----------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -229,16 +208,13 @@ class ResumableClient(Client):
         snapshot: Secret,
         *,
         floors: ClientFloors,
-        take_input: Callable[[Secret], bytes] | None = None,
+        take_input: TakeInput | None = None,
         coins: Coins | None = None,
         authority: Authority | None = None,
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
     ) -> ResumableClient:
         """Make the client again that was put aside, and overwrite the snapshot.
-
-        Args:
-            take_input: returns the encoded input that is kept apart, once, when it is uploaded.
 
         Raises:
             MalformedMessage: it is no snapshot.
@@ -252,32 +228,23 @@ class ResumableClient(Client):
             offer, advertised = reader.variable(_MOST_BYTES), reader.variable(_MOST_BYTES)
             answered = _read_answers(reader)
             configuration = SessionConfiguration.decode(offer)
-            if state in (ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES):
-                weight, is_apart, size = reader.integer(8), reader.integer(1), reader.integer(8)
-                payload = _NOTHING if is_apart else Payload.decode(bytes(secrets[:size]), configuration.layout)
-                apart = (Secret("input key", secrets[:size]), weight) if is_apart else None
-                recorded, position = list[Secret](), size
+            recorded, position = list[Secret](), 0
+            if state in _BEFORE_UPLOAD:
                 for _ in range(reader.integer(1)):
                     size = reader.integer(1)
                     recorded.append(Secret("coins", secrets[position : position + size]))
                     position += size
-            else:
-                payload, weight, apart, recorded = _NOTHING, 1, None, list[Secret]()
             restored = cls(
                 client_id,
-                payload,
-                weight,
                 floors=floors,
                 capacity=configuration.maximum_total_weight,
+                take_input=take_input,
                 coins=coins,
                 recorded=recorded,
                 authority=authority,
                 signing_key=signing_key,
                 certificate=certificate,
             )
-            if apart is not None and take_input is not None:
-                restored._apart, restored._kept = apart, None
-                restored._input = _InputApart(apart, take_input, configuration.layout)
             restored._offer, restored._advertised_keys = offer, advertised
             restored._configuration, restored._state, restored._answered = configuration, state, answered
             restored._step = restored._read_step(reader, secrets)
@@ -287,10 +254,10 @@ class ResumableClient(Client):
     def _read_step(self, reader: Reader, secrets: memoryview) -> Step:
         if self._configuration is None:
             raise InternalError("a client is restored without its configuration")
-        if self._state not in (ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES):
-            self._input.spend()
+        if self._state not in _BEFORE_UPLOAD:
             self._forget()
             return _read_masked(self._verified_keys(self._configuration), reader, secrets)
+        self._input.require_fits(self._configuration)
         edges = {reader.integer(4): reader.variable(_MOST_BYTES) for _ in range(reader.integer(4))}
         # The keys follow from the recorded coins, by the very function that drew them.
         advertised, _ = advertise_keys(self._member, self._configuration)
@@ -319,19 +286,27 @@ class ResumableClient(Client):
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-class _InputApart(ClientInput):
-    """An input that is fetched when it is spent."""
+class _LateInput(ClientInput):
+    """An input that is made when it is spent."""
 
-    def __init__(self, apart: tuple[Secret, int], take: Callable[[Secret], bytes], layout: Layout) -> None:
-        super().__init__(_NOTHING, apart[1])
-        self._apart = apart
+    def __init__(self, take: TakeInput | None) -> None:
+        super().__init__(_NOTHING)
         self._take = take
-        self._layout = layout
+        self._configuration: SessionConfiguration | None = None
+
+    def require_fits(self, configuration: SessionConfiguration) -> None:
+        """Leave the layout to whoever makes the input; what is made is held to the session."""
+        if self.is_spent:
+            super().require_fits(configuration)
+        self._configuration = configuration
 
     def spend(self) -> tuple[Payload, int]:
         super().spend()
-        key, weight = self._apart
-        return Payload.decode(self._take(key), self._layout), weight
+        if self._take is None or self._configuration is None:
+            raise InternalError("there is nobody to make the input")
+        payload, weight = self._take()
+        ClientInput(payload, weight).require_fits(self._configuration)
+        return payload, weight
 
 
 def _write_masked(step: Masked, contributors: ClientSet | None, public: Writer, secrets: list[Secret | bytes]) -> None:

@@ -14,8 +14,10 @@ from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
+    Codebooks,
     ModelUpdate,
     Plain,
+    Pruned,
     Quantized,
     Recipe,
     TensorScheme,
@@ -29,6 +31,8 @@ from secagg.ring import capacity_between
 
 HEADROOM: Final = 4.0
 """How far scales reach beyond the previous mean: one client's update is larger than the mean of many."""
+CODEBOOK_HEADROOM: Final = 1.5
+"""How far codewords do; less, because what is between codewords is lost, and more than 1, or sums shrink each round."""
 _WIDE_RING: Final = 64
 _MOST_FRACTION_BITS: Final = 40
 _LEAST_STEPS: Final = 64
@@ -50,11 +54,13 @@ class SchemeChoice:
         seed: bytes,
         epoch: int,
         mean: Mapping[str, npt.NDArray[Any]] | None,
+        previous: ModelUpdate | None = None,
     ) -> ModelUpdate:
         """Return the public parameters of a round.
 
         Args:
-            mean: the previous round's mean difference; without one everything travels in fixed point.
+            mean: the previous round's mean difference; without one nothing is quantized.
+            previous: the parameters of an earlier round, from which codebooks go on.
         Raises:
             InvalidParameters: the ring is too narrow for the clip and the weights; the message names the keys.
         """
@@ -63,19 +69,21 @@ class SchemeChoice:
         shapes[METRICS] = (1 + len(self.settings.metric_names),)
         chosen: dict[str, Recipe] = {**integers, METRICS: self._metrics}
         calibration = None
-        if mean is not None and self.settings.scalar_bits:
-            sample = {name: np.asarray(mean.get(name, np.zeros(shape))) * HEADROOM for name, shape in shapes.items()}
+        if mean is not None and self.settings.is_calibrated:
+            headroom = CODEBOOK_HEADROOM if self.settings.codebook else HEADROOM
+            sample = {name: np.asarray(mean.get(name, np.zeros(shape))) * headroom for name, shape in shapes.items()}
             # What did not move has no scale; it may move in this round, and fixed point carries it.
             chosen |= {name: self._plain for name in shapes if name not in chosen and not sample[name].any()}
             calibration = Calibration(CalibrationSource.PREVIOUS_AGGREGATE, sample)
-        plan = UpdatePlan(
-            shapes=shapes,
-            plain=self._plain,
-            compressed=self._plain if calibration is None else self._compressed,
-            chosen=chosen,
-            seed=seed,
+        compressed: Recipe = self._plain
+        if self.settings.sparsity is not None:
+            compressed = Pruned(sparsity=self.settings.sparsity, inner=self._plain)
+        elif calibration is not None:
+            compressed = self._compressed
+        plan = UpdatePlan(shapes=shapes, plain=self._plain, compressed=compressed, chosen=chosen, seed=seed)
+        return plan.parameters(
+            epoch=epoch, calibration=calibration, previous=previous if calibration is not None else None
         )
-        return plan.parameters(epoch=epoch, calibration=calibration)
 
     @property
     def _plain(self) -> Plain:
@@ -93,7 +101,10 @@ class SchemeChoice:
         return Plain(clip=float(bound), fraction_bits=0, modulus_bits=_WIDE_RING)
 
     @property
-    def _compressed(self) -> Quantized:
+    def _compressed(self) -> Recipe:
+        if self.settings.codebook is not None:
+            codewords, block_size = self.settings.codebook
+            return Codebooks(block_size=block_size, codewords=codewords)
         bits = self.settings.scalar_bits
         ring = bits + (self.total_weight - 1).bit_length()
         if ring > _WIDE_RING:
@@ -129,8 +140,11 @@ def clipped_share(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -
     beyond, count = 0, 0
     for tensor in update.tensors:
         if tensor.name in values and (limit := _limit(tensor)) is not None:
-            beyond += int(np.count_nonzero(np.abs(values[tensor.name]) > limit))
-            count += values[tensor.name].size
+            found = values[tensor.name]
+            count += found.size
+            # Two passes without a copy, which is all that most tensors need.
+            if found.max() > limit or found.min() < -limit:
+                beyond += int(np.count_nonzero(np.abs(found) > limit))
     return beyond / count if count else 0.0
 
 

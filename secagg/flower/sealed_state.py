@@ -10,16 +10,16 @@ the state alone must neither give a secret away nor bring one back:
 - The file's name holds how often the state advanced. Opening a state renames the file first, which the operating system
   lets one process do once. So no state is gone on from twice, be it by a second process, after a crash, or with a copy.
 
-A client's input is as large as the model. It is sealed once, under a key of its own that is part of the state, and lies
-in a second file until it is uploaded, where there is room for it; else it is part of the state like everything else.
-
 A state whose file is gone belongs to a client that has dropped out.
+
+The folder also remembers the last round that a node took part in, in the name of an empty file. ``Context.state`` is
+lost with a SuperNode that restarts, and whoever may then be asked again for a round whose update is in a sum already.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -38,14 +38,10 @@ _NAME_BYTES: Final = 16
 _GENERATION_BYTES: Final = 4
 _HEADER_BYTES: Final = _NAME_BYTES + _GENERATION_BYTES
 _KEY_BYTES: Final = 32
-INPUT_KEY_BYTES: Final = 32
 _NONCE: Final = bytes(12)
 """Safe because: every key seals once."""
+_ROUND_MARK: Final = ".round-"
 _ABANDONED_SECONDS: Final = 2 * 24 * 3600
-_LEAST_APART: Final = 1 << 16
-"""A smaller input is no burden to the state."""
-_ROOM_LEFT: Final = 4
-"""An input takes at most this part of the room that the folder's file system has: one over so much."""
 
 
 class StateLost(Misuse):
@@ -102,6 +98,23 @@ class StateDirectory:
             raise _lost() from None
         return state, Secret("client state", opened)
 
+    def claim_round(self, run: int, node: int, number: int) -> None:
+        """Take a round of a run for a node; one process gets it, once.
+
+        Raises:
+            InvalidParameters: the node took part in this round, or in a later one.
+        """
+        prefix = f"{hashlib.sha256(f'{run}/{node}'.encode()).hexdigest()[:32]}{_ROUND_MARK}"
+        marks = {int(path.name.removeprefix(prefix)): path for path in self.folder.glob(f"{prefix}*")}
+        if any(taken > number for taken in marks):
+            raise _taken_part(number)
+        try:
+            os.close(os.open(self.folder / f"{prefix}{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise _taken_part(number) from None
+        for path in marks.values():
+            path.unlink(missing_ok=True)
+
     def discard(self, sealed: bytes) -> None:
         """End a session without opening its state; one that is over is none."""
         try:
@@ -143,45 +156,17 @@ class OpenState:
             _overwrite(self.path, bytes(key.expose()))
         return header + sealed
 
-    def put_input(self, encoded: bytes) -> Secret | None:
-        """Seal an input into a file of its own, and return the key; nothing where it is small, or room is short."""
-        if len(encoded) < _LEAST_APART or shutil.disk_usage(self._folder).free < _ROOM_LEFT * len(encoded):
-            return None
-        key = Secret.random("input key", INPUT_KEY_BYTES, SystemCoins())
-        sealed = AESGCM(key.expose()).encrypt(_NONCE, encoded, self._name)
-        descriptor = os.open(self._input_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(sealed)
-        return key
-
-    def take_input(self, key: Secret) -> bytes:
-        """Return the input for its one upload, and remove it.
-
-        Raises:
-            StateLost: it is not there, or not as it was put.
-        """
-        try:
-            sealed = self._input_path.read_bytes()
-            self._input_path.unlink()
-            return AESGCM(key.expose()).decrypt(_NONCE, sealed, self._name)
-        except (OSError, InvalidTag):
-            raise _lost() from None
-
     def destroy(self) -> None:
-        """Overwrite the key and remove it, and the input; nothing opens the state any more."""
-        self._input_path.unlink(missing_ok=True)
+        """Overwrite the key and remove it; nothing opens the state any more."""
         try:
             _destroy(self.path)
         except FileNotFoundError:
             return
 
-    @property
-    def _input_path(self) -> Path:
-        return self._folder / f"{self._name.hex()}.input"
-
 
 def _destroy(path: Path) -> None:
-    _overwrite(path, bytes(_KEY_BYTES))
+    if _ROUND_MARK not in path.name:
+        _overwrite(path, bytes(_KEY_BYTES))
     path.unlink()
 
 
@@ -199,6 +184,12 @@ def _default_folder() -> Path:
     memory = Path("/dev/shm")  # noqa: S108 -- the folder below belongs to one user, which is checked
     parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     return parent / f"secagg-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+
+
+def _taken_part(number: int) -> InvalidParameters:
+    return InvalidParameters(
+        f"round {number} was taken part in before; an update goes into one sum alone", reason=Reason.BELOW_FLOOR
+    )
 
 
 def _lost() -> StateLost:

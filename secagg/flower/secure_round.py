@@ -1,61 +1,36 @@
-"""One round on the server: plan a session, carry its messages through Flower, and decode the sum."""
+"""One round of pairwise masks on the server: plan a session, carry its messages through Flower, and decode the sum.
+
+Keys and shares are exchanged first, in small messages. The strategy's own messages, with the model, go out with the
+stage that the upload answers, so that clients train last and hold no update while anything else is waited for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy.typing as npt
 from flwr.app import Message, RecordDict
 
-from secagg.compression.model_update import ModelUpdate, encode_parameters
 from secagg.entropy import Coins
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.flower.exchange import Exchange, StageCount
-from secagg.flower.identities import Roster
 from secagg.flower.logs import LOG
-from secagg.flower.model_tensors import METRICS, Arrays, model_digest
-from secagg.flower.records import RECORD, Invitation, message_in, with_message
-from secagg.flower.settings import GRAPHS, MODES, SUITES, SecAggSettings
+from secagg.flower.model_tensors import model_digest
+from secagg.flower.records import OFFER_STAGE, RECORD, TRAIN_STAGE, message_in, with_message
+from secagg.flower.round_task import RoundResult, RoundTask, round_result
+from secagg.flower.settings import GRAPHS, MODES, SUITES
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import Server, ServerState, SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
 
 STAGES: Final = {
-    ServerState.AWAITING_KEY_ADVERTISEMENTS: "train and advertise keys",
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: "advertise keys",
     ServerState.AWAITING_ENCRYPTED_SHARES: "share keys",
-    ServerState.AWAITING_MASKED_INPUTS: "masked input",
+    ServerState.AWAITING_MASKED_INPUTS: "train and upload",
     ServerState.AWAITING_SURVIVOR_SIGNATURES: "consistency check",
     ServerState.AWAITING_UNMASKING_SHARES: "unmasking",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTask:
-    """What a round is about."""
-
-    settings: SecAggSettings
-    roster: Roster | None
-    task: str
-    round_number: int
-    weighted_by: str
-    sent: Arrays
-    update: ModelUpdate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
-    """What a round gives: means alone."""
-
-    mean: Mapping[str, npt.NDArray[Any]]
-    metrics: dict[str, float]
-    contributors: int
-    total_weight: int
-    carrier: Message
-    """An answer of the last stage, which carries the result to the strategy."""
-    failures: list[Message]
 
 
 class SecureRound:
@@ -82,23 +57,10 @@ class SecureRound:
             ThresholdNotMet: too few stayed; nothing is learned, and the model stays as it was.
             SecAggError: the session could not be planned, or its sum is wrong.
         """
-        settings = self._task.settings
         try:
-            plan = self._plan(len(invited))
-            server = Server(plan)
-            invitation = self._invitation(server)
-            contents = {
-                message.metadata.dst_node_id: RecordDict({**message.content, RECORD: invitation.to_record()})
-                for message in invited
-            }
-            self._stage(server, contents, timeout=timeout)
-            while _is_open(server):
-                outgoing = server.close_round()
-                contents = {self._nodes[one.receiver]: with_message(one.message) for one in outgoing}
-                # In a sparse graph it matters who answers in the last stage, and not only how many.
-                is_counted = _is_open(server) or settings.graph == "full"
-                enough = max(server.configuration.minimum_cohort, server.configuration.quorum)
-                self._stage(server, contents, timeout=settings.stage_timeout, enough=enough if is_counted else None)
+            server = Server(self._plan(len(invited)))
+            models = {message.metadata.dst_node_id: message.content for message in invited}
+            self._run_stages(server, models, timeout)
             self._require_contributors(server)
             try:
                 aggregate = server.unmask()
@@ -108,33 +70,42 @@ class SecureRound:
         except SecAggError as error:
             LOG.error("round %d failed, and nothing of it was learned: %s", self._task.round_number, error)
             raise
-        mean = self._task.update.mean(aggregate)
-        vector = mean.pop(METRICS)
-        if vector[0]:
-            LOG.warning("%.3g of the clients' values were out of range and cut off; raise secagg-clip", vector[0])
         if self._carrier is None:
             raise ThresholdNotMet(needed=1, present=0, what="answers of the last stage")
-        LOG.info(
-            "round %d, sum: %d clients of total weight %d, and nothing else is revealed",
-            self._task.round_number,
-            aggregate.contributors,
-            aggregate.total_weight,
+        return round_result(self._task, aggregate, self._carrier, self._failures)
+
+    def _run_stages(self, server: Server, models: Mapping[int, RecordDict], timeout: float | None) -> None:
+        settings = self._task.settings
+        offer = self._task.invitation(server.offer).to_record(OFFER_STAGE)
+        least = max(server.configuration.minimum_cohort, server.configuration.quorum)
+        self._stage(
+            server, {node: RecordDict({RECORD: offer}) for node in models}, settings.stage_timeout, enough=least
         )
-        return RoundResult(
-            mean=mean,
-            metrics=dict(zip(self._task.settings.metric_names, map(float, vector[1:]), strict=True)),
-            contributors=aggregate.contributors,
-            total_weight=aggregate.total_weight,
-            carrier=self._carrier,
-            failures=self._failures,
-        )
+        while _is_open(server):
+            outgoing = server.close_round()
+            contents = {self._nodes[one.receiver]: with_message(one.message) for one in outgoing}
+            if server.state is ServerState.AWAITING_MASKED_INPUTS:
+                # Training has the strategy's own timeout, and nobody is hurried.
+                contents = {node: self._with_model(content, models[node]) for node, content in contents.items()}
+                self._stage(server, contents, timeout)
+                continue
+            # In a sparse graph it matters who answers in the last stage, and not only how many.
+            is_counted = _is_open(server) or settings.graph == "full"
+            enough = max(server.configuration.minimum_cohort, server.configuration.quorum) if is_counted else None
+            self._stage(server, contents, settings.stage_timeout, enough=enough)
+
+    def _with_model(self, content: RecordDict, model: RecordDict) -> RecordDict:
+        """Return one message of the protocol together with what the strategy sends, and how to encode."""
+        message = content.config_records[RECORD].get("message", b"")
+        terms = self._task.invitation(b"").to_record(TRAIN_STAGE, message if isinstance(message, bytes) else b"")
+        return RecordDict({**model, **content, RECORD: terms})
 
     def _plan(self, invited: int) -> SessionPlan:
         settings, task = self._task.settings, self._task
         tolerated = settings.tolerated_dropouts(invited)
         # In a full graph a client that never advertises is as one that drops out later. A sparse graph is planned for
         # both, half and half.
-        late = tolerated if settings.graph == "full" else (tolerated + 1) // 2
+        late = tolerated if settings.graph == "full" else tolerated // 2
         return plan_session(
             task.update.layout,
             self._coins,
@@ -152,28 +123,11 @@ class SecureRound:
             task=task.task.encode(),
             model_digest=model_digest(task.sent),
             round_number=task.round_number,
-            application_digest=self._invitation_of(b"").application_digest,
-        )
-
-    def _invitation(self, server: Server) -> Invitation:
-        return self._invitation_of(server.offer)
-
-    def _invitation_of(self, offer: bytes) -> Invitation:
-        settings = self._task.settings
-        return Invitation(
-            offer=offer,
-            parameters=encode_parameters(self._task.update) if offer else b"",
-            weighted_by=self._task.weighted_by,
-            weighting=settings.weighting,
-            weight_unit=settings.weight_unit,
-            maximum_weight=settings.maximum_weight,
-            metrics=settings.metric_names,
-            round_number=self._task.round_number,
-            task=self._task.task,
+            application_digest=task.invitation(b"").application_digest,
         )
 
     def _stage(
-        self, server: Server, contents: Mapping[int, RecordDict], *, timeout: float | None, enough: int | None = None
+        self, server: Server, contents: Mapping[int, RecordDict], timeout: float | None, *, enough: int | None = None
     ) -> None:
         name, first = STAGES[server.state], server.state is ServerState.AWAITING_KEY_ADVERTISEMENTS
 
@@ -214,7 +168,9 @@ class SecureRound:
         """Hold a sparse session to the threshold that was configured; a full one is planned so."""
         invited = self.stages[0][1].sent
         needed = invited - self._task.settings.tolerated_dropouts(invited)
-        uploads = next(count.received for name, count in self.stages if name == "masked input")
+        uploads = next(
+            count.received for name, count in self.stages if name == STAGES[ServerState.AWAITING_MASKED_INPUTS]
+        )
         if self._task.settings.threshold and uploads < needed:
             server.abort()
             raise ThresholdNotMet(needed=needed, present=uploads, what="clients (secagg-threshold)")

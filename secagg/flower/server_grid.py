@@ -16,16 +16,19 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from secagg.compression.model_update import ModelUpdate
 from secagg.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
+from secagg.flower.enclave_round import EnclaveRound
 from secagg.flower.exchange import Exchange, StageCount
 from secagg.flower.identities import Roster, load_roster
 from secagg.flower.logs import LOG, write_where_flower_does
 from secagg.flower.model_tensors import TENSOR, Arrays, aggregated_names, applied, is_integer, model_digest
 from secagg.flower.records import LEGACY_ARRAYS, metric_record
+from secagg.flower.round_task import RoundResult, RoundTask
 from secagg.flower.schemes import SchemeChoice
-from secagg.flower.secure_round import RoundResult, RoundTask, SecureRound
-from secagg.flower.settings import SecAggSettings
+from secagg.flower.secure_round import SecureRound
+from secagg.flower.settings import PAIRWISE, SecAggSettings
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
 
 _SEED_BYTES: Final = 32
@@ -60,8 +63,9 @@ class SecAggGrid(Grid):
         self._inner = grid
         self._strategy = strategy
         self._roster: Roster | None = load_roster(Path(self.settings.roster)) if self.settings.roster else None
-        if self.settings.mode != "active":
+        if self.settings.mode != "active" and self.settings.protocol == PAIRWISE:
             self._roster = None
+        self._former: ModelUpdate | None = None
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._mean: dict[str, npt.NDArray[Any]] | None = None
         self._dtypes = dict[str, np.dtype[Any]]()
@@ -100,15 +104,16 @@ class SecAggGrid(Grid):
             weighted_by=weighted_by,
             sent=sent,
             update=self._choice(len(messages)).parameters(
-                sent, seed=self._seed, epoch=number, mean=self._matching_mean(sent)
+                sent, seed=self._seed, epoch=number, mean=self._matching_mean(sent), previous=self._former
             ),
         )
         first = messages[0].metadata
         exchange = Exchange(self._inner, first.message_type, first.group_id)
-        session = SecureRound(task, exchange, SystemCoins())
+        kind = SecureRound if self.settings.protocol == PAIRWISE else EnclaveRound
+        session = kind(task, exchange, SystemCoins())
         self.stages = session.stages
         result = session.run(messages, timeout)
-        self._mean = dict(result.mean)
+        self._mean, self._former = dict(result.mean), task.update
         model = ArrayRecord({name: Array(np.asarray(array)) for name, array in applied(sent, result.mean).items()})
         content = _legacy_content if is_legacy else _content
         result.carrier.content = content(key, model, result, weighted_by, self._examples(result))
@@ -152,8 +157,8 @@ class SecAggGrid(Grid):
     def _matching_mean(self, sent: Arrays) -> dict[str, npt.NDArray[Any]] | None:
         """Return the previous mean if it is one of this model."""
         if self._mean is None:
-            if self.settings.scalar_bits:
-                LOG.info("the first round travels in fixed point; the scales of later ones come from its mean")
+            if self.settings.is_calibrated:
+                LOG.info("the first round travels in fixed point; scales or codebooks of later ones come from its mean")
             return None
         shapes = {TENSOR + name: sent[name].shape for name in aggregated_names(sent)}
         return self._mean if {name: array.shape for name, array in self._mean.items()} == shapes else None

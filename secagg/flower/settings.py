@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -13,15 +14,20 @@ from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import Topology
 
 PREFIX: Final = "secagg-"
-PROTOCOLS: Final = ("pairwise",)
-"""Those that carry sums of vectors through Flower; what counts indices will be added here."""
+PAIRWISE: Final = "pairwise"
+ENCLAVE: Final = "enclave"
+PROTOCOLS: Final = (PAIRWISE, ENCLAVE)
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 GRAPHS: Final = {"full": Topology.FULL, "sparse": Topology.SPARSE}
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
 WEIGHTINGS: Final = ("examples", "uniform")
 FIXED_POINT: Final = "fixed-point"
 SCALAR_BITS: Final = range(2, 17)
-_INDEX_SCHEMES: Final = ("product-quantization",)
+CODEWORDS, BLOCK_SIZE = 64, 8
+"""Of ``pq`` without numbers: 6 bits for 8 values."""
+_COMPRESSION: Final = re.compile(
+    r"fixed-point|scalar-(?P<bits>[0-9]{1,2})|pruning-(?P<sparsity>0\.[0-9]{1,4})|pq(-(?P<codewords>[0-9]{1,5})x(?P<block>[0-9]{1,3}))?"
+)
 _LEAST_RING, _GREATEST_RING = 8, 64
 
 
@@ -29,7 +35,7 @@ _LEAST_RING, _GREATEST_RING = 8, 64
 class SecAggSettings:
     """The settings of a run; each field is the key of the same name, with ``secagg-`` before it and hyphens in it."""
 
-    protocol: str = "pairwise"
+    protocol: str = PAIRWISE
     mode: str = "semi_honest"
     graph: str = "full"
     suite: str = "classic"
@@ -41,7 +47,8 @@ class SecAggSettings:
     """How many clients may work together with the server."""
     privacy_bits: int = 40
     compression: str = FIXED_POINT
-    """``fixed-point``, or ``scalar-8`` and the like for codes of that many bits."""
+    """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
+    part that is left of every matrix; in an enclave ``pq``, or ``pq-64x8`` for 64 codewords of 8 values."""
     modulus_bits: int = 32
     """The ring of fixed-point values."""
     clip: float = 4.0
@@ -58,7 +65,9 @@ class SecAggSettings:
     stage_patience: float = 2.0
     """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
     roster: str = ""
-    """The file that ``secagg flower keys`` wrote; for active mode."""
+    """The file that ``secagg flower keys`` wrote; for active mode and the enclave."""
+    enclave_socket: str = ""
+    """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
     metric_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,27 +88,58 @@ class SecAggSettings:
         if len(set(names)) < len(names):
             raise _invalid("metrics", "names a metric twice")
         object.__setattr__(self, "metric_names", names)
-        if self.mode == SecurityMode.ACTIVE and not self.roster:
-            raise _invalid("roster", "names the roster file in active mode; make one with `secagg flower keys`")
+        if (self.mode == SecurityMode.ACTIVE or self.protocol == ENCLAVE) and not self.roster:
+            raise _invalid(
+                "roster", "names the roster file in active mode and for an enclave; make one with `secagg flower keys`"
+            )
+        if self.protocol == ENCLAVE:
+            for name, usual in (("mode", str(SecurityMode.SEMI_HONEST)), ("graph", "full")):
+                if getattr(self, name) != usual:
+                    raise _invalid(
+                        name,
+                        f"belongs to {PREFIX}protocol = {PAIRWISE!r}; leave it out, or change {PREFIX}protocol",
+                    )
 
     def _check_compression(self) -> None:
-        if self.compression in _INDEX_SCHEMES:
+        found = _COMPRESSION.fullmatch(self.compression)
+        if found is None or (found["bits"] and int(found["bits"]) not in SCALAR_BITS):
             raise _invalid(
                 "compression",
-                f"is {self.compression}, which sends indices, and {PREFIX}protocol = {self.protocol!r} sums vectors "
-                "alone; use fixed-point or scalar-8",
+                "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, or pq or "
+                f"pq-64x8 and the like in an enclave; got {self.compression!r}",
             )
-        if self.compression != FIXED_POINT and self.scalar_bits not in SCALAR_BITS:
+        if self.codebook is not None and self.protocol == PAIRWISE:
             raise _invalid(
                 "compression",
-                f"is {FIXED_POINT}, or scalar-2 to scalar-16 for codes of so many bits; got {self.compression!r}",
+                f"is {self.compression}, which sends indices, and pairwise masks sum vectors alone; change "
+                f"{PREFIX}protocol to {ENCLAVE!r}, or this to fixed-point, scalar-8 or pruning-0.9",
             )
+
+    def _chosen(self, part: str) -> str | None:
+        found = _COMPRESSION.fullmatch(self.compression)
+        return found[part] if found else None
 
     @property
     def scalar_bits(self) -> int:
-        """The bits of a code; 0 for fixed point."""
-        scheme, _, bits = self.compression.partition("-")
-        return int(bits) if scheme == "scalar" and bits.isdecimal() else 0
+        """The bits of a code; 0 for other schemes."""
+        return int(self._chosen("bits") or 0)
+
+    @property
+    def sparsity(self) -> str | None:
+        """The part that pruning leaves out, as a decimal number; nothing for other schemes."""
+        return self._chosen("sparsity")
+
+    @property
+    def codebook(self) -> tuple[int, int] | None:
+        """How many codewords of how many values; nothing for other schemes."""
+        if not self.compression.startswith("pq"):
+            return None
+        return int(self._chosen("codewords") or CODEWORDS), int(self._chosen("block") or BLOCK_SIZE)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether scales or codebooks are taken from the round before."""
+        return bool(self.scalar_bits) or self.codebook is not None
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> SecAggSettings:
@@ -127,6 +167,8 @@ class SecAggSettings:
         Raises:
             InvalidParameters: so many cannot, or there are too few clients for a sum at all.
         """
+        if self.protocol == ENCLAVE:
+            return invited - math.ceil((self.threshold or 0.5) * invited)
         if self.graph == "sparse":
             return invited - math.ceil((self.threshold or 0.9) * invited)
         colluding = self.corrupted if self.mode == SecurityMode.ACTIVE else 0

@@ -61,6 +61,14 @@ def test_a_key_file_whose_parts_do_not_belong_together_is_refused(tmp_path: Path
         load_identity(path)
 
 
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    make_identities(tmp_path, [ClientId(0)], SystemCoins())
+    path = tmp_path / "client-0.key"
+    path.chmod(0o640)
+    with pytest.raises(InvalidParameters, match="chmod 600"):
+        load_identity(path)
+
+
 def test_a_roster_with_a_client_that_nobody_certified_is_refused(tmp_path: Path) -> None:
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     path = tmp_path / "roster.json"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from secagg.errors import Misuse, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.contract import Payload
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.flower.resumable_client import ResumableClient
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
@@ -32,29 +33,23 @@ class PutAside:
             "signing_key": member.signing_key,
             "certificate": member.certificate,
         }
+        self.session = session
+        self.weight = weight
+        self.made = 0
         self.live: ResumableClient | None = ResumableClient(
-            client, session.payloads[client], weight, capacity=1 << 40, **self.brings
+            client, take_input=self.make, capacity=1 << 40, **self.brings
         )
         self.stored = b""
-        self.is_apart = False
-        self.put_aside = list[tuple[bytes, bytes]]()
 
-    def put(self, encoded: bytes) -> Secret:
-        self.put_aside.append((b"k" * 32, encoded))
-        return Secret("input key", b"k" * 32)
-
-    def take(self, key: Secret) -> bytes:
-        kept, encoded = self.put_aside.pop()
-        assert bytes(key.expose()) == kept
-        return encoded
+    def make(self) -> tuple[Payload, int]:
+        self.made += 1
+        return self.session.payloads[self.client], self.weight
 
     def receive(self, message: bytes) -> list[bytes]:
         client = self.live or ResumableClient.restore(
-            Secret("snapshot", self.stored), take_input=self.take, **self.brings
+            Secret("snapshot", self.stored), take_input=self.make, **self.brings
         )
         answers = client.receive(message)
-        if self.live is not None and self.is_apart:
-            client.put_input_apart(self.put)
         self.live = None
         if client.state is not ClientState.COMPLETED:
             with client.snapshot() as snapshot:
@@ -85,22 +80,30 @@ def test_a_session_of_clients_that_are_put_aside_gives_the_same_sum(
 
 
 @BOTH_MODES
-def test_an_input_that_is_kept_apart_is_in_no_snapshot_and_is_taken_once(mode: SecurityMode) -> None:
+def test_an_input_is_made_once_when_it_is_uploaded_and_is_in_no_snapshot(mode: SecurityMode) -> None:
     session = session_of(SessionSetup(mode=mode))
-    aside = [session.clients[client] for client in session.client_ids]
-    for client in aside:
-        client.is_apart = True  # type: ignore[attr-defined]
-    session.step()
+    held: Any = session.clients[session.client_ids[0]]
     encoded = session.payloads[session.client_ids[0]].encode()
-    assert aside[0].put_aside[0][1] == encoded  # type: ignore[attr-defined]
-    assert encoded not in aside[0].stored  # type: ignore[attr-defined]
-    session.step()
-    assert encoded not in aside[0].stored  # type: ignore[attr-defined]
-    assert b"k" * 32 in aside[0].stored  # type: ignore[attr-defined]
-    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
-    assert not aside[0].put_aside  # type: ignore[attr-defined]
-    assert b"k" * 32 not in aside[0].stored  # type: ignore[attr-defined]
+    made = list[int]()
+    while session.server.state is not ServerState.AWAITING_UNMASKING_SHARES:
+        session.step()
+        made.append(held.made)
+        assert encoded[-64:] not in held.stored
+    assert made[:3] == [0, 0, 1]
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert held.made == 1
+
+
+def test_an_input_for_another_session_is_refused_and_ends_the_clients_part() -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held: Any = session.clients[session.client_ids[0]]
+    held.weight = 0
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == session.client_ids[0])
+    client = ResumableClient.restore(Secret("snapshot", held.stored), take_input=held.make, **held.brings)
+    with pytest.raises(InvalidParameters, match="a weight is an integer in 1"):
+        client.receive(delivered)
+    assert client.state is ClientState.ABORTED
 
 
 @BOTH_MODES
@@ -136,11 +139,10 @@ def test_of_its_own_secrets_a_client_that_has_uploaded_keeps_none() -> None:
     early = ResumableClient.restore(Secret("snapshot", client.stored), **client.brings)  # type: ignore[attr-defined]
     coins = [bytes(secret.expose()) for secret in early.coins.record]
     assert len(coins) == 3
-    payload = session.payloads[session.client_ids[0]].encode()
-    assert all(secret in client.stored for secret in (*coins, payload))  # type: ignore[attr-defined]
+    assert all(secret in client.stored for secret in coins)  # type: ignore[attr-defined]
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     late = client.stored  # type: ignore[attr-defined]
-    assert not any(secret in late for secret in (*coins, payload))
+    assert not any(secret in late for secret in coins)
 
 
 @BOTH_MODES

@@ -6,7 +6,6 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -122,48 +121,40 @@ def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDi
         states.open(stored)
 
 
-def test_a_large_input_lies_apart_and_is_taken_once(states: StateDirectory) -> None:
-    state, encoded = states.begin(), b"an input " * 20_000
-    key = state.put_input(encoded)
-    assert key is not None
-    assert not any(encoded[:9] in path.read_bytes() for path in states.folder.iterdir())
-    assert state.take_input(key) == encoded
-    with pytest.raises(StateLost):
-        state.take_input(key)
+def test_a_round_is_taken_once_and_none_before_it(states: StateDirectory) -> None:
+    states.claim_round(1, 7, 3)
+    for number in (1, 3):
+        with pytest.raises(InvalidParameters, match="was taken part in before"):
+            states.claim_round(1, 7, number)
+    # Another process of the node, and one that lost everything but the folder, are told the same.
+    with pytest.raises(InvalidParameters, match="was taken part in before"):
+        StateDirectory(states.folder).claim_round(1, 7, 3)
+    states.claim_round(1, 7, 4)
+    states.claim_round(1, 8, 3)
+    states.claim_round(2, 7, 1)
+    assert len(list(states.folder.iterdir())) == 3
 
 
-def test_a_small_input_and_one_without_room_stay_in_the_state(
-    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert states.begin().put_input(b"small") is None
+def test_of_many_threads_one_takes_a_round(states: StateDirectory) -> None:
+    def taken(_: int) -> bool:
+        try:
+            states.claim_round(1, 7, 3)
+        except InvalidParameters:
+            return False
+        return True
 
-    def usage(_: object) -> SimpleNamespace:
-        return SimpleNamespace(free=10_000_000)
-
-    monkeypatch.setattr("shutil.disk_usage", usage)
-    assert states.begin().put_input(bytes(3_000_000)) is None
-    assert states.begin().put_input(bytes(2_000_000)) is not None
-
-
-def test_an_input_that_was_changed_or_is_of_another_session_is_none(states: StateDirectory) -> None:
-    first, second = states.begin(), states.begin()
-    keys = [state.put_input(bytes(100_000)) for state in (first, second)]
-    assert keys[0] is not None
-    assert keys[1] is not None
-    paths = sorted(states.folder.glob("*.input"))
-    contents = [path.read_bytes() for path in paths]
-    paths[0].write_bytes(contents[1])
-    paths[1].write_bytes(contents[0])
-    for state, key in zip((first, second), keys, strict=True):
-        with pytest.raises(StateLost):
-            state.take_input(key)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(taken, range(32))) == 1
 
 
-def test_an_input_ends_with_its_session(states: StateDirectory) -> None:
-    state = states.begin()
-    state.put_input(bytes(100_000))
-    state.destroy()
-    assert not list(states.folder.iterdir())
+def test_marks_of_rounds_long_ago_are_swept(states: StateDirectory) -> None:
+    states.claim_round(1, 7, 3)
+    (mark,) = states.folder.iterdir()
+    assert mark.stat().st_mode & 0o077 == 0
+    long_ago = time.time() - 3 * 24 * 3600
+    os.utime(mark, (long_ago, long_ago))
+    states.begin()
+    assert not mark.exists()
 
 
 def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ NODE = NodeSettings(
     assumed_corrupted=1,
     privacy_bits=40,
     identity=None,
+    maximum_weight=100,
+    allow_simulated_enclave=True,
 )
 
 
@@ -39,7 +42,8 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("secagg-protocol", "enclave", "secagg-protocol is one of pairwise"),
+        ("secagg-protocol", "two-server", "secagg-protocol is one of pairwise, enclave"),
+        ("secagg-protocol", "enclave", "secagg-roster names the roster file"),
         ("secagg-mode", "secure", "secagg-mode is one of semi_honest, active"),
         ("secagg-graph", "ring", "secagg-graph is one of full, sparse"),
         ("secagg-suite", "rsa", "secagg-suite is one of"),
@@ -50,9 +54,12 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-corrupted", -1, "secagg-corrupted is not negative"),
         ("secagg-corrupted", True, "secagg-corrupted is an integer"),
         ("secagg-privacy-bits", 39, "secagg-privacy-bits is at least 40"),
-        ("secagg-compression", "zip", "secagg-compression is fixed-point, or scalar-2"),
+        ("secagg-compression", "zip", "secagg-compression is fixed-point, scalar-2"),
         ("secagg-compression", "scalar-17", "secagg-compression"),
-        ("secagg-compression", "product-quantization", "sends indices"),
+        ("secagg-compression", "scalar-1", "secagg-compression"),
+        ("secagg-compression", "pruning-1.0", "secagg-compression"),
+        ("secagg-compression", "pq-64", "secagg-compression"),
+        ("secagg-compression", "pq", "change secagg-protocol to 'enclave', or this to fixed-point"),
         ("secagg-modulus-bits", 65, "secagg-modulus-bits lies in"),
         ("secagg-clip", 0.0, "secagg-clip is a positive number"),
         ("secagg-clip", float("nan"), "secagg-clip is a positive number"),
@@ -69,6 +76,33 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
 def test_a_wrong_setting_is_refused_by_the_name_of_its_key(key: str, value: object, said: str) -> None:
     with pytest.raises(InvalidParameters, match=said):
         SecAggSettings.from_run_config({key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("secagg-mode", "active", "secagg-mode belongs to secagg-protocol = 'pairwise'"),
+        ("secagg-graph", "sparse", "secagg-graph belongs to secagg-protocol = 'pairwise'"),
+    ],
+)
+def test_what_only_pairwise_masks_have_is_refused_beside_an_enclave(key: str, value: object, said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        SecAggSettings.from_run_config({"secagg-protocol": "enclave", "secagg-roster": "roster.json", key: value})
+
+
+def test_a_compression_is_read_with_its_numbers() -> None:
+    assert SecAggSettings(compression="scalar-8").scalar_bits == 8
+    assert SecAggSettings(compression="pruning-0.95").sparsity == "0.95"
+    enclave = {"protocol": "enclave", "roster": "roster.json"}
+    assert SecAggSettings(compression="pq", **enclave).codebook == (64, 8)  # type: ignore[arg-type]
+    assert SecAggSettings(compression="pq-256x4", **enclave).codebook == (256, 4)  # type: ignore[arg-type]
+    assert SecAggSettings().codebook is None
+
+
+def test_an_enclave_needs_half_of_the_clients_unless_told_otherwise() -> None:
+    enclave: dict[str, Any] = {"protocol": "enclave", "roster": "roster.json"}
+    assert SecAggSettings(**enclave).tolerated_dropouts(9) == 4
+    assert SecAggSettings(**enclave, threshold=0.9).tolerated_dropouts(10) == 1
 
 
 @pytest.mark.parametrize(("invited", "most"), [(3, 0), (4, 0), (5, 1), (8, 2), (10, 3), (20, 8), (100, 48)])
@@ -97,6 +131,8 @@ def test_two_clients_are_no_session() -> None:
         ("secagg-assumed-corrupted", 4, "assumed_corrupted", 0, 4),
         ("secagg-privacy-bits", 60, "privacy_bits", 10, 60),
         ("secagg-maximum-population", 50, "maximum_population", 1000, 50),
+        ("secagg-maximum-weight", 1, "maximum_weight", 1000, 1),
+        ("secagg-allow-simulated-enclave", False, "allow_simulated_enclave", True, False),
     ],
 )
 def test_an_operator_raises_a_floor_and_lowers_none(key: str, value: int, name: str, kept: int, raised: int) -> None:
@@ -109,6 +145,18 @@ def test_an_operator_narrows_modes_and_adds_none() -> None:
     assert NODE.raised_by({"secagg-modes": "active,none"}).modes == ("active",)
     with pytest.raises(InvalidParameters):
         NODE.raised_by({"secagg-modes": "none"}).floors()
+
+
+def test_an_operator_cannot_allow_what_the_app_does_not() -> None:
+    strict = replace(NODE, allow_simulated_enclave=False)
+    assert not strict.raised_by({"secagg-allow-simulated-enclave": True}).allow_simulated_enclave
+
+
+def test_an_operator_names_the_protocols() -> None:
+    narrowed = NODE.raised_by({"secagg-protocols": "enclave"})
+    narrowed.require_protocol("enclave")
+    with pytest.raises(InvalidParameters, match="accepts enclave"):
+        narrowed.require_protocol("pairwise")
 
 
 @pytest.mark.parametrize("config", [{"secagg-minimum-cohort": "10"}, {"secagg-cohort": 3}, {"secagg-identity": 3}])
