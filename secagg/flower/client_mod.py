@@ -23,7 +23,6 @@ from secagg.flower.pairwise_member import advertise_keys, go_on
 from secagg.flower.records import OFFER_STAGE, RECORD, TRAIN_STAGE, Invitation, refusal
 from secagg.flower.sealed_state import StateDirectory
 from secagg.flower.settings import ENCLAVE, PAIRWISE
-from secagg.flower.trained_update import TrainingFailed
 from secagg.protocols.enclave.verified_enclave import Judge
 
 
@@ -100,8 +99,6 @@ class SecAggMod:
                     reason=Reason.BELOW_FLOOR,
                 )
             return self._answer(message, context, record, call_next)
-        except TrainingFailed as error:
-            return error.reply
         except (SecAggError, OSError) as error:
             return _leave(message, context, error)
 

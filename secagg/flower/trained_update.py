@@ -13,19 +13,11 @@ from flwr.clientapp.typing import ClientAppCallable
 from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.contract import Layout, Payload
 from secagg.entropy import SystemCoins
-from secagg.errors import CapacityExceeded, InvalidParameters, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.flower.logs import LOG
 from secagg.flower.model_tensors import METRICS, Arrays, differences, model_digest
 from secagg.flower.records import LARGE_RECORD, RECORD, Invitation, scalar_in
 from secagg.flower.schemes import clipped_share, integer_bound
-
-
-class TrainingFailed(Exception):
-    """The app's own training answered with an error, which is passed on as it is."""
-
-    def __init__(self, reply: Message) -> None:
-        super().__init__("training failed")
-        self.reply = reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +61,16 @@ class Training:
         """Train, and return the encoded update and its weight.
 
         Raises:
-            TrainingFailed: the app's training answered with an error.
-            SecAggError: what it returned cannot be part of the sum; the message says why.
+            SecAggError: training failed, or what it returned cannot be part of the sum; the message says why.
         """
-        trained = self.call_next(self.message, self.context)
+        try:
+            trained = self.call_next(self.message, self.context)
+        except Exception as error:
+            # Flower would send the sentence to the server, and forget what became of this node's state.
+            LOG.exception("training raised an error")
+            raise Misuse(f"training raised {type(error).__name__}; the lines before say where") from None
         if trained.has_error():
-            raise TrainingFailed(trained)
+            raise Misuse(f"training answered with an error: {trained.error.reason}")
         records = list(trained.content.array_records.values())
         if len(records) != 1:
             raise InvalidParameters(f"training returned {len(records)} array records; return the trained model as one")

@@ -61,6 +61,8 @@ class Workplace:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "SECAGG_STATE_DIRECTORY": str(self.folder / "states"),
             "LAB_KEYS": str(self.folder / "keys"),
+            "LAB_CHAOS": str(self.folder / "chaos.json"),
+            "LAB_SOCKET": str(self.folder / "enclave.sock"),
             "LAB_LOG": str(self.folder / "secagg.log"),
         }
 

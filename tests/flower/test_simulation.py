@@ -8,17 +8,19 @@ import pytest
 
 pytestmark = pytest.mark.flower
 
-STAGES = ("train and advertise keys", "share keys", "masked input", "unmasking")
+STAGES = ("advertise keys", "share keys", "train and upload", "unmasking")
 LEFT = "secagg: this client left the round; its own log says why"
 DROPPED = {
-    "drop_train": [(8, 6), (6, 6), (6, 6), (6, 6)],
+    "drop_offer": [(8, 6), (6, 6), (6, 6), (6, 6)],
     "drop_advertised": [(8, 8), (8, 6), (6, 6), (6, 6)],
-    "drop_delivered": [(8, 8), (8, 8), (8, 6), (6, 6)],
+    "drop_training": [(8, 8), (8, 8), (8, 6), (6, 6)],
+    "fail_training": [(8, 8), (8, 8), (8, 6), (6, 6)],
+    "refuse_training": [(8, 8), (8, 8), (8, 6), (6, 6)],
     "drop_unmasking": [(8, 8), (8, 8), (8, 8), (8, 6)],
 }
 ACTIVE = {
     "active:drop_advertised": [(8, 8), (8, 6), (6, 6), (6, 6), (6, 6)],
-    "active:drop_delivered": [(8, 8), (8, 8), (8, 6), (6, 6), (6, 6)],
+    "active:drop_training": [(8, 8), (8, 8), (8, 6), (6, 6), (6, 6)],
     "active:drop_survivors": [(8, 8), (8, 8), (8, 8), (8, 6), (8, 6)],
     "active:drop_unmasking": [(8, 8), (8, 8), (8, 8), (8, 8), (8, 6)],
 }
@@ -39,7 +41,9 @@ def small(simulate: Any) -> dict[str, Any]:
         "averaging",
         "private",
     ]
-    outcome: dict[str, Any] = simulate(8, [*names, "not_averaging", "hybrid", "even_sizes", "clipped", "silent"])
+    outcome: dict[str, Any] = simulate(
+        8, [*names, "not_averaging", "hybrid", "even_sizes", "clipped", "silent", "pruning"]
+    )
     return outcome
 
 
@@ -79,9 +83,22 @@ def test_nothing_but_messages_of_the_protocol_leaves_a_client(small: dict[str, A
     assert set(small["twin"]["metrics"]["1"]) == {"loss"}
 
 
-def test_no_state_is_left_after_a_round(small: dict[str, Any]) -> None:
-    assert small["twin"]["state_left"] == 0
+@pytest.mark.parametrize("name", ["fail_training", "refuse_training"])
+def test_why_training_failed_is_told_to_nobody(small: dict[str, Any], name: str) -> None:
+    assert small[name]["errors"] == [LEFT]
+    assert "this client's training" in small[name]["log"]
+
+
+@pytest.mark.parametrize("name", ["twin", "fail_training", "refuse_training"])
+def test_no_state_is_left_after_a_round(small: dict[str, Any], name: str) -> None:
+    assert small[name]["state_left"] == 0
     assert small["twin"]["files_left"] == 0
+
+
+def test_pruning_moves_the_coordinates_that_the_seed_says_and_moves_them_rightly(small: dict[str, Any]) -> None:
+    assert small["pruning"]["error"] is None
+    assert small["pruning"]["moved"] == pytest.approx(0.25, abs=0.01)
+    assert small["pruning"]["off"] < 2**-15
 
 
 def test_each_stage_is_logged_once_with_what_it_carried(small: dict[str, Any]) -> None:
@@ -123,12 +140,12 @@ def test_the_hybrid_suite_stands_dropouts_too(small: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["sparse", "active:sparse"])
 def test_a_sparse_graph_gives_the_same_sum(large: dict[str, Any], name: str) -> None:
     agrees(large[name], rounds=2)
-    assert counts(large[name])[0] == (24, 23)
+    assert counts(large[name])[1:3] == [(24, 24), (24, 23)]
 
 
 def test_a_client_that_is_silent_costs_patience_and_not_the_timeout(small: dict[str, Any]) -> None:
     agrees(small["silent"])
-    assert counts(small["silent"])[2] == (8, 7)
+    assert counts(small["silent"])[1] == (8, 7)
     assert small["silent"]["seconds"] < 15
 
 

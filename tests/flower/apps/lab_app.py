@@ -9,20 +9,24 @@ import json
 import logging
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from lab_truth import SHAPES, change, counted, examples, loss
 
 from secagg.flower import SecAggMod
-from secagg.flower.client_mod import STATE_RECORD
+from secagg.flower.node_state import STATE_RECORD
 from secagg.flower.records import RECORD, message_in, with_message
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
-CHAOS = "chaos"
+LENIENT_TYPE = "train.lenient"
+"""Training of clients that accept a simulated enclave, and weights in it."""
+ROUND = "server-round"
+CHAOS_FILE = "LAB_CHAOS"
 LOG_FILE = "LAB_LOG"
 KEYS = "LAB_KEYS"
 
@@ -33,12 +37,23 @@ if LOG_FILE in os.environ:
     logging.getLogger("secagg.flower").setLevel(logging.DEBUG)
 
 
+def told_to(partition: object) -> dict[str, Any]:
+    """Return what a scenario wants of a client; it stands in a file, because the first messages bring no config."""
+    path = Path(os.environ.get(CHAOS_FILE, "absent"))
+    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get(str(partition), {}) if path.exists() else {}
+    return told
+
+
 def train(message: Message, context: Any) -> Message:
     """Change the model, and report what is to be kept secret."""
-    partition, config = context.node_config["partition-id"], message.content["config"]
-    number, told = config["server-round"], json.loads(str(config.get(CHAOS, "{}"))).get(str(partition), {})
+    partition, number = context.node_config["partition-id"], int(str(message.content.config_records["config"][ROUND]))
+    told = told_to(partition)
+    if told.get("do") == "fail":
+        raise RuntimeError("this client's training crashes")
+    if told.get("do") == "refuse":
+        return Message(Error(0, "this client's training refuses"), reply_to=message)
     trained = dict[str, Array]()
-    for name, array in message.content["arrays"].items():
+    for name, array in message.content.array_records["arrays"].items():
         values = array.numpy()
         if name in SHAPES:
             values = (values + change(partition, number, name)).astype(values.dtype)
@@ -54,19 +69,18 @@ def train(message: Message, context: Any) -> Message:
     return Message(RecordDict({"arrays": ArrayRecord(trained), "metrics": reported}), reply_to=message)
 
 
+def kind_of(message: Message) -> str:
+    """Return what a message of the protocol is for a client, by the name that scenarios use."""
+    stage = message.content.config_records[RECORD]["stage"]
+    return str(stage).upper() if stage != "protocol" else message_kind(message_in(message.content)).name
+
+
 def chaos(message: Message, context: Any, call_next: Any) -> Message:
-    """Stand outside the mod, and do to its messages what the lab's config says of this client."""
+    """Stand outside the mod, and do to its messages what the scenario says of this client."""
     if RECORD not in message.content.config_records:
-        return call_next(message, context)
-    stage, partition = message.content[RECORD]["stage"], str(context.node_config["partition-id"])
-    if stage == "train":
-        told = json.loads(str(message.content["config"].get(CHAOS, "{}"))).get(partition, {})
-        context.state[CHAOS] = ConfigRecord({"told": json.dumps(told)})
-        kind = "TRAIN"
-    else:
-        told = json.loads(str(context.state[CHAOS]["told"])) if CHAOS in context.state else {}
-        kind = message_kind(message_in(message.content)).name
-    at = told.get("at") == kind
+        return answered(call_next(message, context))
+    told = told_to(context.node_config["partition-id"])
+    at = told.get("at") == kind_of(message)
     match told.get("do") if at else None:
         case "raise":
             raise RuntimeError("this client crashes")
@@ -78,7 +92,7 @@ def chaos(message: Message, context: Any, call_next: Any) -> Message:
         case _:
             pass
     before = bytes(context.state.config_records.get(STATE_RECORD, {}).get("sealed", b""))
-    reply = call_next(message, context)
+    reply = answered(call_next(message, context))
     if at and not reply.has_error() and told["do"] == "wrong-share":
         # After the header, the context and one byte that says which shares are held, each share has 32 bytes, and in
         # active mode the digest of another behind it.
@@ -89,22 +103,25 @@ def chaos(message: Message, context: Any, call_next: Any) -> Message:
     if at and told["do"] == "roll-back":
         # What Flower does when a process ends before it handed its state back.
         context.state[STATE_RECORD]["sealed"] = before
-    if not reply.has_error():
-        context.state[CHAOS]["last"] = message_in(reply.content)
+    return reply
+
+
+def answered(reply: Any) -> Message:
+    """Return an answer as what it is."""
+    assert isinstance(reply, Message)
     return reply
 
 
 app = ClientApp(mods=[])
 app.train(mods=[chaos, SecAggMod(identity=os.environ.get(KEYS))])(train)
+lenient = SecAggMod(identity=os.environ.get(KEYS), allow_simulated_enclave=True, maximum_weight=1000)
+app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
 
 
 @app.query()
 def state_left(message: Message, context: Any) -> Message:
     """Tell how much of a session is left in the state."""
-    record = context.state.config_records.get(STATE_RECORD, {})
+    record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     size = len(bytes(record.get("sealed", b"")))
     return Message(RecordDict({"state": MetricRecord({"bytes": size})}), reply_to=message)
-
-
-__all__ = ["MessageKind", "app"]

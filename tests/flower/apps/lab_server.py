@@ -15,26 +15,28 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from lab_app import CHAOS, PLAIN_TYPE, app
+from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, app, kind_of
 from lab_truth import expected, initial_model, mean_loss
 
 from secagg.contract import Layout, RingSegment
 from secagg.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings, secure_round
+from secagg.flower.identities import make_identities
 from secagg.flower.records import RECORD, message_in, with_message
 from secagg.flower.sealed_state import DIRECTORY_VARIABLE
+from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.wire import message_kind
 
 Tamper = Callable[[Message], Iterable[Message]]
 
@@ -91,6 +93,15 @@ class PlainTwin(FedAvg):
             yield message
 
 
+class Lenient(FedAvg):
+    """The same strategy for clients that accept a simulated enclave."""
+
+    def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        for message in super().configure_train(*args, **kwargs):
+            message.metadata.message_type = LENIENT_TYPE
+            yield message
+
+
 class Lab:
     """One simulated federation, and what the scenarios need of it."""
 
@@ -111,12 +122,12 @@ class Lab:
         model: dict[str, Any] | None = None,
     ) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
         chosen = strategy or FedAvg(fraction_evaluate=0.0, min_available_nodes=self.count)
+        Path(os.environ[CHAOS_FILE]).write_text(json.dumps(chaos or {}), encoding="utf-8")
         result = chosen.start(
             grid=grid,
             initial_arrays=ArrayRecord({n: Array(np.asarray(v)) for n, v in (model or initial_model()).items()}),
             num_rounds=rounds,
             timeout=120,
-            train_config=ConfigRecord({CHAOS: json.dumps(chaos or {})}),
         )
         arrays = {name: array.numpy() for name, array in result.arrays.items()}
         return arrays, {number: dict(record) for number, record in result.train_metrics_clientapp.items()}
@@ -145,6 +156,7 @@ class Lab:
             outcome["error"] = f"{type(error).__name__}: {error}"
         else:
             who = range(self.count) if present is None else present
+            self.arrays = arrays
             outcome |= difference(arrays, expected(who, rounds, weights or {}))
             outcome["metrics"] = metrics
             outcome["loss"] = mean_loss(who, weights or {})
@@ -184,7 +196,8 @@ def twin(lab: Lab) -> dict[str, Any]:
     secure["twin"] = {n: float(np.abs(plain[n].astype(float) - arrays[n]).max(initial=0.0)) for n in floats}
     secure["twin_loss"] = metrics[2]["loss"]
     secure["state_left"] = lab.state_left()
-    secure["files_left"] = len(list(Path(os.environ[DIRECTORY_VARIABLE]).iterdir()))
+    # The mark of a node's last round is empty, and holds no key.
+    secure["files_left"] = sum(path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).iterdir())
     return secure
 
 
@@ -199,7 +212,7 @@ def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]
         # One that is silent holds one of the simulation's two processes.
         told = (1,) if do == "silent" else (1, 4)
         chaos = {p: {"at": kind, "do": do, "seconds": 15} for p in told}
-        gone = told if kind in ("TRAIN", "ADVERTISED_KEYS", "DELIVERED_SHARES") else ()
+        gone = told if kind in ("OFFER", "ADVERTISED_KEYS", "TRAIN") else ()
         outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone])
         if do != "silent":
             outcome["state_left"] = lab.state_left()
@@ -209,12 +222,12 @@ def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]
 
 
 def too_many_gone(lab: Lab) -> dict[str, Any]:
-    return lab.secure(chaos={p: {"at": "DELIVERED_SHARES", "do": "raise"} for p in (0, 1, 4)})
+    return lab.secure(chaos={p: {"at": "TRAIN", "do": "raise"} for p in (0, 1, 4)})
 
 
 def restarted(lab: Lab) -> dict[str, Any]:
     outcome = lab.secure(
-        chaos={1: {"at": "ADVERTISED_KEYS", "do": "restart"}, 2: {"at": "DELIVERED_SHARES", "do": "restart"}},
+        chaos={1: {"at": "ADVERTISED_KEYS", "do": "restart"}, 2: {"at": "TRAIN", "do": "restart"}},
         present=[p for p in range(lab.count) if p not in (1, 2)],
     )
     outcome["again"] = lab.secure()
@@ -224,7 +237,7 @@ def restarted(lab: Lab) -> dict[str, Any]:
 def rolled_back(lab: Lab) -> dict[str, Any]:
     """Bring back the state of two clients as it was before they answered; they answer nothing more."""
     return lab.secure(
-        chaos={1: {"at": "ADVERTISED_KEYS", "do": "roll-back"}, 2: {"at": "DELIVERED_SHARES", "do": "roll-back"}},
+        chaos={1: {"at": "ADVERTISED_KEYS", "do": "roll-back"}, 2: {"at": "TRAIN", "do": "roll-back"}},
         present=[p for p in range(lab.count) if p != 1],
     )
 
@@ -284,7 +297,7 @@ def strategies_that_do_not(lab: Lab) -> dict[str, Any]:
 def hybrid(lab: Lab) -> dict[str, Any]:
     return lab.secure(
         suite="hybrid",
-        chaos={1: {"at": "DELIVERED_SHARES", "do": "raise"}, 2: {"at": "UNMASKING_REQUEST", "do": "raise"}},
+        chaos={1: {"at": "TRAIN", "do": "raise"}, 2: {"at": "UNMASKING_REQUEST", "do": "raise"}},
         present=[p for p in range(lab.count) if p != 1],
     )
 
@@ -355,7 +368,7 @@ def other_graph(lab: Lab) -> dict[str, Any]:
     return lab.secure(tamper=tamper)
 
 
-def other_models(lab: Lab) -> dict[str, Any]:
+def other_models(lab: Lab, **settings: Any) -> dict[str, Any]:
     """Tell half of the clients another model under the same digest."""
     half = set(lab.nodes[::2])
 
@@ -365,22 +378,27 @@ def other_models(lab: Lab) -> dict[str, Any]:
             message.content = RecordDict({**message.content, "arrays": ArrayRecord(arrays)})
         yield message
 
-    return lab.secure(tamper=tamper)
+    return lab.secure(tamper=tamper, **settings)
 
 
-def same_round_again(lab: Lab) -> dict[str, Any]:
-    """Ask for the same round once more, for another sum with the same update."""
+def same_round_again(lab: Lab, **settings: Any) -> dict[str, Any]:
+    """Ask for the same round once more, for another sum with the same update: as it was, and of restarted nodes."""
     kept = list[RecordDict]()
 
     def keep(message: Message) -> Iterable[Message]:
-        if RECORD in message.content and message.content[RECORD]["stage"] == "train":
+        if _kind(message) in (("TRAIN",) if settings else ("OFFER",)):
             kept.append(RecordDict(dict(message.content.items())))
         yield message
 
-    outcome = lab.secure(tamper=keep)
-    again = [Message(content, node, "train") for content, node in zip(kept, lab.nodes, strict=True)]
-    replies = list(lab.grid.send_and_receive(again, timeout=60))
-    outcome["again"] = sum(reply.has_content() for reply in replies)
+    outcome = lab.secure(tamper=keep, **settings)
+    kind, outcome["again"] = LENIENT_TYPE if settings else "train", 0
+    for told in ({}, {"at": "TRAIN" if settings else "OFFER", "do": "restart"}):
+        everybody = dict.fromkeys(range(lab.count), told)
+        Path(os.environ[CHAOS_FILE]).write_text(json.dumps(everybody), encoding="utf-8")
+        contents = [RecordDict(dict(content.items())) for content in kept]
+        again = [Message(content, node, kind) for content, node in zip(contents, lab.nodes, strict=True)]
+        replies = list(lab.grid.send_and_receive(again, timeout=60))
+        outcome["again"] += sum(reply.has_content() for reply in replies)
     return outcome
 
 
@@ -415,10 +433,7 @@ def two_stories(lab: Lab) -> dict[str, Any]:
 
 
 def _kind(message: Message) -> str:
-    record = message.content.config_records.get(RECORD)
-    if record is None or record["stage"] == "train":
-        return "TRAIN"
-    return message_kind(message_in(message.content)).name
+    return kind_of(message) if RECORD in message.content.config_records else "PLAIN"
 
 
 # --- Attacks and accidents by clients ---------------------------------------------------------------------------------
@@ -462,15 +477,90 @@ def even_sizes(lab: Lab) -> dict[str, Any]:
     return outcome
 
 
+# --- Pruning, and the enclave -----------------------------------------------------------------------------------------
+
+
+def pruning(lab: Lab) -> dict[str, Any]:
+    """Tell how many values of the large tensor moved, and how far the ones that did are off."""
+    outcome = lab.secure(compression="pruning-0.75")
+    due, before = expected(range(lab.count), 1, {})["layer"], initial_model()["layer"]
+    moved = lab.arrays["layer"] != before
+    outcome["moved"] = float(moved.mean())
+    outcome["off"] = float(np.abs(lab.arrays["layer"] - due)[moved].max())
+    return outcome
+
+
+def enclave(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
+    """Return a scenario of the enclave whose clients accept a simulated one."""
+
+    def scenario(lab: Lab) -> dict[str, Any]:
+        return lab.secure(**{**_enclave_of(lab), **changes})
+
+    return scenario
+
+
+def _enclave_of(lab: Lab) -> dict[str, Any]:
+    return {
+        "protocol": "enclave",
+        "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+        "maximum_weight": 100,
+        "strategy": Lenient(fraction_evaluate=0.0, min_available_nodes=lab.count),
+    }
+
+
+def enclave_by_default(lab: Lab) -> dict[str, Any]:
+    """Ask clients with the floors that a deployment has."""
+    return lab.secure(**{**_enclave_of(lab), "strategy": None, "weighting": "uniform"})
+
+
+def enclave_of_others(lab: Lab) -> dict[str, Any]:
+    """Boot the enclave for an authority of the server's own."""
+    folder = Path(os.environ["LAB_KEYS"]).parent / "own"
+    make_identities(folder, map(ClientId, range(lab.count)), SystemCoins())
+    return lab.secure(**{**_enclave_of(lab), "roster": str(folder / "roster.json")})
+
+
+def enclave_with_other_evidence(lab: Lab) -> dict[str, Any]:
+    """Show evidence for other keys than those that clients are to seal to."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        shown = bytearray(cast("bytes", message.content.config_records[RECORD]["evidence"]))
+        shown[-1] ^= 1
+        yield _with_field(message, "evidence", bytes(shown))
+
+    return lab.secure(**_enclave_of(lab), tamper=tamper)
+
+
+def enclave_with_other_terms(lab: Lab) -> dict[str, Any]:
+    """Tell half of the clients that another number of examples counts as one."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        is_told = message.metadata.dst_node_id in lab.nodes[:2]
+        yield _with_field(message, "weight-unit", 2) if is_told else message
+
+    outcome = lab.secure(**_enclave_of(lab), tamper=tamper)
+    outcome["told"] = 2
+    return outcome
+
+
+def _with_field(message: Message, name: str, value: bytes | int) -> Message:
+    """Change one client's message alone; the records of all are one object."""
+    record = ConfigRecord({**message.content.config_records[RECORD], name: value})
+    message.content = RecordDict({**message.content, RECORD: record})
+    return message
+
+
 SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "twin": twin,
     "scalar": scalar,
-    "drop_train": _dropped_at("TRAIN"),
+    "drop_offer": _dropped_at("OFFER"),
     "drop_advertised": _dropped_at("ADVERTISED_KEYS"),
-    "drop_delivered": _dropped_at("DELIVERED_SHARES"),
+    "drop_training": _dropped_at("TRAIN"),
+    "fail_training": _dropped_at("TRAIN", "fail"),
+    "refuse_training": _dropped_at("TRAIN", "refuse"),
     "drop_survivors": _dropped_at("SURVIVOR_SET"),
     "drop_unmasking": _dropped_at("UNMASKING_REQUEST"),
-    "silent": _dropped_at("DELIVERED_SHARES", "silent"),
+    "silent": _dropped_at("ADVERTISED_KEYS", "silent"),
     "too_many_gone": too_many_gone,
     "restarted": restarted,
     "rolled_back": rolled_back,
@@ -496,6 +586,25 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "narrow_ring": narrow_ring,
     "clipped": clipped,
     "even_sizes": even_sizes,
+    "pruning": pruning,
+    "enclave": enclave(rounds=2),
+    "enclave_dropped": enclave(
+        minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 5, 6, 7)
+    ),
+    "enclave_too_few": enclave(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
+    "enclave_pq": enclave(rounds=3, compression="pq-256x5"),
+    "enclave_scalar": enclave(rounds=2, compression="scalar-8"),
+    "enclave_pruning": enclave(compression="pruning-0.5"),
+    "enclave_served": lambda lab: lab.secure(**_enclave_of(lab), enclave_socket=os.environ["LAB_SOCKET"]),
+    "enclave_absent": enclave(enclave_socket="/absent/socket"),
+    "enclave_by_default": enclave_by_default,
+    "enclave_low_cohort": enclave(minimum_cohort=2),
+    "enclave_heavy": enclave(maximum_weight=2000),
+    "enclave_of_others": enclave_of_others,
+    "enclave_other_evidence": enclave_with_other_evidence,
+    "enclave_other_terms": enclave_with_other_terms,
+    "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
+    "enclave_again": lambda lab: same_round_again(lab, **_enclave_of(lab)),
     "active": lambda lab: lab.secure(mode="active", roster=f"{os.environ['LAB_KEYS']}/roster.json"),
     "active_sparse": lambda lab: lab.secure(
         mode="active", graph="sparse", roster=f"{os.environ['LAB_KEYS']}/roster.json"
@@ -543,11 +652,12 @@ def main() -> None:
                 outcomes[name]["log"] = file.read().decode()
             output.write_text(json.dumps(outcomes, default=str), encoding="utf-8")
 
+    backend: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(
         server_app=server,
         client_app=app,
         num_supernodes=nodes,
-        backend_config={"client_resources": dict(num_cpus=1, num_gpus=0.0)},
+        backend_config=backend,
     )
     if not math.isfinite(output.stat().st_size):
         raise SystemExit(1)

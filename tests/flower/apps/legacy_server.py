@@ -11,6 +11,7 @@ import numpy as np
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg, FedMedian
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
@@ -60,7 +61,7 @@ def run(client: Any, workflows: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
             found[name] = {"layer": layer.tolist(), "steps": steps.tolist(), "counts": chosen.counts}
             found[name]["metrics"] = chosen.metrics
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    resources: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app=server, client_app=client, num_supernodes=NODES, backend_config=resources)
     return found
 
