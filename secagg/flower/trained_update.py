@@ -65,7 +65,7 @@ class Training:
         """
         try:
             trained = self.call_next(self.message, self.context)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- whatever an app raises
             # Flower would send the sentence to the server, and forget what became of this node's state.
             LOG.exception("training raised an error")
             raise Misuse(f"training raised {type(error).__name__}; the lines before say where") from None

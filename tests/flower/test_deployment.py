@@ -7,8 +7,9 @@ import ipaddress
 import json
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,13 @@ class Federation:
         )
         _until(lambda: _listens(self.port))
 
-    def add(self, number: int, **node_config: str) -> None:
-        """Register a SuperNode's key, and start it."""
+    def register(self, numbers: Iterable[int]) -> None:
+        """Make a key for each SuperNode and register it, all in one process of Flower's command line."""
+        commands = [["supernode", "register", str(self._new_key(number)), self.name] for number in numbers]
+        program = f"from flwr.cli.app import app\nfor command in {commands!r}: app(command, standalone_mode=False)"
+        self.place.run(sys.executable, "-c", program, timeout=300)
+
+    def _new_key(self, number: int) -> Path:
         key = ec.generate_private_key(ec.SECP384R1())
         private, public = self.folder / f"node-{number}.key", self.folder / f"node-{number}.pub"
         private.write_bytes(
@@ -64,7 +70,11 @@ class Federation:
         public.write_bytes(
             key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         )
-        self.place.run("flwr", "supernode", "register", str(public), self.name, timeout=30)
+        return public
+
+    def add(self, number: int, **node_config: str) -> None:
+        """Start a SuperNode whose key is registered."""
+        private = self.folder / f"node-{number}.key"
         config = {
             "secagg-identity": str(self.place.folder / "keys" / f"client-{number}.key"),
             "pid-file": str(self.folder / f"node-{number}.pid"),
@@ -97,6 +107,7 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(workplace: Any) -> Iterator[Federation]:
     made = Federation(workplace, "deployed")
+    made.register(range(NODES))
     for number in range(NODES):
         made.add(number, **({"kill-at": KILLED[number]} if number in KILLED else {}))
     yield made
