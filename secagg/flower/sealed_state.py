@@ -68,7 +68,6 @@ class StateDirectory:
 
     def begin(self) -> OpenState:
         """Start a session, whose state is sealed for the first time."""
-        self._sweep()
         name = bytes(SystemCoins().draw(_NAME_BYTES))
         state = OpenState(self.folder, name, 0)
         descriptor = os.open(state.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -104,6 +103,7 @@ class StateDirectory:
         Raises:
             InvalidParameters: the node took part in this round, or in a later one.
         """
+        self._sweep()
         prefix = f"{hashlib.sha256(f'{run}/{node}'.encode()).hexdigest()[:32]}{_ROUND_MARK}"
         marks = {int(path.name.removeprefix(prefix)): path for path in self.folder.glob(f"{prefix}*")}
         if any(taken > number for taken in marks):

@@ -115,7 +115,7 @@ def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDi
     (path,) = states.folder.iterdir()
     long_ago = time.time() - 3 * 24 * 3600
     os.utime(path, (long_ago, long_ago))
-    states.begin()
+    states.claim_round(1, 7, 1)
     assert not path.exists()
     with pytest.raises(StateLost):
         states.open(stored)
@@ -153,7 +153,7 @@ def test_marks_of_rounds_long_ago_are_swept(states: StateDirectory) -> None:
     assert mark.stat().st_mode & 0o077 == 0
     long_ago = time.time() - 3 * 24 * 3600
     os.utime(mark, (long_ago, long_ago))
-    states.begin()
+    states.claim_round(1, 8, 1)
     assert not mark.exists()
 
 
