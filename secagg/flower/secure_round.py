@@ -78,9 +78,8 @@ class SecureRound:
         settings = self._task.settings
         offer = self._task.invitation(server.offer).to_record(OFFER_STAGE)
         least = max(server.configuration.minimum_cohort, server.configuration.quorum)
-        self._stage(
-            server, {node: RecordDict({RECORD: offer}) for node in models}, settings.stage_timeout, enough=least
-        )
+        # The first message of a run may have to start a simulation, or to install the app on a node.
+        self._stage(server, {node: RecordDict({RECORD: offer}) for node in models}, timeout, enough=least)
         while _is_open(server):
             outgoing = server.close_round()
             contents = {self._nodes[one.receiver]: with_message(one.message) for one in outgoing}

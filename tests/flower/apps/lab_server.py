@@ -538,9 +538,7 @@ def enclave_with_other_terms(lab: Lab) -> dict[str, Any]:
         is_told = message.metadata.dst_node_id in lab.nodes[:2]
         yield _with_field(message, "weight-unit", 2) if is_told else message
 
-    outcome = lab.secure(**_enclave_of(lab), tamper=tamper)
-    outcome["told"] = 2
-    return outcome
+    return lab.secure(**_enclave_of(lab), tamper=tamper, weighting="uniform")
 
 
 def _with_field(message: Message, name: str, value: bytes | int) -> Message:
