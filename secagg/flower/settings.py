@@ -61,7 +61,7 @@ class SecAggSettings:
     """The metrics that are summed, separated by commas; no others leave a client."""
     metric_bound: float = 1024.0
     stage_timeout: float = 120.0
-    """Seconds to wait for the answers of one protocol stage; the first, and that of training, have the strategy's own."""
+    """Seconds for the answers of one protocol stage; the first, and that of training, have the strategy's timeout."""
     stage_patience: float = 2.0
     """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
     roster: str = ""
