@@ -118,7 +118,7 @@ def test_supernodes_over_tls_are_killed_at_every_stage_and_the_others_finish(
     federation: Federation, app_folder: Callable[[str], Path], workplace: Any, lab: Any
 ) -> None:
     app, roster = app_folder("deployed"), str(workplace.folder / "keys" / "roster.json")
-    result = federation.run(app, nodes=NODES, training_timeout=60.0, secagg_mode="active", secagg_roster=roster)
+    result = federation.run(app, nodes=NODES, training_timeout=300.0, secagg_mode="active", secagg_roster=roster)
     assert "error" not in result, result
     _agrees(result, lab, [number for number in range(NODES) if number not in (2, 5, 7)])
     assert [stage[0] for stage in result["stages"]][3] == "consistency check"
