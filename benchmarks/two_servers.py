@@ -28,7 +28,7 @@ from secagg.protocols.dpf_indexing.client import Client
 from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
 from secagg.protocols.dpf_indexing.floors import IndexingFloors
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
 from secagg.protocols.dpf_indexing.journal import NoJournal
 from secagg.protocols.dpf_indexing.ledger import UploadLedger
 from secagg.protocols.dpf_indexing.one_hot_check import OneHotVerifier, RoundChallenges
@@ -205,7 +205,7 @@ class _Kernels:
         self._totals[index].add(share)
 
     def _generated(self) -> tuple[ServerShare, ServerShare]:
-        return generate(self._shape, _PAYLOAD.values[0], context=bytes(32), client=ClientId(0), coins=_COINS)
+        return generate_shares(self._shape, _PAYLOAD.values[0], context=bytes(32), client=ClientId(0), coins=_COINS)
 
     @staticmethod
     def _proven(context: UploadContext, shares: tuple[ServerShare, ServerShare]) -> tuple[OneHotProof, OneHotProof]:

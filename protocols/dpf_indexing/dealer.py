@@ -26,7 +26,7 @@ from secagg.protocols.dpf_indexing.dealt_correlations import (
 )
 from secagg.protocols.dpf_indexing.envelope import SEED_BYTES, seal_body, sealing_info
 from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare, SeedShare
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
 from secagg.protocols.dpf_indexing.index_shares import Indices, add_indices, uniform_indices
 from secagg.protocols.dpf_indexing.one_hot_proof import prove
 from secagg.protocols.dpf_indexing.server_messages import RoundStamp, ServerOffer
@@ -168,7 +168,7 @@ class SemiHonestDealer(Confined):
         self, header: DealtHeader, number: int, segment: IndexSegment, masks: Indices
     ) -> tuple[ServerShare, ServerShare]:
         """Return shares of the vectors that are 1 at these indices."""
-        return generate(
+        return generate_shares(
             self._configuration.shape(segment),
             masks,
             context=header.segment_context(self._configuration, number),

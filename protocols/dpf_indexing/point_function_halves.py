@@ -25,7 +25,7 @@ from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
 from secagg.protocols.dpf_indexing.correction_words import CorrectionWords
 from secagg.protocols.dpf_indexing.exchange import cut
 from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare, SeedShare
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
 from secagg.protocols.dpf_indexing.one_hot_check import OneHotVerifier, RoundChallenges
 from secagg.protocols.dpf_indexing.one_hot_messages import OneHotCommitment, OneHotOpening, OneHotProof
 from secagg.protocols.dpf_indexing.one_hot_proof import prove
@@ -68,7 +68,7 @@ class SharedIndices(Confined):
         self._coins = coins
         self._segments = list[tuple[int, IndexSegment, Payload, tuple[ServerShare, ServerShare]]]()
         for number, segment in configuration.index_segments[: segment_headers_due(configuration)]:
-            shares = generate(
+            shares = generate_shares(
                 configuration.shape(segment),
                 payload.values[number],
                 context=segment_context(configuration, round_number, number),

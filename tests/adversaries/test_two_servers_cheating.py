@@ -24,7 +24,7 @@ from secagg.layout import IndexSegment, Layout, RingSegment
 from secagg.protocols.dpf_indexing import point_function_halves
 from secagg.protocols.dpf_indexing.configuration import SharingMode
 from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
 from secagg.protocols.dpf_indexing.one_hot_messages import OneHotProof
 from secagg.protocols.dpf_indexing.one_hot_proof import prove
 from secagg.protocols.dpf_indexing.tree_share import TreeShare
@@ -107,22 +107,22 @@ def worth(value: int) -> Callable[..., Shares]:
     """Return what shares vectors that are this value where they should be 1."""
 
     def generate_otherwise(shape: Any, alpha: Any, **named: Any) -> Shares:
-        return generate(shape, alpha, value, **named)
+        return generate_shares(shape, alpha, value, **named)
 
     return generate_otherwise
 
 
 def forging(forge: Forge) -> Callable[..., Shares]:
-    def generate_and_forge(shape: Any, *args: Any, **named: Any) -> Shares:
-        return forge(shape, generate(shape, *args, **named))
+    def share_and_forge(shape: Any, *args: Any, **named: Any) -> Shares:
+        return forge(shape, generate_shares(shape, *args, **named))
 
-    return generate_and_forge
+    return share_and_forge
 
 
 def upload_forged(made: InsecureIndexingRound, number: int, forge: Forge, **named: Any) -> None:
     """Let a client share something else, with a digest and a proof that fit as well as they can."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(halves, "generate", forging(forge))
+        patch.setattr(halves, "generate_shares", forging(forge))
         forged = made.share(number, **named)
     made.deliver(forged)
 
@@ -154,7 +154,7 @@ def test_whoever_does_not_vote_once_in_every_block_is_rejected_by_both_servers(
 def test_a_tree_with_another_value_at_its_leaf_is_rejected(value: str, sum_is_exact: Check) -> None:
     made = InsecureIndexingRound(replace(SETUP, depth=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(halves, "generate", worth(VALUES[value]))
+        patch.setattr(halves, "generate_shares", worth(VALUES[value]))
         made.upload(1)
     made.upload(2)
     made.upload(3)
@@ -204,7 +204,7 @@ def test_a_weight_is_no_licence_to_vote_more_often(sum_is_exact: Check) -> None:
     for number in (1, 2):
         made.upload(number, weight=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(halves, "generate", worth(3))
+        patch.setattr(halves, "generate_shares", worth(3))
         made.upload(3)
         made.upload(4, weight=3)
     made.check()

@@ -18,7 +18,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.dpf_indexing.class_totals import ClassTotals
 from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
 from secagg.protocols.dpf_indexing.lane_grid import LaneGrid
 from secagg.ring import RingVector
 from secagg.secret import Secret
@@ -57,7 +57,7 @@ def shares_of(made: IndexingConfiguration, number: int, seed: int) -> tuple[Serv
     segment = made.layout.segments[number]
     assert isinstance(segment, IndexSegment)
     indices = ((np.arange(segment.blocks) + seed) % segment.codewords).astype(segment.ring.word)
-    return generate(
+    return generate_shares(
         made.shape(segment), indices, context=bytes(32), client=ClientId(seed), coins=InsecureSeededCoins(bytes([seed]))
     )
 
