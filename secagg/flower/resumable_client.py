@@ -11,20 +11,27 @@ Security: a snapshot is a copy, which a ``Client`` never makes of itself. Whoeve
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.entropy import Coins, SystemCoins
 from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
+from secagg.flower.client_snapshot import (
+    MOST_BYTES,
+    join_parts,
+    read_answers,
+    read_masked,
+    split_parts,
+    write_answers,
+    write_masked,
+)
+from secagg.flower.recorded_coins import RecordedCoins
 from secagg.identifiers import ClientId
 from secagg.identity import Authority, Certificate, SigningKey
-from secagg.key_agreement import KEY_BYTES
 from secagg.parameters import ClientFloors
 from secagg.protocols.pairwise_mask.advertisement import verify_entry
 from secagg.protocols.pairwise_mask.client import Client, Step
-from secagg.protocols.pairwise_mask.client_set import ClientSet
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.roster import roster_of
@@ -38,64 +45,18 @@ from secagg.protocols.pairwise_mask.round0_advertise_keys import (
 from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.round2_masked_input import Masked
 from secagg.protocols.pairwise_mask.round3_consistency_check import Confirmed
-from secagg.protocols.pairwise_mask.suites import SHARES_BYTES
 from secagg.protocols.pairwise_mask.transitions import ClientState
-from secagg.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.secret import Secret
 from secagg.wire import MessageKind, Reader, Writer
 
-SNAPSHOT_KIND: Final = 27
 _STATES: Final = tuple(ClientState)
 _BEFORE_UPLOAD: Final = (ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES)
-_MOST_BYTES: Final = (1 << 32) - 1
 _LAYOUT_OF_NOTHING: Final = Layout((RingSegment(1, 1),))
 _NOTHING: Final = Payload(_LAYOUT_OF_NOTHING, (_LAYOUT_OF_NOTHING.segments[0].ring.zeros(1),))
 """In the place of an input that is still to be made."""
 
 TakeInput = Callable[[], tuple[Payload, int]]
 """Makes the encoded update and its weight; called once, when everything is ready for the upload."""
-
-
-class RecordedCoins(Confined):
-    """Coins that are remembered until told otherwise, and drawn again in the same order from what was remembered."""
-
-    def __init__(self, coins: Coins, recorded: Iterable[Secret] = ()) -> None:
-        self.coins = coins
-        self._record = list(recorded)
-        self._replayed = 0
-        self._records = True
-
-    def draw(self, count: int) -> bytearray:
-        """Return the next coins."""
-        if self._replayed < len(self._record):
-            drawn = bytearray(self._record[self._replayed].expose())
-            self._replayed += 1
-            if len(drawn) != count:
-                raise InternalError("a client draws other coins than when it was put aside")
-            return drawn
-        drawn = draw_exactly(count, self.coins)
-        if self._records:
-            self._record.append(Secret("coins", drawn))
-            self._replayed += 1
-        return drawn
-
-    def stop(self) -> None:
-        """Remember nothing from here on; what is drawn for sharing is never needed again."""
-        self._records = False
-
-    @property
-    def record(self) -> tuple[Secret, ...]:
-        """What was drawn."""
-        return tuple(self._record)
-
-    def wipe(self) -> None:
-        """Overwrite what was drawn."""
-        for secret in self._record:
-            secret.wipe()
-        self._record.clear()
-        self._replayed = 0
-
-    def __repr__(self) -> str:
-        return f"<RecordedCoins, {len(self._record)} draws>"
 
 
 class ResumableClient(Client):
@@ -170,18 +131,12 @@ class ResumableClient(Client):
         if self._step is None:
             raise Misuse(f"a client that is {self._state} holds nothing that could be gone on with")
         with self._lock:
-            public, secrets = Writer(SNAPSHOT_KIND), list[Secret | bytes]()
+            public, secrets = Writer(MessageKind.CLIENT_SNAPSHOT), list[Secret | bytes]()
             public.integer(_STATES.index(self._state), 1).fixed(self.client.encode(), 8)
-            public.variable(self._offer, _MOST_BYTES).variable(self._advertised_keys, _MOST_BYTES)
-            public.integer(len(self._answered), 1)
-            for kind, (digest, replies) in self._answered.items():
-                # The upload is not kept to be given again; it is as large as the model.
-                kept = [] if kind is MessageKind.DELIVERED_SHARES else replies
-                public.integer(kind, 2).fixed(digest, 32).integer(len(kept), 1)
-                for reply in kept:
-                    public.variable(reply, _MOST_BYTES)
+            public.variable(self._offer, MOST_BYTES).variable(self._advertised_keys, MOST_BYTES)
+            write_answers(self._answered, public)
             self._write_step(self._step, public, secrets)
-            return _joined(public.finish(), secrets)
+            return join_parts(public.finish(), secrets)
 
     def _write_step(self, step: Step, public: Writer, secrets: list[Secret | bytes]) -> None:
         match step:
@@ -194,11 +149,11 @@ class ResumableClient(Client):
                 edges = step.edges if isinstance(step, Shared) else {}
                 public.integer(len(edges), 4)
                 for neighbour, edge in edges.items():
-                    public.integer(neighbour, 4).variable(edge, _MOST_BYTES)
+                    public.integer(neighbour, 4).variable(edge, MOST_BYTES)
             case Masked():
-                _write_masked(step, None, public, secrets)
+                write_masked(step, None, public, secrets)
             case Confirmed():
-                _write_masked(step.masked, step.contributors, public, secrets)
+                write_masked(step.masked, step.contributors, public, secrets)
 
     # --- Going on -----------------------------------------------------------------------------------------------------
 
@@ -220,13 +175,11 @@ class ResumableClient(Client):
             MalformedMessage: it is no snapshot.
         """
         with snapshot:
-            view = snapshot.expose()
-            (length,) = struct.unpack(">Q", view[:8])
-            reader, secrets = Reader(bytes(view[8 : 8 + length]), SNAPSHOT_KIND), view[8 + length :]
+            reader, secrets = split_parts(snapshot.expose())
             state = _STATES[reader.integer(1)]
             client_id = ClientId(reader.integer(8))
-            offer, advertised = reader.variable(_MOST_BYTES), reader.variable(_MOST_BYTES)
-            answered = _read_answers(reader)
+            offer, advertised = reader.variable(MOST_BYTES), reader.variable(MOST_BYTES)
+            answered = read_answers(reader)
             configuration = SessionConfiguration.decode(offer)
             recorded, position = list[Secret](), 0
             if state in _BEFORE_UPLOAD:
@@ -256,9 +209,9 @@ class ResumableClient(Client):
             raise InternalError("a client is restored without its configuration")
         if self._state not in _BEFORE_UPLOAD:
             self._forget()
-            return _read_masked(self._verified_keys(self._configuration), reader, secrets)
+            return read_masked(self._verified_keys(self._configuration), reader, secrets)
         self._input.require_fits(self._configuration)
-        edges = {reader.integer(4): reader.variable(_MOST_BYTES) for _ in range(reader.integer(4))}
+        edges = {reader.integer(4): reader.variable(MOST_BYTES) for _ in range(reader.integer(4))}
         # The keys follow from the recorded coins, by the very function that drew them.
         advertised, _ = advertise_keys(self._member, self._configuration)
         self.coins.stop()
@@ -307,55 +260,6 @@ class _LateInput(ClientInput):
         payload, weight = self._take()
         ClientInput(payload, weight).require_fits(self._configuration)
         return payload, weight
-
-
-def _write_masked(step: Masked, contributors: ClientSet | None, public: Writer, secrets: list[Secret | bytes]) -> None:
-    members = step.sharers.encode()
-    public.fixed(members, len(members)).integer(contributors is not None, 1)
-    if contributors is not None:
-        members = contributors.encode()
-        public.fixed(members, len(members))
-    for held in (step.shares, step.edge_seeds):
-        public.integer(len(held), 4)
-        for neighbour, secret in held.items():
-            public.integer(neighbour, 4)
-            secrets.append(secret)
-
-
-def _read_masked(key_set: VerifiedKeySet, reader: Reader, secrets: memoryview) -> Masked | Confirmed:
-    population = key_set.roster.population
-    sharers = ClientSet.read(reader, population)
-    contributors = ClientSet.read(reader, population) if reader.integer(1) else None
-    held, position = list[dict[int, Secret]](), 0
-    for name, size in (("shares", SHARES_BYTES), ("pairwise_seed", KEY_BYTES)):
-        held.append({})
-        for _ in range(reader.integer(4)):
-            held[-1][reader.integer(4)] = Secret(name, secrets[position : position + size])
-            position += size
-    masked = Masked(key_set, sharers, held[0], held[1])
-    return masked if contributors is None else Confirmed(masked, contributors)
-
-
-def _read_answers(reader: Reader) -> dict[MessageKind, tuple[bytes, list[bytes]]]:
-    answered = dict[MessageKind, tuple[bytes, list[bytes]]]()
-    for _ in range(reader.integer(1)):
-        kind, digest = MessageKind(reader.integer(2)), reader.fixed(32)
-        answered[kind] = (digest, [reader.variable(_MOST_BYTES) for _ in range(reader.integer(1))])
-    return answered
-
-
-def _joined(public: bytes, secrets: list[Secret | bytes]) -> Secret:
-    parts = [part if isinstance(part, bytes) else part.expose() for part in secrets]
-    joined = bytearray(8 + len(public) + sum(map(len, parts)))
-    joined[:8] = struct.pack(">Q", len(public))
-    position = 8
-    for part in (public, *parts):
-        joined[position : position + len(part)] = part
-        position += len(part)
-    try:
-        return Secret("client state", joined)
-    finally:
-        overwrite(joined)
 
 
 def _malformed() -> MalformedMessage:

@@ -12,7 +12,7 @@ the state alone must neither give a secret away nor bring one back:
 
 A state whose file is gone belongs to a client that has dropped out.
 
-The folder also remembers the last round that a node took part in, in the name of an empty file. ``Context.state`` is
+The folder also remembers the last round that a node took part in, in the name of an empty file in the node's own. ``Context.state`` is
 lost with a SuperNode that restarts, and whoever may then be asked again for a round whose update is in a sum already.
 """
 
@@ -40,7 +40,10 @@ _HEADER_BYTES: Final = _NAME_BYTES + _GENERATION_BYTES
 _KEY_BYTES: Final = 32
 _NONCE: Final = bytes(12)
 """Safe because: every key seals once."""
-_ROUND_MARK: Final = ".round-"
+_ROUNDS: Final = ".rounds"
+_SWEPT: Final = "swept"
+"""An empty file whose time says when the folder was last swept."""
+_SWEEP_SECONDS: Final = 3600
 _ABANDONED_SECONDS: Final = 2 * 24 * 3600
 
 
@@ -104,12 +107,14 @@ class StateDirectory:
             InvalidParameters: the node took part in this round, or in a later one.
         """
         self._sweep()
-        prefix = f"{hashlib.sha256(f'{run}/{node}'.encode()).hexdigest()[:32]}{_ROUND_MARK}"
-        marks = {int(path.name.removeprefix(prefix)): path for path in self.folder.glob(f"{prefix}*")}
-        if any(taken > number for taken in marks):
+        # A folder for each node, so that no node looks through the marks of all others on its machine.
+        taken = self.folder / f"{hashlib.sha256(f'{run}/{node}'.encode()).hexdigest()[:32]}{_ROUNDS}"
+        taken.mkdir(mode=0o700, exist_ok=True)
+        marks = {int(path.name): path for path in taken.iterdir()}
+        if any(before > number for before in marks):
             raise _taken_part(number)
         try:
-            os.close(os.open(self.folder / f"{prefix}{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(taken / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             raise _taken_part(number) from None
         for path in marks.values():
@@ -126,10 +131,16 @@ class StateDirectory:
 
     def _sweep(self) -> None:
         """Destroy the keys of sessions that nobody will go on with, such as those of processes that were killed."""
-        oldest = time.time() - _ABANDONED_SECONDS
+        now, swept = time.time(), self.folder / _SWEPT
+        try:
+            if swept.stat().st_mtime > now - _SWEEP_SECONDS:
+                return
+        except FileNotFoundError:
+            pass
+        swept.touch(mode=0o600)
         for path in self.folder.iterdir():
             try:
-                if path.stat().st_mtime < oldest:
+                if path.stat().st_mtime < now - _ABANDONED_SECONDS:
                     _destroy(path)
             except OSError:
                 continue
@@ -165,8 +176,12 @@ class OpenState:
 
 
 def _destroy(path: Path) -> None:
-    if _ROUND_MARK not in path.name:
-        _overwrite(path, bytes(_KEY_BYTES))
+    if path.suffix == _ROUNDS:
+        for mark in path.iterdir():
+            mark.unlink()
+        path.rmdir()
+        return
+    _overwrite(path, bytes(_KEY_BYTES))
     path.unlink()
 
 

@@ -5,6 +5,7 @@ Whatever is started carries the test's own ``FLWR_HOME`` in its environment, and
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -26,7 +27,14 @@ from secagg.flower.identities import make_identities
 from secagg.identifiers import ClientId
 
 APPS = Path(__file__).resolve().parent / "apps"
+GRACE_SECONDS = 2
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None and importlib.util.find_spec("ray") is not None
+
+
+def pytest_report_header() -> str:
+    if not HAS_FLOWER:
+        return "flwr: not installed, or without its simulation"
+    return f"flwr: {importlib.metadata.version('flwr')}, ray: {importlib.metadata.version('ray')}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -90,37 +98,45 @@ class Workplace:
         self.started.append(process)
         return process
 
-    def end(self) -> None:
-        """End every process that was started here, and those that they started."""
-        mark = f"FLWR_HOME={self.folder / 'home'}".encode()
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            for pid in _processes_with(mark):
+    def end(self, seconds: float = 30) -> None:
+        """End every process that was started here, and those that they started; fail if one is left."""
+        began = time.monotonic()
+        while (left := self.processes()) and time.monotonic() < began + seconds:
+            sign = signal.SIGTERM if time.monotonic() < began + GRACE_SECONDS else signal.SIGKILL
+            # What ends one process may be the start of another, so they are listed anew each time.
+            for pid in left:
                 try:
                     os.kill(pid, sign)
                 except ProcessLookupError:
                     continue
-            for _ in range(20):
-                if not list(_processes_with(mark)):
-                    break
-                time.sleep(0.1)
+            time.sleep(0.2)
+        assert not left, f"still there: {left}"
         for process in self.started:
             process.wait(timeout=10)
 
-
-def _processes_with(mark: bytes) -> Iterator[int]:
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) != os.getpid():
-            try:
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    yield int(folder.name)
-            except OSError:
-                continue
+    def processes(self) -> list[int]:
+        """Return every process with this folder's mark in its environment, whatever its group or session."""
+        mark, found = f"FLWR_HOME={self.folder / 'home'}".encode(), list[int]()
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and int(folder.name) != os.getpid():
+                try:
+                    if mark in (folder / "environ").read_bytes().split(b"\0"):
+                        found.append(int(folder.name))
+                except OSError:
+                    continue
+        return found
 
 
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def make_workplace() -> Callable[[Path], Workplace]:
+    """Return what makes a workplace of an empty folder; whoever makes one has to end it."""
+    return Workplace
 
 
 @pytest.fixture(scope="module")

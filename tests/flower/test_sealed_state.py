@@ -113,8 +113,7 @@ def test_every_state_has_a_key_of_its_own(states: StateDirectory) -> None:
 def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDirectory) -> None:
     stored = sealed(states.begin())
     (path,) = states.folder.iterdir()
-    long_ago = time.time() - 3 * 24 * 3600
-    os.utime(path, (long_ago, long_ago))
+    make_old(path, days=3)
     states.claim_round(1, 7, 1)
     assert not path.exists()
     with pytest.raises(StateLost):
@@ -132,7 +131,7 @@ def test_a_round_is_taken_once_and_none_before_it(states: StateDirectory) -> Non
     states.claim_round(1, 7, 4)
     states.claim_round(1, 8, 3)
     states.claim_round(2, 7, 1)
-    assert len(list(states.folder.iterdir())) == 3
+    assert sorted(path.name for path in marks(states)) == ["1", "3", "4"]
 
 
 def test_of_many_threads_one_takes_a_round(states: StateDirectory) -> None:
@@ -149,12 +148,29 @@ def test_of_many_threads_one_takes_a_round(states: StateDirectory) -> None:
 
 def test_marks_of_rounds_long_ago_are_swept(states: StateDirectory) -> None:
     states.claim_round(1, 7, 3)
-    (mark,) = states.folder.iterdir()
-    assert mark.stat().st_mode & 0o077 == 0
-    long_ago = time.time() - 3 * 24 * 3600
-    os.utime(mark, (long_ago, long_ago))
+    (mark,) = marks(states)
+    assert mark.stat().st_mode & 0o077 == mark.parent.stat().st_mode & 0o077 == 0
+    make_old(mark.parent, days=3)
+    make_old(states.folder / "swept", days=1)
     states.claim_round(1, 8, 1)
-    assert not mark.exists()
+    assert not mark.parent.exists()
+
+
+def test_a_folder_is_swept_once_an_hour_so_that_many_nodes_can_share_one(states: StateDirectory) -> None:
+    states.claim_round(1, 7, 3)
+    (mark,) = marks(states)
+    make_old(mark.parent, days=3)
+    states.claim_round(1, 8, 1)
+    assert mark.exists()
+
+
+def marks(states: StateDirectory) -> list[Path]:
+    return list(states.folder.glob("*.rounds/*"))
+
+
+def make_old(path: Path, days: int) -> None:
+    then = time.time() - days * 24 * 3600
+    os.utime(path, (then, then))
 
 
 def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:

@@ -197,7 +197,9 @@ def twin(lab: Lab) -> dict[str, Any]:
     secure["twin_loss"] = metrics[2]["loss"]
     secure["state_left"] = lab.state_left()
     # The mark of a node's last round is empty, and holds no key.
-    secure["files_left"] = sum(path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).iterdir())
+    secure["files_left"] = sum(
+        path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).rglob("*") if path.is_file()
+    )
     return secure
 
 

@@ -1,11 +1,11 @@
-"""The lab's training on a real SuperNode, which is killed at the stage that its node config names."""
+"""The lab's training on a SuperNode, which is killed at the stage that its node config names."""
 
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
-from deployed.lab_app import kind_of, train
+from federated.lab_app import kind_of, train
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
