@@ -12,8 +12,9 @@ the state alone must neither give a secret away nor bring one back:
 
 A state whose file is gone belongs to a client that has dropped out.
 
-The folder also remembers the last round that a node took part in, in the name of an empty file in the node's own. ``Context.state`` is
-lost with a SuperNode that restarts, and whoever may then be asked again for a round whose update is in a sum already.
+The folder also remembers the last round that a node took part in, by an empty file that is named so, in a folder of
+that node's. ``Context.state`` is lost with a SuperNode that restarts, and whoever may then be asked again for a round
+whose update is in a sum already.
 """
 
 from __future__ import annotations
