@@ -16,7 +16,9 @@ SCENARIOS = [
     *("unwrapped", "second_request", "active:second_request", "active:substituted_keys", "substituted_keys"),
     *("active:two_stories", "two_stories", "low_cohort", "active:low_threshold", "low_ring", "large_population"),
     *("other_graph", "other_models", "same_round_again", "wrong_share", "active:wrong_share"),
-    *("narrow_ring", "heavy", "light", "nan"),
+    *("narrow_ring", "heavy", "light", "nan", "large_weight", "server_side"),
+    *("other_terms", "other_terms_at_first", "other_task", "other_round", "other_layout", "unknown_protocol"),
+    *("two_models", "unlisted_client", "one_key_twice", "other_authority"),
 ]
 
 
@@ -59,6 +61,7 @@ def test_3_keys_of_the_servers_own_are_noticed(attacked: dict[str, Any], mode: s
         ("active:low_threshold", "parameters that do not protect this client"),
         ("low_ring", "a ring of 1 bits is below 4"),
         ("large_population", "a population of 20000 exceeds 10000"),
+        ("large_weight", "can leave the ring, which carries"),
     ],
 )
 def test_5_parameters_below_a_clients_floors_are_refused(attacked: dict[str, Any], name: str, reason: str) -> None:
@@ -126,3 +129,54 @@ def test_a_round_is_not_repeated_for_a_second_sum(attacked: dict[str, Any]) -> N
 
 def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(attacked: dict[str, Any]) -> None:
     assert attacked["two_stories"]["error"].startswith("PeerMisbehaved")
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "reason"),
+    [
+        ("other_terms", 2, "another application_digest than this client"),
+        ("other_terms_at_first", 0, "another application_digest than this client"),
+        ("other_task", 0, "another task than this client"),
+        ("other_round", 0, "another round_number than this client"),
+        ("other_layout", 0, "another layout"),
+        ("unknown_protocol", 0, "'two-server-of-tomorrow', which this version has not"),
+        ("two_models", 2, "the message has 2 array records"),
+    ],
+)
+def test_whoever_is_told_something_else_than_the_offer_says_leaves_the_round(
+    attacked: dict[str, Any], name: str, stage: int, reason: str
+) -> None:
+    assert attacked[name]["error"] is None
+    assert counts(attacked[name])[stage] == (8, 6)
+    assert attacked[name]["log"].count(reason) == 2
+    assert attacked[name]["errors"] == [LEFT]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("unlisted_client", "client/3 is not on the roster"), ("one_key_twice", "is answered for by two nodes")],
+)
+def test_only_clients_of_the_roster_take_part_and_each_once(attacked: dict[str, Any], name: str, reason: str) -> None:
+    assert attacked[name]["error"] is None
+    assert counts(attacked[name])[0] == (8, 7)
+    assert reason in attacked[name]["log"]
+
+
+def test_a_roster_of_the_servers_own_authority_is_refused(attacked: dict[str, Any]) -> None:
+    assert attacked["other_authority"]["error"].startswith("ThresholdNotMet")
+    assert counts(attacked["other_authority"]) == [(8, 0)]
+    assert "of another authority than this client's key file" in attacked["other_authority"]["log"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pushed", "Misuse: push training with send_and_receive"),
+        ("pushed_otherwise", "Misuse: push training with send_and_receive"),
+        ("mixed", "Misuse: messages of several types at once"),
+        ("different_models", "InvalidParameters: the strategy sends different models"),
+        ("two_records", "InvalidParameters: a training message holds one array record"),
+    ],
+)
+def test_a_grid_is_not_used_so_that_single_updates_would_show(attacked: dict[str, Any], name: str, said: str) -> None:
+    assert attacked["server_side"][name].startswith(said)

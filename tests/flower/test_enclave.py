@@ -19,6 +19,7 @@ REFUSED = {
 SCENARIOS = [
     *("enclave", "enclave_dropped", "enclave_too_few", "enclave_pq", "enclave_scalar", "enclave_pruning"),
     *("enclave_served", "enclave_absent", "enclave_other_terms", "enclave_other_models", "enclave_again", *REFUSED),
+    "enclave_other_task",
 ]
 
 
@@ -88,6 +89,11 @@ def test_a_client_seals_nothing_below_its_floors(sealed: dict[str, Any], name: s
 def test_an_update_under_other_terms_is_in_no_sum(sealed: dict[str, Any]) -> None:
     assert sealed["enclave_other_terms"]["error"] is None
     assert counts(sealed["enclave_other_terms"]) == [(8, 6)]
+
+
+def test_an_enclave_that_counts_for_another_task_is_sealed_nothing(sealed: dict[str, Any]) -> None:
+    assert counts(sealed["enclave_other_task"]) == [(8, 6)]
+    assert sealed["enclave_other_task"]["log"].count("the enclave counts for another task than the server names") == 2
 
 
 def test_updates_of_different_models_are_in_no_sum(sealed: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ def small(simulate: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def large(simulate: Any) -> dict[str, Any]:
     """So many that a sparse graph is one."""
-    outcome: dict[str, Any] = simulate(24, ["sparse", "active:sparse"])
+    outcome: dict[str, Any] = simulate(24, ["sparse", "active:sparse", "sparse_threshold"])
     return outcome
 
 
@@ -141,6 +141,12 @@ def test_the_hybrid_suite_stands_dropouts_too(small: dict[str, Any]) -> None:
 def test_a_sparse_graph_gives_the_same_sum(large: dict[str, Any], name: str) -> None:
     agrees(large[name], rounds=2)
     assert counts(large[name])[1:3] == [(24, 24), (24, 23)]
+
+
+def test_a_sparse_graph_keeps_the_threshold_that_was_configured(large: dict[str, Any]) -> None:
+    assert large["sparse_threshold"]["error"] == (
+        "ThresholdNotMet: 23 clients (secagg-threshold) are needed and 22 are present"
+    )
 
 
 def test_a_client_that_is_silent_costs_patience_and_not_the_timeout(small: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, app, kind_of
+from lab_lies import LIES, with_field
 from lab_truth import expected, initial_model, mean_loss
 
 from secagg.contract import Layout, RingSegment
@@ -528,7 +529,7 @@ def enclave_with_other_evidence(lab: Lab) -> dict[str, Any]:
     def tamper(message: Message) -> Iterable[Message]:
         shown = bytearray(cast("bytes", message.content.config_records[RECORD]["evidence"]))
         shown[-1] ^= 1
-        yield _with_field(message, "evidence", bytes(shown))
+        yield with_field(message, "evidence", bytes(shown))
 
     return lab.secure(**_enclave_of(lab), tamper=tamper)
 
@@ -538,19 +539,23 @@ def enclave_with_other_terms(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         is_told = message.metadata.dst_node_id in lab.nodes[:2]
-        yield _with_field(message, "weight-unit", 2) if is_told else message
+        yield with_field(message, "weight-unit", 2) if is_told else message
 
     return lab.secure(**_enclave_of(lab), tamper=tamper, weighting="uniform")
 
 
-def _with_field(message: Message, name: str, value: bytes | int) -> Message:
-    """Change one client's message alone; the records of all are one object."""
-    record = ConfigRecord({**message.content.config_records[RECORD], name: value})
-    message.content = RecordDict({**message.content, RECORD: record})
-    return message
+def enclave_other_task(lab: Lab) -> dict[str, Any]:
+    """Name two clients another task than the enclave counts for."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        is_told = message.metadata.dst_node_id in lab.nodes[:2]
+        yield with_field(message, "task", "flower run 1") if is_told else message
+
+    return lab.secure(**_enclave_of(lab), tamper=tamper)
 
 
 SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
+    **LIES,
     "twin": twin,
     "scalar": scalar,
     "drop_offer": _dropped_at("OFFER"),
@@ -574,6 +579,7 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "low_threshold": _offering(threshold=2),
     "low_ring": _offering(layout=Layout((RingSegment(1, 1000),))),
     "large_population": _offering(maximum_population=20_000),
+    "large_weight": _offering(maximum_weight=1 << 31),
     "other_graph": other_graph,
     "other_models": other_models,
     "same_round_again": same_round_again,
@@ -603,6 +609,7 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_of_others": enclave_of_others,
     "enclave_other_evidence": enclave_with_other_evidence,
     "enclave_other_terms": enclave_with_other_terms,
+    "enclave_other_task": enclave_other_task,
     "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
     "enclave_again": lambda lab: same_round_again(lab, **_enclave_of(lab)),
     "active": lambda lab: lab.secure(mode="active", roster=f"{os.environ['LAB_KEYS']}/roster.json"),
