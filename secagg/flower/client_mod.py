@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.errors import InvalidParameters, Reason, SecAggError
@@ -92,19 +92,20 @@ class SecAggMod:
             return call_next(message, context)
         write_where_flower_does()
         try:
-            record = message.content.config_records.get(RECORD)
-            if record is None:
-                raise InvalidParameters(
-                    "the server asks for an update in the clear; wrap its grid in SecAggGrid, or remove SecAggMod",
-                    reason=Reason.BELOW_FLOOR,
-                )
-            return self._answer(message, context, record, call_next)
+            return self._answer(message, context, call_next)
         except (SecAggError, OSError) as error:
             return _leave(message, context, error)
+        except Exception as error:  # noqa: BLE001 -- what Flower raises where a server sent something unreadable
+            LOG.exception("a message could not be read")
+            return _leave(message, context, error)
 
-    def _answer(
-        self, message: Message, context: Context, record: ConfigRecord, call_next: ClientAppCallable
-    ) -> Message:
+    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        record = message.content.config_records.get(RECORD)
+        if record is None:
+            raise InvalidParameters(
+                "the server asks for an update in the clear; wrap its grid in SecAggGrid, or remove SecAggMod",
+                reason=Reason.BELOW_FLOOR,
+            )
         settings, states = self._settings.raised_by(context.node_config), StateDirectory(self._folder)
         is_offer, is_training = record.get("stage") == OFFER_STAGE, record.get("stage") == TRAIN_STAGE
         if is_training and record.get("protocol") == ENCLAVE:

@@ -18,7 +18,7 @@ SCENARIOS = [
     *("other_graph", "other_models", "same_round_again", "wrong_share", "active:wrong_share"),
     *("narrow_ring", "heavy", "light", "nan", "large_weight", "server_side"),
     *("other_terms", "other_terms_at_first", "other_task", "other_round", "other_layout", "unknown_protocol"),
-    *("two_models", "unlisted_client", "one_key_twice", "other_authority"),
+    *("two_models", "unreadable_model", "unlisted_client", "one_key_twice", "other_authority"),
 ]
 
 
@@ -141,6 +141,7 @@ def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(attack
         ("other_layout", 0, "another layout"),
         ("unknown_protocol", 0, "'two-server-of-tomorrow', which this version has not"),
         ("two_models", 2, "the message has 2 array records"),
+        ("unreadable_model", 2, "a message could not be read"),
     ],
 )
 def test_whoever_is_told_something_else_than_the_offer_says_leaves_the_round(

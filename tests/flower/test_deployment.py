@@ -2,7 +2,8 @@
 
 SuperNodes are killed at every stage of a session. An operator, whom a thread plays, removes each from the federation
 and starts another in its place, so that never more than seven run. Flower tells the round that a removed node will not
-answer; so nothing here is decided by how fast the machine is.
+answer; so nothing here is decided by how fast the machine is. One constant of Flower's is raised for that: it gives the
+process of an app 30 seconds to start, and loses the message after that.
 """
 
 from __future__ import annotations
@@ -41,6 +42,15 @@ KILLED = {
 }
 """Numbers from seven on come in the place of those that were killed in the round before; of the last, nobody does."""
 ALL = range(NODES + len(KILLED) - 1)
+PATIENT = """
+import sys
+from importlib.metadata import entry_points
+from flwr.common import constant
+constant.HEARTBEAT_DEFAULT_INTERVAL = 600
+sys.argv.pop(0)
+(command,) = entry_points(group="console_scripts", name=sys.argv[0])
+sys.exit(command.load()())
+"""
 
 
 class Federation:
@@ -57,7 +67,7 @@ class Federation:
         authority = _make_certificates(self.folder)
         place.start(
             f"{name}/superlink.log",
-            "flower-superlink",
+            *(sys.executable, "-c", PATIENT, "flower-superlink"),
             *("--ssl-ca-certfile", str(self.folder / "ca.pem"), "--ssl-certfile", str(self.folder / "server.pem")),
             *("--ssl-keyfile", str(self.folder / "server.key"), "--enable-supernode-auth"),
             *("--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"),
@@ -102,7 +112,7 @@ class Federation:
         given = " ".join(f'{key}="{value}"' for key, value in config.items())
         process = self.place.start(
             f"{self.name}/node-{number}.log",
-            "flower-supernode",
+            *(sys.executable, "-c", PATIENT, "flower-supernode"),
             *("--root-certificates", str(self.folder / "ca.pem"), "--superlink", f"127.0.0.1:{self.port}"),
             *("--auth-supernode-private-key", str(private), "--host", "127.0.0.1", "--port", str(_free_port())),
             *("--node-config", f"partition-id={number} num-partitions={len(ALL)} {given}"),

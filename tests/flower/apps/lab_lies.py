@@ -66,6 +66,19 @@ def two_models(lab: Any) -> dict[str, Any]:
     return outcome
 
 
+def unreadable_model(lab: Any) -> dict[str, Any]:
+    """Send two clients an array that Flower cannot read."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        if message.metadata.dst_node_id in lab.nodes[:LIED_TO] and "arrays" in message.content:
+            broken = ArrayRecord({"layer": Array("float32", (2,), "no.such.type", bytes(8))})
+            message.content = RecordDict({**message.content, "arrays": broken})
+        yield message
+
+    outcome: dict[str, Any] = lab.secure(tamper=tamper)
+    return outcome
+
+
 def _with_roster(lab: Any, roster: Path, **more: Any) -> dict[str, Any]:
     outcome: dict[str, Any] = lab.secure(mode="active", roster=str(roster), **more)
     return outcome
@@ -83,7 +96,7 @@ def unlisted_client(lab: Any) -> dict[str, Any]:
 
 def one_key_twice(lab: Any) -> dict[str, Any]:
     """Let one node take part with the key of another as well."""
-    return _with_roster(lab, Path(os.environ["LAB_KEYS"]) / "roster.json", chaos={3: {"as": 4}}, present=())
+    return _with_roster(lab, Path(os.environ["LAB_KEYS"]) / "roster.json", chaos={3: {"as": 4}})
 
 
 def other_authority(lab: Any) -> dict[str, Any]:
@@ -137,6 +150,7 @@ LIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "other_layout": field_for_some("OFFER", "parameters", coarser_parameters()),
     "unknown_protocol": field_for_some("OFFER", "protocol", "two-server-of-tomorrow"),
     "two_models": two_models,
+    "unreadable_model": unreadable_model,
     "unlisted_client": unlisted_client,
     "one_key_twice": one_key_twice,
     "other_authority": other_authority,
