@@ -81,6 +81,16 @@ def test_nothing_is_left_of_a_session_that_ended(states: StateDirectory) -> None
         states.open(stored)
 
 
+def test_a_key_is_overwritten_before_it_is_removed(states: StateDirectory, tmp_path: Path) -> None:
+    stored = sealed(states.begin())
+    (path,) = states.folder.iterdir()
+    # A second name for the same bytes on the disk.
+    (tmp_path / "same").hardlink_to(path)
+    assert any((tmp_path / "same").read_bytes())
+    states.discard(stored)
+    assert (tmp_path / "same").read_bytes() == bytes(32)
+
+
 def test_a_discarded_state_is_gone(states: StateDirectory) -> None:
     stored = sealed(states.begin())
     states.discard(stored)
