@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := build/peers/.venv
 SOLVERS := build/solvers/.venv
+FLWR ?= 1.41.0
+FLOWER := build/flower/$(FLWR)/.venv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types proofs proofs-second-opinion mutants bench bench-peers dist-check vectors clean
+.PHONY: help demo test lint types proofs proofs-second-opinion mutants bench bench-peers bench-flower dist-check flower \
+  vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -18,7 +21,7 @@ demo: $(INSTALLED)  ## run a small aggregation with dropouts and write its repor
 	$(BIN)/python -m secagg.cli demo --out build/demo
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not flower"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check
@@ -46,6 +49,13 @@ bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/benc
 bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an environment of their own
 	$(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json
 	$(PEERS)/bin/python benchmarks/run.py "product quantization"
+
+flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an environment of its own
+	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py tests/flower/apps/*.py benchmarks/bench_flower.py
+	$(FLOWER)/bin/python -m pytest -p no:randomly -m flower tests/flower
+
+bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
+	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json
 
 dist-check: $(INSTALLED)  ## build the distributions, install the wheel elsewhere, and check both
 	$(BIN)/python .ci/check_distributions.py
@@ -76,4 +86,11 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip install --disable-pip-version-check \
 	  flwr==1.41.0 faiss-cpu==1.15.1 $$(grep -E '^(numpy|cryptography)==' constraints.txt) -e .
+	touch $@
+
+# `make flower FLWR=1.42.0` makes another environment, beside that of the version that figures and transcripts are of.
+$(FLOWER)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e '.[attestation]' \
+	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
 	touch $@

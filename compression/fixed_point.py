@@ -20,6 +20,8 @@ MAXIMUM_FRACTION_BITS: Final = 52
 MAXIMUM_STEPS: Final = (1 << 52) - 1
 EXACT_FLOAT: Final = 1 << 53
 """Every integer up to here is a float64, so rounding and decoding give the number that is meant."""
+_PIECE: Final = 1 << 15
+"""How many values are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +78,20 @@ class FixedPoint:
         """
         if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.length,):
             raise Misuse(f"an update is an array of {self.length} floats in one dimension; flatten it first")
-        if not np.isfinite(update).all():
-            raise CapacityExceeded(
-                "an update holds NaN or infinity; skip this client or repair its training",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-            )
-        wide = update.astype(np.promote_types(update.dtype, np.float64), copy=False)
-        clipped = np.clip(wide, -self.clip, self.clip).astype(np.float64, copy=False)
-        scaled = np.rint(np.ldexp(clipped, self.fraction_bits))
-        return Payload(self.layout, (Ring(self.modulus_bits).from_integers(scaled.astype(np.int64)),))
+        ring, wide = Ring(self.modulus_bits), np.promote_types(update.dtype, np.float64)
+        encoded = ring.zeros(self.length)
+        # Piece by piece, so that what is between two steps stays in the processor's cache.
+        for start in range(0, self.length, _PIECE):
+            piece = update[start : start + _PIECE].astype(wide)
+            if not np.isfinite(piece).all():
+                raise CapacityExceeded(
+                    "an update holds NaN or infinity; skip this client or repair its training",
+                    reason=Reason.INPUT_OUT_OF_RANGE,
+                )
+            clipped = np.clip(piece, -self.clip, self.clip, out=piece).astype(np.float64, copy=False)
+            scaled = np.rint(np.ldexp(clipped, self.fraction_bits, out=clipped), out=clipped)
+            encoded[start : start + _PIECE] = ring.from_integers(scaled.astype(np.int64))
+        return Payload(self.layout, (encoded,))
 
     def decode(self, aggregate: Aggregate) -> Floats:
         """Return the sum of the contributors' clipped and rounded updates.

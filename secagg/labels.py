@@ -112,6 +112,8 @@ class Label(Enum):
     POINT_FUNCTION_CORRECTION_DIGEST = b"secagg/1/point-function-correction-digest"
     POINT_FUNCTION_SHARE_DIGEST = b"secagg/1/point-function-share-digest"
     POINT_FUNCTION_EXPLICIT_DIGEST = b"secagg/1/point-function-explicit-digest"
+    FLOWER_INVITATION = b"secagg/1/flower-invitation"
+    FLOWER_MODEL = b"secagg/1/flower-model"
 
 
 def bind(label: Label, *parts: bytes) -> bytes:

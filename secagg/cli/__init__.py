@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
+    _add_flower_options(commands.add_parser("flower", help="for Flower apps: keys for active mode"))
     _add_indexing_server_options(
         commands.add_parser(
             "indexing-server",
@@ -218,6 +219,19 @@ def _add_round_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     command.set_defaults(run=_round)
+
+
+def _add_flower_options(command: argparse.ArgumentParser) -> None:
+    keys = command.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "keys",
+        help="an authority's key, a key for each client, and a roster",
+        description="Write an authority's key, a key file for each client, and the roster that the server is given. "
+        "Run it again with another --first for more clients; keys that exist stay as they are.",
+    )
+    keys.add_argument("--clients", type=int, required=True, help="how many keys to make")
+    keys.add_argument("--first", type=int, default=0, help="the id of the first of them (default: %(default)s)")
+    keys.add_argument("--out", type=Path, default=Path("keys"), help="the folder (default: %(default)s)")
+    keys.set_defaults(run=_flower_keys)
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -373,3 +387,9 @@ def _plan(options: argparse.Namespace) -> int:
         suite=Suite[options.suite.upper()],
     )
     return run_plan(request, options.json)
+
+
+def _flower_keys(options: argparse.Namespace) -> int:
+    from secagg.cli.flower import run_flower_keys
+
+    return run_flower_keys(clients=options.clients, first=options.first, out=options.out)

@@ -1,0 +1,300 @@
+"""One round of Flower with 20 simulated clients and a model of 1M weights: plain, SecAgg+, and this library's plug-in.
+
+Training changes every weight and costs next to nothing, so that a round's time is that of the transport and of the
+protocol. Each contender runs in a process of its own, round after round; the first round, in which the simulation
+starts, is not counted, and of the others the shortest counts. Seconds of the processor are those of all processes of a
+contender together; they mean the same on a machine with other load. Run it with an interpreter that has
+``flwr[simulation]``: ``python benchmarks/bench_flower.py --json build/bench-flower.json``.
+"""
+
+# ruff: noqa: ANN401, PLC0415 -- Flower is imported where a contender needs it, and its own types are of either API.
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from secagg.entropy import SystemCoins
+from secagg.flower.identities import make_identities
+from secagg.identifiers import ClientId
+
+CLIENTS = 20
+WEIGHTS = 1_000_000
+NEIGHBOURS = 10
+CORRUPTED = 7
+"""So many corrupted clients give a sparse graph of 20 about as many neighbours as SecAgg+ has."""
+ROUNDS = 5
+KEYS = Path("build/bench-flower-keys")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "full graph": {},
+    "sparse graph": {"graph": "sparse", "corrupted": CORRUPTED},
+    "sparse graph, 8 bits": {
+        "graph": "sparse",
+        "corrupted": CORRUPTED,
+        "compression": "scalar-8",
+        "weighting": "uniform",
+    },
+    "enclave": {"protocol": "enclave", "weighting": "uniform"},
+    "enclave, 8 bits": {"protocol": "enclave", "weighting": "uniform", "compression": "scalar-8"},
+    "enclave, codewords": {"protocol": "enclave", "weighting": "uniform", "compression": "pq"},
+}
+"""This library's contenders; enclaves are simulated, which costs what a real one costs, but for its memory."""
+CONTENDERS = ("FedAvg", *SETTINGS, "FedAvg, legacy API", "SecAgg+, legacy API")
+"""The legacy twin is there because SecAgg+ works with the legacy API alone."""
+MARK = "SECAGG_BENCH_FLOWER"
+"""In the environment of every process of a contender."""
+RESOURCES: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+
+
+def main() -> None:
+    """Run every contender in a process of its own, and print ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--weights", type=int, default=WEIGHTS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    make_identities(KEYS, map(ClientId, range(options.clients)), SystemCoins())
+    found = {name: _in_a_process(name, options.clients, options.weights, options.rounds + 1) for name in CONTENDERS}
+    for name, figures in found.items():
+        print(
+            f"{name:22} {figures['seconds']:6.2f} s, {figures['cpu']:6.2f} s of the processor, "
+            f"{figures['bytes_up'] / 1e6:7.3f} MB up for each client, {figures['peak_mb']:6.0f} MB server at its peak"
+        )
+    plain, legacy, theirs = (found[name] for name in ("FedAvg", "FedAvg, legacy API", "SecAgg+, legacy API"))
+    ratios = dict[str, float]()
+    for name in SETTINGS:
+        ours = found[name]
+        for unit, of in (("seconds", ""), ("cpu", ", of the processor")):
+            added = ours[unit] - plain[unit]
+            ratios[f"{name}: what SecAgg+ adds to a round / what this adds{of}"] = (
+                (theirs[unit] - legacy[unit]) / added if added > 0 else float("inf")
+            )
+            ratios[f"{name}: round / FedAvg's{of}"] = ours[unit] / plain[unit]
+        ratios[f"{name}: bytes up / SecAgg+'s"] = ours["bytes_up"] / theirs["bytes_up"]
+    for name, ratio in ratios.items():
+        print(f"{name}: {ratio:.2f}")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        report = {"machine": platform.processor() or platform.machine(), "contenders": found, "ratios": ratios}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _in_a_process(name: str, clients: int, weights: int, rounds: int) -> dict[str, Any]:
+    # The simulation pickles what stands in __main__ by value, which modules of cryptography do not survive.
+    program = f"import bench_flower; bench_flower.contend({name!r}, {clients}, {weights}, {rounds})"
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parent)}
+    environment[MARK] = f"{os.getpid()}/{name}"
+    done = subprocess.run(  # noqa: S603 -- this very file
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    results = [line for line in done.stdout.splitlines() if line.startswith("FIGURES ")]
+    if not results:
+        raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    figures: dict[str, Any] = json.loads(results[-1].removeprefix("FIGURES "))
+    return figures
+
+
+def _now() -> tuple[float, float]:
+    """Return the clock, and the processor seconds of every process of this contender."""
+    mark, ticks = f"{MARK}={os.environ[MARK]}".encode(), 0
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        except OSError:
+            continue
+    return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK")
+
+
+# --- In the process of a contender ------------------------------------------------------------------------------------
+
+
+def _model(weights: int) -> np.ndarray[Any, Any]:
+    return np.zeros((weights // 1000, 1000), dtype=np.float32)
+
+
+def _train(message: Any, context: Any) -> Any:
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+    values = message.content["arrays"]["w"].numpy() + np.float32(0.01 * (context.node_config["partition-id"] + 1))
+    arrays = ArrayRecord({"w": Array(values)})
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 100})}), reply_to=message)
+
+
+def _client_fn(context: Any) -> Any:
+    from flwr.client import NumPyClient
+
+    class Client(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> tuple[Any, int, dict[str, Any]]:  # noqa: ARG002
+            return [parameters[0] + np.float32(0.01 * (context.node_config["partition-id"] + 1))], 100, {}
+
+    return Client().to_client()
+
+
+def _measuring(inner: Any, uploaded: dict[int, int]) -> Any:
+    """Return a grid that counts what clients send, and is otherwise the inner one."""
+    from flwr.serverapp import Grid
+
+    class Measuring(Grid):
+        def set_run(self, run: Any) -> None:
+            inner.set_run(run)
+
+        @property
+        def run(self) -> Any:
+            return inner.run
+
+        def create_message(self, *args: Any, **kwargs: Any) -> Any:
+            return inner.create_message(*args, **kwargs)
+
+        def get_node_ids(self) -> Iterable[int]:
+            node_ids: Iterable[int] = inner.get_node_ids()
+            return node_ids
+
+        def push_messages(self, messages: Any) -> Any:
+            return inner.push_messages(messages)
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            return _counted(inner.pull_messages(message_ids), uploaded)
+
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            return _counted(inner.send_and_receive(messages, timeout=timeout), uploaded)
+
+    return Measuring()
+
+
+def _counted(replies: Any, uploaded: dict[int, int]) -> Any:
+    listed = list(replies)
+    for reply in listed:
+        size = 0
+        for record in reply.content.config_records.values():
+            for value in record.values():
+                parts = value if isinstance(value, list) else [value]
+                size += sum(len(part) for part in parts if isinstance(part, bytes))
+        for record in reply.content.array_records.values():
+            size += sum(len(array.data) for array in record.values())
+        uploaded[reply.metadata.src_node_id] = uploaded.get(reply.metadata.src_node_id, 0) + size
+    return listed
+
+
+def contend(name: str, clients: int, weights: int, rounds: int) -> None:
+    """Run one contender, and print its figures."""
+    from flwr.client.mod import secaggplus_mod
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    from secagg.flower import SecAggMod
+
+    uploaded, marks, server = dict[int, int](), list[tuple[float, float]](), ServerApp()
+    legacy = name.endswith("legacy API")
+    if legacy:
+        client = ClientApp(_client_fn, mods=[secaggplus_mod] if name.startswith("SecAgg+") else [])
+    else:
+        mod = SecAggMod(identity=str(KEYS.absolute()), allow_simulated_enclave=True)
+        client = ClientApp(mods=[mod] if name in SETTINGS else [])
+        client.train()(_train)
+
+    @server.main()
+    def serve(grid: Any, context: Any) -> None:
+        serve_with = _serve_legacy if legacy else _serve
+        serve_with(name, _measuring(grid, uploaded), context, (marks, uploaded), (clients, weights, rounds))
+
+    run_simulation(server_app=server, client_app=client, num_supernodes=clients, backend_config=RESOURCES)
+    pairs = list(zip(marks[2::2], marks[3::2], strict=True))
+    seconds, cpu = ([later[unit] - earlier[unit] for earlier, later in pairs] for unit in (0, 1))
+    assert len(seconds) == rounds - 1
+    figures = {
+        "seconds": min(seconds),
+        "all_seconds": seconds,
+        "cpu": min(cpu),
+        "bytes_up": max(uploaded.values()) / (rounds - 1),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+    }
+    print("FIGURES", json.dumps(figures), flush=True)
+
+
+Counts = tuple[list[tuple[float, float]], dict[int, int]]
+"""When each round began and ended, and what each node sent since the second began."""
+
+
+def _serve(name: str, grid: Any, _: Any, counts: Counts, sizes: tuple[int, int, int]) -> None:
+    from flwr.app import Array, ArrayRecord
+    from flwr.serverapp.strategy import FedAvg
+
+    from secagg.flower import SecAggGrid, SecAggSettings
+
+    (marks, uploaded), (clients, weights, rounds) = counts, sizes
+
+    class Marked(FedAvg):
+        def configure_train(self, *args: Any, **kwargs: Any) -> Any:
+            messages = list(super().configure_train(*args, **kwargs))
+            marks.append(_now())
+            if len(marks) == 3:
+                uploaded.clear()
+            return messages
+
+        def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().aggregate_train(*args, **kwargs)
+            marks.append(_now())
+            return result
+
+    if name in SETTINGS:
+        roster = str(KEYS / "roster.json")
+        grid = SecAggGrid(grid, settings=SecAggSettings(**{"roster": roster, **SETTINGS[name]}))
+    strategy = Marked(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
+    model = ArrayRecord({"w": Array(_model(weights))})
+    result = strategy.start(grid=grid, initial_arrays=model, num_rounds=rounds, timeout=600)
+    due = rounds * 0.01 * (clients + 1) / 2
+    assert np.abs(result.arrays["w"].numpy() - due).max() < 0.05 * due
+
+
+def _serve_legacy(name: str, grid: Any, context: Any, counts: Counts, sizes: tuple[int, int, int]) -> None:
+    from flwr.common import ndarrays_to_parameters
+    from flwr.server import LegacyContext, ServerConfig
+    from flwr.server.strategy import FedAvg
+    from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+
+    (marks, uploaded), (clients, weights, rounds) = counts, sizes
+
+    class Marked(FedAvg):
+        def configure_fit(self, *args: Any, **kwargs: Any) -> Any:
+            instructions = super().configure_fit(*args, **kwargs)
+            marks.append(_now())
+            if len(marks) == 3:
+                uploaded.clear()
+            return instructions
+
+        def aggregate_fit(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().aggregate_fit(*args, **kwargs)
+            marks.append(_now())
+            return result
+
+    strategy = Marked(
+        min_fit_clients=clients,
+        min_available_clients=clients,
+        fraction_evaluate=0.0,
+        initial_parameters=ndarrays_to_parameters([_model(weights)]),
+    )
+    workflow = None
+    if name.startswith("SecAgg+"):
+        shares = min(NEIGHBOURS + 1, clients)
+        workflow = SecAggPlusWorkflow(num_shares=shares, reconstruction_threshold=shares // 2 + 1, timeout=600)
+    config = ServerConfig(num_rounds=rounds)
+    DefaultWorkflow(fit_workflow=workflow)(grid, LegacyContext(context=context, config=config, strategy=strategy))
+
+
+if __name__ == "__main__":
+    main()

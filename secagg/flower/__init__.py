@@ -1,0 +1,45 @@
+"""Secure aggregation for Flower apps: a client mod, a grid for the server, and a fit workflow for legacy strategies.
+
+The names are resolved when they are used, so that identities can be made, and settings read, where Flower is absent.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from secagg.errors import InvalidParameters, Reason
+
+if TYPE_CHECKING:
+    from secagg.flower.client_mod import SecAggMod
+    from secagg.flower.legacy import SecAggFitWorkflow
+    from secagg.flower.server_grid import SecAggGrid
+    from secagg.flower.settings import SecAggSettings
+
+__all__ = ["SecAggFitWorkflow", "SecAggGrid", "SecAggMod", "SecAggSettings"]
+
+_MODULES = {
+    "SecAggFitWorkflow": "secagg.flower.legacy",
+    "SecAggGrid": "secagg.flower.server_grid",
+    "SecAggMod": "secagg.flower.client_mod",
+    "SecAggSettings": "secagg.flower.settings",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for.
+
+    Raises:
+        InvalidParameters: Flower is not installed; the message names the extra.
+    """
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "flwr":
+            raise
+        raise InvalidParameters(
+            f"{name} needs Flower; install it with: pip install 'secagg[flower]'", reason=Reason.BACKEND_MISSING
+        ) from None

@@ -1,0 +1,18 @@
+"""The plug-in's own logger, which writes where Flower writes: one INFO line for each stage, and never a secret."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+LOG: Final = logging.getLogger("secagg.flower")
+
+
+def write_where_flower_does() -> None:
+    """Use the handlers and the level of Flower's logger, unless the app has set up this one."""
+    flower = logging.getLogger("flwr")
+    if LOG.handlers or LOG.level != logging.NOTSET:
+        return
+    LOG.setLevel(flower.level or logging.INFO)
+    for handler in flower.handlers:
+        LOG.addHandler(handler)

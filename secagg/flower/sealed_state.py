@@ -1,0 +1,215 @@
+"""What a client keeps between two messages: sealed bytes anywhere, and the one key to them in a file of its node.
+
+Flower runs a client app once for each message, often in another process, and carries ``Context.state`` from one run to
+the next. Copies of that state are made on the way, and a run that ends badly hands back the state from before it. So
+the state alone must neither give a secret away nor bring one back:
+
+- The secrets are sealed under a key that is drawn anew each time. The key stands in a file of the node, which is
+  overwritten with the next key when the state advances, and overwritten and removed when the session ends. Whatever
+  copy of an older state is left, nothing opens it any more.
+- The file's name holds how often the state advanced. Opening a state renames the file first, which the operating system
+  lets one process do once. So no state is gone on from twice, be it by a second process, after a crash, or with a copy.
+
+A state whose file is gone belongs to a client that has dropped out.
+
+The folder also remembers the last round that a node took part in, by an empty file that is named so, in a folder of
+that node's. ``Context.state`` is lost with a SuperNode that restarts, and whoever may then be asked again for a round
+whose update is in a sum already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from secagg.entropy import SystemCoins
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.secret import Secret
+
+DIRECTORY_VARIABLE: Final = "SECAGG_STATE_DIRECTORY"
+_NAME_BYTES: Final = 16
+_GENERATION_BYTES: Final = 4
+_HEADER_BYTES: Final = _NAME_BYTES + _GENERATION_BYTES
+_KEY_BYTES: Final = 32
+_NONCE: Final = bytes(12)
+"""Safe because: every key seals once."""
+_ROUNDS: Final = ".rounds"
+_SWEPT: Final = "swept"
+"""An empty file whose time says when the folder was last swept."""
+_SWEEP_SECONDS: Final = 3600
+_ABANDONED_SECONDS: Final = 2 * 24 * 3600
+
+
+class StateLost(Misuse):
+    """The state is not the newest one of its session, or its key is gone; the client has dropped out."""
+
+
+class StateDirectory:
+    """The folder of a node in which the keys to sealed states stand."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Use a folder of this user's alone, in memory where there is such a place.
+
+        Raises:
+            InvalidParameters: somebody else owns the folder, or may look into it.
+        """
+        self.folder = folder or _default_folder()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.folder.stat()
+        if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
+            raise InvalidParameters(
+                f"{self.folder} holds keys and is not this user's alone; remove it, or name another folder in "
+                f"{DIRECTORY_VARIABLE}"
+            )
+
+    def begin(self) -> OpenState:
+        """Start a session, whose state is sealed for the first time."""
+        name = bytes(SystemCoins().draw(_NAME_BYTES))
+        state = OpenState(self.folder, name, 0)
+        descriptor = os.open(state.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.close(descriptor)
+        return state
+
+    def open(self, sealed: bytes) -> tuple[OpenState, Secret]:
+        """Take a sealed state, once.
+
+        Raises:
+            StateLost: it was taken before, or its session is over.
+        """
+        name, number = sealed[:_NAME_BYTES], sealed[_NAME_BYTES:_HEADER_BYTES]
+        if len(sealed) < _HEADER_BYTES:
+            raise _lost()
+        before = OpenState(self.folder, name, int.from_bytes(number, "big"))
+        state = OpenState(self.folder, name, before.generation + 1)
+        try:
+            before.path.rename(state.path)
+            key = state.path.read_bytes()
+        except OSError:
+            raise _lost() from None
+        try:
+            opened = AESGCM(key).decrypt(_NONCE, sealed[_HEADER_BYTES:], sealed[:_HEADER_BYTES])
+        except (InvalidTag, ValueError):
+            state.destroy()
+            raise _lost() from None
+        return state, Secret("client state", opened)
+
+    def claim_round(self, run: int, node: int, number: int) -> None:
+        """Take a round of a run for a node; one process gets it, once.
+
+        Raises:
+            InvalidParameters: the node took part in this round, or in a later one.
+        """
+        self._sweep()
+        # A folder for each node, so that no node looks through the marks of all others on its machine.
+        taken = self.folder / f"{hashlib.sha256(f'{run}/{node}'.encode()).hexdigest()[:32]}{_ROUNDS}"
+        taken.mkdir(mode=0o700, exist_ok=True)
+        marks = {int(path.name): path for path in taken.iterdir()}
+        if any(before > number for before in marks):
+            raise _taken_part(number)
+        try:
+            os.close(os.open(taken / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise _taken_part(number) from None
+        for path in marks.values():
+            path.unlink(missing_ok=True)
+
+    def discard(self, sealed: bytes) -> None:
+        """End a session without opening its state; one that is over is none."""
+        try:
+            state, secret = self.open(sealed)
+        except StateLost:
+            return
+        secret.wipe()
+        state.destroy()
+
+    def _sweep(self) -> None:
+        """Destroy the keys of sessions that nobody will go on with, such as those of processes that were killed."""
+        now, swept = time.time(), self.folder / _SWEPT
+        try:
+            if swept.stat().st_mtime > now - _SWEEP_SECONDS:
+                return
+        except FileNotFoundError:
+            pass
+        swept.touch(mode=0o600)
+        for path in self.folder.iterdir():
+            try:
+                if path.stat().st_mtime < now - _ABANDONED_SECONDS:
+                    _destroy(path)
+            except OSError:
+                continue
+
+
+class OpenState:
+    """A state that this process alone may go on from: it is sealed again, or destroyed."""
+
+    def __init__(self, folder: Path, name: bytes, generation: int) -> None:
+        self.generation = generation
+        self._name = name
+        self._folder = folder
+
+    @property
+    def path(self) -> Path:
+        """The file of the key."""
+        return self._folder / f"{self._name.hex()}.{self.generation}"
+
+    def seal(self, secret: Secret) -> bytes:
+        """Seal under a fresh key, which takes the place of the one before."""
+        header = self._name + self.generation.to_bytes(_GENERATION_BYTES, "big")
+        with Secret.random("state key", _KEY_BYTES, SystemCoins()) as key:
+            sealed = AESGCM(key.expose()).encrypt(_NONCE, bytes(secret.expose()), header)
+            _overwrite(self.path, bytes(key.expose()))
+        return header + sealed
+
+    def destroy(self) -> None:
+        """Overwrite the key and remove it; nothing opens the state any more."""
+        try:
+            _destroy(self.path)
+        except FileNotFoundError:
+            return
+
+
+def _destroy(path: Path) -> None:
+    if path.suffix == _ROUNDS:
+        for mark in path.iterdir():
+            mark.unlink()
+        path.rmdir()
+        return
+    _overwrite(path, bytes(_KEY_BYTES))
+    path.unlink()
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    with path.open("r+b", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
+
+
+def _default_folder() -> Path:
+    if named := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(named)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "secagg"
+    memory = Path("/dev/shm")  # noqa: S108 -- the folder below belongs to one user, which is checked
+    parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    return parent / f"secagg-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+
+
+def _taken_part(number: int) -> InvalidParameters:
+    return InvalidParameters(
+        f"round {number} was taken part in before; an update goes into one sum alone", reason=Reason.BELOW_FLOOR
+    )
+
+
+def _lost() -> StateLost:
+    return StateLost(
+        "this client's state is not the newest of its session, or was destroyed; it takes part again in the next round",
+        reason=Reason.ALREADY_SPENT,
+    )

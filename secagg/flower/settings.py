@@ -1,0 +1,228 @@
+"""What an app configures: kebab-case keys of ``[tool.flwr.app.config]``, checked by name before anything is sent."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Final, cast
+
+from secagg.errors import InvalidParameters
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.protocols.pairwise_mask import Topology
+
+PREFIX: Final = "secagg-"
+PAIRWISE: Final = "pairwise"
+ENCLAVE: Final = "enclave"
+PROTOCOLS: Final = (PAIRWISE, ENCLAVE)
+MODES: Final = {str(mode): mode for mode in SecurityMode}
+GRAPHS: Final = {"full": Topology.FULL, "sparse": Topology.SPARSE}
+SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
+WEIGHTINGS: Final = ("examples", "uniform")
+FIXED_POINT: Final = "fixed-point"
+SCALAR_BITS: Final = range(2, 17)
+CODEWORDS, BLOCK_SIZE = 64, 8
+"""Of ``pq`` without numbers: 6 bits for 8 values."""
+_COMPRESSION: Final = re.compile(
+    r"fixed-point|scalar-(?P<bits>[0-9]{1,2})|pruning-(?P<sparsity>0\.[0-9]{1,4})|pq(-(?P<codewords>[0-9]{1,5})x(?P<block>[0-9]{1,3}))?"
+)
+_LEAST_RING, _GREATEST_RING = 8, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecAggSettings:
+    """The settings of a run; each field is the key of the same name, with ``secagg-`` before it and hyphens in it."""
+
+    protocol: str = PAIRWISE
+    mode: str = "semi_honest"
+    graph: str = "full"
+    suite: str = "classic"
+    threshold: float = 0.0
+    """The part of the invited clients that has to stay to the end; 0 means as few as the graph allows."""
+    minimum_cohort: int = 0
+    """The least number of clients whose sum is released; 0 means what the threshold leaves."""
+    corrupted: int = 1
+    """How many clients may work together with the server."""
+    privacy_bits: int = 40
+    compression: str = FIXED_POINT
+    """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
+    part that is left of every matrix; in an enclave ``pq``, or ``pq-64x8`` for 64 codewords of 8 values."""
+    modulus_bits: int = 32
+    """The ring of fixed-point values."""
+    clip: float = 4.0
+    """The largest change of one value that fixed point can carry."""
+    weighting: str = "examples"
+    maximum_weight: int = 1000
+    weight_unit: int = 1
+    """How many examples count as a weight of 1."""
+    metrics: str = ""
+    """The metrics that are summed, separated by commas; no others leave a client."""
+    metric_bound: float = 1024.0
+    stage_timeout: float = 120.0
+    """Seconds for the answers of one protocol stage; the first, and that of training, have the strategy's timeout."""
+    stage_patience: float = 2.0
+    """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
+    roster: str = ""
+    """The file that ``secagg flower keys`` wrote; for active mode and the enclave."""
+    enclave_socket: str = ""
+    """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
+    metric_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("protocol", PROTOCOLS),
+            ("mode", MODES),
+            ("graph", GRAPHS),
+            ("suite", SUITES),
+            ("weighting", WEIGHTINGS),
+        ):
+            if getattr(self, name) not in choices:
+                raise _invalid(name, f"is one of {', '.join(choices)}; got {getattr(self, name)!r}")
+        for name, is_valid, rule in _RULES:
+            if not is_valid(getattr(self, name)):
+                raise _invalid(name, f"{rule}; got {getattr(self, name)!r}")
+        self._check_compression()
+        names = tuple(part.strip() for part in self.metrics.split(",") if part.strip())
+        if len(set(names)) < len(names):
+            raise _invalid("metrics", "names a metric twice")
+        object.__setattr__(self, "metric_names", names)
+        if (self.mode == SecurityMode.ACTIVE or self.protocol == ENCLAVE) and not self.roster:
+            raise _invalid(
+                "roster", "names the roster file in active mode and for an enclave; make one with `secagg flower keys`"
+            )
+        if self.protocol == ENCLAVE:
+            for name, usual in (("mode", str(SecurityMode.SEMI_HONEST)), ("graph", "full")):
+                if getattr(self, name) != usual:
+                    raise _invalid(
+                        name,
+                        f"belongs to {PREFIX}protocol = {PAIRWISE!r}; leave it out, or change {PREFIX}protocol",
+                    )
+
+    def _check_compression(self) -> None:
+        found = _COMPRESSION.fullmatch(self.compression)
+        if found is None or (found["bits"] and int(found["bits"]) not in SCALAR_BITS):
+            raise _invalid(
+                "compression",
+                "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, or pq or "
+                f"pq-64x8 and the like in an enclave; got {self.compression!r}",
+            )
+        if self.codebook is not None and self.protocol == PAIRWISE:
+            raise _invalid(
+                "compression",
+                f"is {self.compression}, which sends indices, and pairwise masks sum vectors alone; change "
+                f"{PREFIX}protocol to {ENCLAVE!r}, or this to fixed-point, scalar-8 or pruning-0.9",
+            )
+
+    def _chosen(self, part: str) -> str | None:
+        found = _COMPRESSION.fullmatch(self.compression)
+        return found[part] if found else None
+
+    @property
+    def scalar_bits(self) -> int:
+        """The bits of a code; 0 for other schemes."""
+        return int(self._chosen("bits") or 0)
+
+    @property
+    def sparsity(self) -> str | None:
+        """The part that pruning leaves out, as a decimal number; nothing for other schemes."""
+        return self._chosen("sparsity")
+
+    @property
+    def codebook(self) -> tuple[int, int] | None:
+        """How many codewords of how many values; nothing for other schemes."""
+        if not self.compression.startswith("pq"):
+            return None
+        return int(self._chosen("codewords") or CODEWORDS), int(self._chosen("block") or BLOCK_SIZE)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether scales or codebooks are taken from the round before."""
+        return bool(self.scalar_bits) or self.codebook is not None
+
+    @classmethod
+    def from_run_config(cls, run_config: Mapping[str, Any]) -> SecAggSettings:
+        """Read the keys that begin with ``secagg-``; an app's other keys are its own.
+
+        Raises:
+            InvalidParameters: naming the key, and what it should be.
+        """
+        known, given = {_key(item.name): item for item in fields(cls) if item.init}, dict[str, Any]()
+        for key, value in run_config.items():
+            if not key.startswith(PREFIX):
+                continue
+            item = known.get(key)
+            if item is None:
+                near = get_close_matches(key, known, n=1)
+                advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise InvalidParameters(f"{key} is no setting of secure aggregation; {advice}")
+            default: object = cast("object", item.default)
+            given[item.name] = _converted(key, value, type(default))
+        return cls(**given)
+
+    def tolerated_dropouts(self, invited: int) -> int:
+        """Return how many of the invited may drop out.
+
+        Raises:
+            InvalidParameters: so many cannot, or there are too few clients for a sum at all.
+        """
+        if self.protocol == ENCLAVE:
+            return invited - math.ceil((self.threshold or 0.5) * invited)
+        if self.graph == "sparse":
+            return invited - math.ceil((self.threshold or 0.9) * invited)
+        colluding = self.corrupted if self.mode == SecurityMode.ACTIVE else 0
+        shares = max(LEAST_COHORT, (invited + colluding) // 2 + 1, self.corrupted + 1)
+        most = invited - 1 - shares
+        if most < 0:
+            raise InvalidParameters(
+                f"{invited} clients are too few for a session in which {self.corrupted} may be corrupted; let the "
+                f"strategy sample more, or lower {PREFIX}corrupted"
+            )
+        if not self.threshold:
+            return most
+        wanted = invited - math.ceil(self.threshold * invited)
+        if wanted > most:
+            raise _invalid(
+                "threshold",
+                f"is {self.threshold}, so {wanted} of {invited} clients might drop out; at most {most} may in a full "
+                f"graph: raise it to {math.ceil(100 * (invited - most) / invited) / 100}",
+            )
+        return wanted
+
+
+def _key(name: str) -> str:
+    return PREFIX + name.replace("_", "-")
+
+
+def _invalid(name: str, sentence: str) -> InvalidParameters:
+    return InvalidParameters(f"{_key(name)} {sentence}")
+
+
+def _converted(key: str, value: object, kind: type[Any]) -> Any:  # noqa: ANN401 -- of the field's type
+    """Return a value as its field's type; TOML writes whole floats like integers."""
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        names = {str: "a string", int: "an integer", float: "a number"}
+        raise InvalidParameters(f"{key} is {names[kind]}; got {value!r}")
+    return value
+
+
+_RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
+    ("threshold", lambda value: 0.0 <= value <= 1.0, "is a part of the clients, in 0.0..1.0"),
+    ("minimum_cohort", lambda value: value == 0 or value >= LEAST_COHORT, f"is 0 or at least {LEAST_COHORT}"),
+    ("corrupted", lambda value: value >= 0, "is not negative"),
+    ("privacy_bits", lambda value: value >= 40, "is at least 40"),  # noqa: PLR2004 -- the library's own floor
+    (
+        "modulus_bits",
+        lambda value: _LEAST_RING <= value <= _GREATEST_RING,
+        f"lies in {_LEAST_RING}..{_GREATEST_RING}",
+    ),
+    ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
+    ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
+    ("maximum_weight", lambda value: 1 <= value < 1 << 32, "is at least 1, and below 2^32"),
+    ("weight_unit", lambda value: value >= 1, "is at least 1"),
+    ("stage_patience", lambda value: 1.0 <= value < math.inf, "is at least 1.0"),
+    ("stage_timeout", lambda value: 0.0 < value < math.inf, "is a positive number of seconds"),
+)

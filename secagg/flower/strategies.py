@@ -1,0 +1,96 @@
+"""Which strategies work on a sum, which cannot, and how the grid finds out which one it serves."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Final
+
+from secagg.errors import InvalidParameters
+from secagg.flower.logs import LOG
+
+ACCEPTED: Final = (
+    "FedAvg",
+    "FedAvgM",
+    "FedAdam",
+    "FedAdagrad",
+    "FedYogi",
+    "FedProx",
+    "DifferentialPrivacyClientSideFixedClipping",
+)
+"""They use the weighted mean of the updates alone; so do their subclasses that do not aggregate otherwise."""
+
+REFUSED: Final = {
+    "Krum": "it scores each client's update by its distance to the others",
+    "MultiKrum": "it scores each client's update by its distance to the others",
+    "Bulyan": "it selects among the clients' updates",
+    "FedMedian": "it takes the median of the clients' values",
+    "FedTrimmedAvg": "it leaves out the largest and the smallest of the clients' values",
+    "QFedAvg": "it weights each client's update by that client's loss",
+    "FedXgbBagging": "it joins the clients' trees",
+    "FedXgbCyclic": "it takes the trees of one client at a time",
+    "DifferentialPrivacyServerSideFixedClipping": "it clips each client's update on the server; clip on the client, "
+    "with DifferentialPrivacyClientSideFixedClipping and fixedclipping_mod after SecAggMod",
+    "DifferentialPrivacyServerSideAdaptiveClipping": "it clips each client's update on the server",
+    "DifferentialPrivacyClientSideAdaptiveClipping": "it reads from each client whether its update was clipped",
+    # Of the legacy generation, by the names that differ.
+    "FaultTolerantFedAvg": "it counts each client's result",
+    "DPFedAvgFixed": "it clips and adds noise client by client",
+    "DPFedAvgAdaptive": "it clips and adds noise client by client",
+}
+"""They need the update of each client, which nobody learns; with the reason that a user is told."""
+
+_MOST_FRAMES: Final = 12
+_DEPTH: Final = 4
+
+
+def require_sum_suffices(strategy: object) -> None:
+    """Refuse a strategy that needs single updates, by name; wrapped ones too.
+
+    Raises:
+        InvalidParameters: it does, or one that it wraps does.
+    """
+    for layer in _layers(strategy):
+        names = [kind.__name__ for kind in type(layer).__mro__]
+        for name in names:
+            if name in REFUSED:
+                raise InvalidParameters(
+                    f"{names[0]} cannot work under secure aggregation: {REFUSED[name]}, and no single update is "
+                    f"visible; use one of {', '.join(ACCEPTED)}"
+                )
+        if not any(name in ACCEPTED for name in names):
+            LOG.warning("%s is not known here; it is given one reply, which holds the mean of all clients", names[0])
+
+
+def calling_strategy() -> object | None:
+    """Return the strategy that is calling, if there is one.
+
+    A strategy hands itself to nobody: ``Strategy.start`` calls the grid with messages and nothing else. So the callers
+    are asked. Safe because: what is found decides on a refusal and on a metric's name, and on nothing secret.
+    """
+    frame = inspect.currentframe()
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        candidate: object = frame.f_locals.get("self")
+        if candidate is not None and hasattr(candidate, "configure_train") and hasattr(candidate, "aggregate_train"):
+            return candidate
+        frame = frame.f_back
+    return None
+
+
+def weight_key(strategy: object) -> str:
+    """Return the name of the metric by which a strategy weights updates."""
+    for layer in _layers(strategy):
+        key = getattr(layer, "weighted_by_key", None)
+        if isinstance(key, str):
+            return key
+    return "num-examples"
+
+
+def _layers(strategy: object) -> list[object]:
+    """Return a strategy and those that it wraps, the outermost first."""
+    layers, current = list[object](), strategy
+    while current is not None and len(layers) < _DEPTH:
+        layers.append(current)
+        current = getattr(current, "strategy", None)
+    return layers

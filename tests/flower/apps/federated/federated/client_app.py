@@ -1,0 +1,26 @@
+"""The lab's training on a SuperNode, which is killed at the stage that its node config names."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from federated.lab_app import kind_of, train
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+from secagg.flower import SecAggMod
+from secagg.flower.records import RECORD
+
+
+def killed(message: Message, context: Any, call_next: Any) -> Message:
+    """Kill the SuperNode, and this process, with no time to say goodbye."""
+    if RECORD in message.content and context.node_config.get("kill-at") == kind_of(message):
+        os.kill(int(Path(str(context.node_config["pid-file"])).read_text(encoding="utf-8")), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call_next(message, context)
+
+
+app = ClientApp()
+app.train(mods=[killed, SecAggMod(minimum_cohort=4)])(train)
+app.train("plain")(train)

@@ -1,0 +1,137 @@
+"""A Flower app whose training is a known function, with clients that misbehave where they are told to.
+
+``train.plain`` is the twin: the same training without secure aggregation, for the same strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from lab_truth import SHAPES, change, counted, examples, loss
+
+from secagg.flower import SecAggMod
+from secagg.flower.node_state import STATE_RECORD
+from secagg.flower.records import RECORD, message_in, with_message
+from secagg.wire import message_kind
+
+PLAIN_TYPE = "train.plain"
+LENIENT_TYPE = "train.lenient"
+"""Training of clients that accept a simulated enclave, and weights in it."""
+ROUND = "server-round"
+CHAOS_FILE = "LAB_CHAOS"
+LOG_FILE = "LAB_LOG"
+KEYS = "LAB_KEYS"
+
+if LOG_FILE in os.environ:
+    handler = logging.FileHandler(os.environ[LOG_FILE])
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    logging.getLogger("secagg.flower").addHandler(handler)
+    logging.getLogger("secagg.flower").setLevel(logging.DEBUG)
+
+
+def told_to(partition: object) -> dict[str, Any]:
+    """Return what a scenario wants of a client; it stands in a file, because the first messages bring no config."""
+    path = Path(os.environ.get(CHAOS_FILE, "absent"))
+    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get(str(partition), {}) if path.exists() else {}
+    return told
+
+
+def train(message: Message, context: Any) -> Message:
+    """Change the model, and report what is to be kept secret."""
+    partition, number = context.node_config["partition-id"], int(str(message.content.config_records["config"][ROUND]))
+    told = told_to(partition)
+    if told.get("do") == "fail":
+        raise RuntimeError("this client's training crashes")
+    if told.get("do") == "refuse":
+        return Message(Error(0, "this client's training refuses"), reply_to=message)
+    trained = dict[str, Array]()
+    for name, array in message.content.array_records["arrays"].items():
+        values = array.numpy()
+        if name in SHAPES:
+            values = (values + change(partition, number, name)).astype(values.dtype)
+        if name == "steps":
+            values = np.asarray(values + counted(partition))
+        if name == "layer" and told.get("do") == "nan":
+            values[3, 4] = np.nan
+        if name == "layer" and told.get("do") == "large":
+            values[3, 4] += 1000.0
+        trained[name] = Array(np.asarray(values))
+    weight = told.get("examples", examples(partition))
+    reported = MetricRecord({"num-examples": weight, "loss": loss(partition), "private-metric": 4711.5})
+    return Message(RecordDict({"arrays": ArrayRecord(trained), "metrics": reported}), reply_to=message)
+
+
+def kind_of(message: Message) -> str:
+    """Return what a message of the protocol is for a client, by the name that scenarios use."""
+    stage = message.content.config_records[RECORD]["stage"]
+    return str(stage).upper() if stage != "protocol" else message_kind(message_in(message.content)).name
+
+
+def chaos(message: Message, context: Any, call_next: Any) -> Message:
+    """Stand outside the mod, and do to its messages what the scenario says of this client."""
+    if RECORD not in message.content.config_records:
+        return answered(call_next(message, context))
+    own = context.node_config["partition-id"]
+    told = told_to(own)
+    context.node_config["partition-id"] = told.get("as", own)
+    try:
+        return misbehaved(message, context, call_next, told)
+    finally:
+        context.node_config["partition-id"] = own
+
+
+def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, Any]) -> Message:
+    """Answer as a client does that is told something."""
+    at = told.get("at") == kind_of(message)
+    match told.get("do") if at else None:
+        case "raise":
+            raise RuntimeError("this client crashes")
+        case "silent":
+            time.sleep(float(told["seconds"]))
+        case "restart":
+            # A process that starts anew has none of the state that the one before it had.
+            context.state[STATE_RECORD] = ConfigRecord()
+        case _:
+            pass
+    before = bytes(context.state.config_records.get(STATE_RECORD, {}).get("sealed", b""))
+    reply = answered(call_next(message, context))
+    if at and not reply.has_error() and told["do"] == "wrong-share":
+        # After the header, the context and one byte that says which shares are held, each share has 32 bytes, and in
+        # active mode the digest of another behind it.
+        answer, step = bytearray(message_in(reply.content)), 64 if context.state[STATE_RECORD]["certified"] else 32
+        for last in range(7 + 32 + 1 + 31, len(answer), step):
+            answer[last] ^= 1
+        reply.content = with_message(bytes(answer))
+    if at and told["do"] == "roll-back":
+        # What Flower does when a process ends before it handed its state back.
+        context.state[STATE_RECORD]["sealed"] = before
+    return reply
+
+
+def answered(reply: Any) -> Message:
+    """Return an answer as what it is."""
+    assert isinstance(reply, Message)
+    return reply
+
+
+app = ClientApp(mods=[])
+app.train(mods=[chaos, SecAggMod(identity=os.environ.get(KEYS))])(train)
+lenient = SecAggMod(identity=os.environ.get(KEYS), allow_simulated_enclave=True, maximum_weight=1000)
+app.train("lenient", mods=[chaos, lenient])(train)
+app.train("plain")(train)
+
+
+@app.query()
+def state_left(message: Message, context: Any) -> Message:
+    """Tell how much of a session is left in the state."""
+    record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
+    size = len(bytes(record.get("sealed", b"")))
+    return Message(RecordDict({"state": MetricRecord({"bytes": size})}), reply_to=message)

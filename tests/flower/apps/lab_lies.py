@@ -1,0 +1,159 @@
+"""Scenarios in which one field, one identity or one message is not what it should be; ``lab_server`` runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from lab_app import kind_of
+from lab_truth import initial_model
+
+from secagg.compression.model_update import encode_parameters
+from secagg.entropy import SystemCoins
+from secagg.errors import SecAggError
+from secagg.flower import SecAggGrid, SecAggSettings
+from secagg.flower.identities import make_identities
+from secagg.flower.records import RECORD
+from secagg.flower.schemes import SchemeChoice
+from secagg.identifiers import ClientId
+
+LIED_TO = 2
+
+
+def with_field(message: Message, name: str, value: bytes | int | str) -> Message:
+    """Change one client's message alone; the records of all are one object."""
+    record = ConfigRecord({**message.content.config_records[RECORD], name: value})
+    message.content = RecordDict({**message.content, RECORD: record})
+    return message
+
+
+def field_for_some(kind: str, name: str, value: bytes | int | str) -> Callable[[Any], dict[str, Any]]:
+    """Return a scenario in which two clients are told something else, with the messages of one kind."""
+
+    def scenario(lab: Any) -> dict[str, Any]:
+        def tamper(message: Message) -> Iterable[Message]:
+            is_told = message.metadata.dst_node_id in lab.nodes[:LIED_TO] and kind_of(message) == kind
+            yield with_field(message, name, value) if is_told else message
+
+        outcome: dict[str, Any] = lab.secure(tamper=tamper)
+        return outcome
+
+    return scenario
+
+
+def coarser_parameters() -> bytes:
+    """Return parameters of the same tensors in another layout."""
+    settings = SecAggSettings(metrics="loss", modulus_bits=30)
+    choice = SchemeChoice(settings, 8000)
+    return encode_parameters(choice.parameters(initial_model(), seed=bytes(32), epoch=1, mean=None))
+
+
+def two_models(lab: Any) -> dict[str, Any]:
+    """Send two clients a second model in the same message."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        if message.metadata.dst_node_id in lab.nodes[:LIED_TO] and "arrays" in message.content:
+            arrays = message.content.array_records["arrays"]
+            message.content = RecordDict({**message.content, "others": arrays})
+        yield message
+
+    outcome: dict[str, Any] = lab.secure(tamper=tamper)
+    return outcome
+
+
+def unreadable_model(lab: Any) -> dict[str, Any]:
+    """Send two clients an array that Flower cannot read."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        if message.metadata.dst_node_id in lab.nodes[:LIED_TO] and "arrays" in message.content:
+            broken = ArrayRecord({"layer": Array("float32", (2,), "no.such.type", bytes(8))})
+            message.content = RecordDict({**message.content, "arrays": broken})
+        yield message
+
+    outcome: dict[str, Any] = lab.secure(tamper=tamper)
+    return outcome
+
+
+def _with_roster(lab: Any, roster: Path, **more: Any) -> dict[str, Any]:
+    outcome: dict[str, Any] = lab.secure(mode="active", roster=str(roster), **more)
+    return outcome
+
+
+def unlisted_client(lab: Any) -> dict[str, Any]:
+    """Leave a client out of the roster that its authority certified."""
+    keys = Path(os.environ["LAB_KEYS"])
+    roster = json.loads((keys / "roster.json").read_text(encoding="utf-8"))
+    roster["clients"] = [entry for entry in roster["clients"] if entry["id"] != 3]
+    path = keys.parent / "short-roster.json"
+    path.write_text(json.dumps(roster), encoding="utf-8")
+    return _with_roster(lab, path, present=[p for p in range(lab.count) if p != 3])
+
+
+def one_key_twice(lab: Any) -> dict[str, Any]:
+    """Let one node take part with the key of another as well."""
+    return _with_roster(lab, Path(os.environ["LAB_KEYS"]) / "roster.json", chaos={3: {"as": 4}})
+
+
+def other_authority(lab: Any) -> dict[str, Any]:
+    """Bring a roster of the server's own authority."""
+    folder = Path(os.environ["LAB_KEYS"]).parent / "others"
+    make_identities(folder, map(ClientId, range(lab.count)), SystemCoins())
+    return _with_roster(lab, folder / "roster.json")
+
+
+def server_side(lab: Any) -> dict[str, Any]:
+    """Use the grid in ways that would give single updates away; each is refused before anything is sent."""
+    grid, said = SecAggGrid(lab.grid, settings=SecAggSettings()), dict[str, Any]()
+
+    def messages(kind: str = "train", *, bound: float = 0.0, more: bool = False) -> list[Message]:
+        found = list[Message]()
+        for node in lab.nodes:
+            model = {name: Array(np.asarray(values + bound * len(found))) for name, values in initial_model().items()}
+            content = RecordDict({"arrays": ArrayRecord(model), "config": ConfigRecord({"server-round": 1})})
+            if more:
+                content["second"] = ArrayRecord(model)
+            found.append(Message(content, node, kind))
+        return found
+
+    attempts: dict[str, Callable[[], object]] = {
+        "pushed": lambda: grid.push_messages(messages()),
+        "pushed_otherwise": lambda: grid.push_messages(messages("train.lenient")),
+        "mixed": lambda: grid.send_and_receive([*messages(), *messages("query")]),
+        "different_models": lambda: grid.send_and_receive(messages(bound=1.0)),
+        "two_records": lambda: grid.send_and_receive(messages(more=True)),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except SecAggError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def sparse_threshold(lab: Any) -> dict[str, Any]:
+    """Lose more clients of a sparse session than the threshold that was configured allows."""
+    chaos = {p: {"at": "TRAIN", "do": "raise"} for p in (5, 6)}
+    outcome: dict[str, Any] = lab.secure(graph="sparse", threshold=0.95, chaos=chaos)
+    return outcome
+
+
+LIES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "other_terms": field_for_some("TRAIN", "weight-unit", 2),
+    "other_terms_at_first": field_for_some("OFFER", "weighting", "uniform"),
+    "other_task": field_for_some("OFFER", "task", "flower run 1"),
+    "other_round": field_for_some("OFFER", "round", 1 << 40),
+    "other_layout": field_for_some("OFFER", "parameters", coarser_parameters()),
+    "unknown_protocol": field_for_some("OFFER", "protocol", "two-server-of-tomorrow"),
+    "two_models": two_models,
+    "unreadable_model": unreadable_model,
+    "unlisted_client": unlisted_client,
+    "one_key_twice": one_key_twice,
+    "other_authority": other_authority,
+    "server_side": server_side,
+    "sparse_threshold": sparse_threshold,
+}

@@ -1,0 +1,674 @@
+"""Scenarios on a simulated federation: each runs rounds of a real strategy, and says what came out.
+
+Run as ``python lab_server.py OUTPUT NODES SCENARIO...``; the scenarios share one simulation, because starting one takes
+longer than a round.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, app, kind_of
+from lab_lies import LIES, with_field
+from lab_truth import expected, initial_model, mean_loss
+
+from secagg.contract import Layout, RingSegment
+from secagg.entropy import SystemCoins
+from secagg.errors import SecAggError
+from secagg.flower import SecAggGrid, SecAggSettings, secure_round
+from secagg.flower.identities import make_identities
+from secagg.flower.records import RECORD, message_in, with_message
+from secagg.flower.sealed_state import DIRECTORY_VARIABLE
+from secagg.identifiers import ClientId
+from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
+from secagg.protocols.pairwise_mask.client_set import ClientSet
+
+Tamper = Callable[[Message], Iterable[Message]]
+
+
+class HostileGrid(Grid):
+    """A server that does to its own messages what a scenario says, and sees everything that clients send."""
+
+    def __init__(self, inner: Grid, tamper: Tamper | None = None) -> None:
+        self.inner = inner
+        self.tamper = tamper
+        self.seen = list[Message]()
+        self.names = dict[int, set[str]]()
+        self.uploaded = dict[int, list[bytes]]()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        listed = list(messages)
+        if self.tamper is not None:
+            listed = [altered for message in listed for altered in self.tamper(message)]
+        return self.inner.push_messages(listed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(self.inner.pull_messages(message_ids))
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if not reply.has_error():
+                self.names.setdefault(node, set()).update(reply.content.keys())
+                self.uploaded.setdefault(node, []).append(message_in(reply.content))
+            self.seen.append(reply)
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.inner.send_and_receive(messages, timeout=timeout)
+
+    def set_run(self, run: Any) -> None:
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self.inner.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.inner.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.inner.get_node_ids()
+
+
+class PlainTwin(FedAvg):
+    """The same strategy without secure aggregation."""
+
+    def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        for message in super().configure_train(*args, **kwargs):
+            message.metadata.message_type = PLAIN_TYPE
+            yield message
+
+
+class Lenient(FedAvg):
+    """The same strategy for clients that accept a simulated enclave."""
+
+    def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        for message in super().configure_train(*args, **kwargs):
+            message.metadata.message_type = LENIENT_TYPE
+            yield message
+
+
+class Lab:
+    """One simulated federation, and what the scenarios need of it."""
+
+    def __init__(self, grid: Grid, count: int) -> None:
+        self.grid = grid
+        self.count = count
+        while len(list(grid.get_node_ids())) < count:
+            time.sleep(0.05)
+        self.nodes = sorted(grid.get_node_ids())
+
+    def start(
+        self,
+        grid: Grid,
+        *,
+        rounds: int = 1,
+        chaos: dict[int, dict[str, Any]] | None = None,
+        strategy: Any = None,
+        model: dict[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
+        chosen = strategy or FedAvg(fraction_evaluate=0.0, min_available_nodes=self.count)
+        Path(os.environ[CHAOS_FILE]).write_text(json.dumps(chaos or {}), encoding="utf-8")
+        result = chosen.start(
+            grid=grid,
+            initial_arrays=ArrayRecord({n: Array(np.asarray(v)) for n, v in (model or initial_model()).items()}),
+            num_rounds=rounds,
+            timeout=120,
+        )
+        arrays = {name: array.numpy() for name, array in result.arrays.items()}
+        return arrays, {number: dict(record) for number, record in result.train_metrics_clientapp.items()}
+
+    def secure(  # noqa: PLR0913 -- what scenarios differ in
+        self,
+        *,
+        tamper: Tamper | None = None,
+        strategy: Any = None,
+        rounds: int = 1,
+        chaos: dict[int, dict[str, Any]] | None = None,
+        present: Iterable[int] | None = None,
+        weights: dict[int, int] | None = None,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """Run rounds, and compare the model with the mean over those that should be in it."""
+        hostile = HostileGrid(self.grid, tamper)
+        grid = SecAggGrid(hostile, settings=SecAggSettings(**{"metrics": "loss", "stage_timeout": 20.0, **settings}))
+        began = time.monotonic()
+        outcome: dict[str, Any] = {"error": None}
+        try:
+            arrays, metrics = self.start(grid, rounds=rounds, chaos=chaos, strategy=strategy)
+        except Exception as error:  # noqa: BLE001 -- whatever ends a run is an outcome
+            if not isinstance(error, SecAggError):
+                traceback.print_exc()
+            outcome["error"] = f"{type(error).__name__}: {error}"
+        else:
+            who = range(self.count) if present is None else present
+            self.arrays = arrays
+            outcome |= difference(arrays, expected(who, rounds, weights or {}))
+            outcome["metrics"] = metrics
+            outcome["loss"] = mean_loss(who, weights or {})
+        outcome["seconds"] = time.monotonic() - began
+        outcome["stages"] = [
+            {"name": name, "sent": c.sent, "received": c.received, "refused": c.refused, "failed": c.failed}
+            for name, c in grid.stages
+        ]
+        outcome["errors"] = sorted({str(m.error.reason) for m in hostile.seen if m.has_error()})
+        outcome["left"] = sum(m.has_error() for m in hostile.seen)
+        outcome["names"] = sorted(set().union(*hostile.names.values())) if hostile.names else []
+        self.hostile = hostile
+        return outcome
+
+    def state_left(self) -> int:
+        """Return how many bytes of sessions are left on all nodes together."""
+        queries = [Message(RecordDict(), node, "query") for node in self.nodes]
+        replies = self.grid.send_and_receive(queries, timeout=60)
+        return sum(int(str(reply.content.metric_records["state"]["bytes"])) for reply in replies)
+
+
+def difference(arrays: dict[str, Any], due: dict[str, Any]) -> dict[str, Any]:
+    found = {name: float(np.abs(arrays[name].astype(np.float64) - due[name]).max(initial=0.0)) for name in due}
+    return {"difference": found, "steps": float(arrays["steps"])}
+
+
+# --- Scenarios --------------------------------------------------------------------------------------------------------
+
+
+def twin(lab: Lab) -> dict[str, Any]:
+    """FedAvg beside FedAvg."""
+    plain, metrics = lab.start(lab.grid, rounds=2, strategy=PlainTwin(fraction_evaluate=0.0))
+    secure = lab.secure(rounds=2)
+    grid = SecAggGrid(lab.grid, settings=SecAggSettings(metrics="loss"))
+    arrays, _ = lab.start(grid, rounds=2)
+    floats = [name for name in plain if plain[name].dtype.kind == "f" and name != "steps"]
+    secure["twin"] = {n: float(np.abs(plain[n].astype(float) - arrays[n]).max(initial=0.0)) for n in floats}
+    secure["twin_loss"] = metrics[2]["loss"]
+    secure["state_left"] = lab.state_left()
+    # The mark of a node's last round is empty, and holds no key.
+    secure["files_left"] = sum(
+        path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).rglob("*") if path.is_file()
+    )
+    return secure
+
+
+def scalar(lab: Lab) -> dict[str, Any]:
+    outcome = lab.secure(rounds=3, compression="scalar-8")
+    outcome["upload"] = [max(map(len, messages)) for messages in lab.hostile.uploaded.values()]
+    return outcome
+
+
+def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]:
+    def scenario(lab: Lab) -> dict[str, Any]:
+        # One that is silent holds one of the simulation's two processes.
+        told = (1,) if do == "silent" else (1, 4)
+        chaos = {p: {"at": kind, "do": do, "seconds": 15} for p in told}
+        gone = told if kind in ("OFFER", "ADVERTISED_KEYS", "TRAIN") else ()
+        outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone])
+        if do != "silent":
+            outcome["state_left"] = lab.state_left()
+        return outcome
+
+    return scenario
+
+
+def too_many_gone(lab: Lab) -> dict[str, Any]:
+    return lab.secure(chaos={p: {"at": "TRAIN", "do": "raise"} for p in (0, 1, 4)})
+
+
+def restarted(lab: Lab) -> dict[str, Any]:
+    outcome = lab.secure(
+        chaos={1: {"at": "ADVERTISED_KEYS", "do": "restart"}, 2: {"at": "TRAIN", "do": "restart"}},
+        present=[p for p in range(lab.count) if p not in (1, 2)],
+    )
+    outcome["again"] = lab.secure()
+    return outcome
+
+
+def rolled_back(lab: Lab) -> dict[str, Any]:
+    """Bring back the state of two clients as it was before they answered; they answer nothing more."""
+    return lab.secure(
+        chaos={1: {"at": "ADVERTISED_KEYS", "do": "roll-back"}, 2: {"at": "TRAIN", "do": "roll-back"}},
+        present=[p for p in range(lab.count) if p != 1],
+    )
+
+
+def strategies_that_average(lab: Lab) -> dict[str, Any]:
+    outcome = dict[str, Any]()
+    common: dict[str, Any] = {"fraction_evaluate": 0.0}
+    for name, extra in (
+        ("FedAdam", {}),
+        ("FedYogi", {}),
+        ("FedAdagrad", {}),
+        ("FedAvgM", {"server_momentum": 0.9}),
+        ("FedProx", {"proximal_mu": 0.1}),
+    ):
+        kind = getattr(strategies, name)
+        floats = {n: v for n, v in initial_model().items() if n in ("layer", "bias")}
+
+        class Plain(kind):  # type: ignore[misc, valid-type]
+            def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+                for message in super().configure_train(*args, **kwargs):
+                    message.metadata.message_type = PLAIN_TYPE
+                    yield message
+
+        plain, _ = lab.start(lab.grid, rounds=2, strategy=Plain(**common, **extra), model=floats)
+        grid = SecAggGrid(lab.grid, settings=SecAggSettings())
+        secure, _ = lab.start(grid, rounds=2, strategy=kind(**common, **extra), model=floats)
+        outcome[name] = max(float(np.abs(plain[n] - secure[n]).max()) for n in floats)
+    return outcome
+
+
+def private(lab: Lab) -> dict[str, Any]:
+    """Add next to no noise, by a strategy that clips on the clients."""
+    wrapped = strategies.DifferentialPrivacyClientSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), noise_multiplier=1e-9, clipping_norm=1.0, num_sampled_clients=lab.count
+    )
+    return lab.secure(strategy=wrapped)
+
+
+def strategies_that_do_not(lab: Lab) -> dict[str, Any]:
+    outcome = dict[str, Any]()
+    for name, extra in (
+        ("Krum", {"num_malicious_nodes": 1}),
+        ("MultiKrum", {"num_malicious_nodes": 1, "num_nodes_to_select": 3}),
+        ("Bulyan", {"num_malicious_nodes": 1}),
+        ("FedMedian", {}),
+        ("FedTrimmedAvg", {}),
+        ("QFedAvg", {"client_learning_rate": 0.1}),
+    ):
+        outcome[name] = lab.secure(strategy=getattr(strategies, name)(fraction_evaluate=0.0, **extra))["error"]
+    wrapped = strategies.DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=8
+    )
+    outcome["DifferentialPrivacyServerSideFixedClipping"] = lab.secure(strategy=wrapped)["error"]
+    return outcome
+
+
+def hybrid(lab: Lab) -> dict[str, Any]:
+    return lab.secure(
+        suite="hybrid",
+        chaos={1: {"at": "TRAIN", "do": "raise"}, 2: {"at": "UNMASKING_REQUEST", "do": "raise"}},
+        present=[p for p in range(lab.count) if p != 1],
+    )
+
+
+# --- Attacks by the server --------------------------------------------------------------------------------------------
+
+
+def unwrapped(lab: Lab) -> dict[str, Any]:
+    """Ask for the update as if nothing were."""
+    hostile = HostileGrid(lab.grid)
+    messages = FedAvg(fraction_evaluate=0.0).configure_train(
+        1, ArrayRecord({n: Array(np.asarray(v)) for n, v in initial_model().items()}), ConfigRecord(), lab.grid
+    )
+    replies = list(hostile.send_and_receive(messages, timeout=60))
+    return {"content": sum(reply.has_content() for reply in replies), "replies": len(replies)}
+
+
+def second_request(lab: Lab) -> dict[str, Any]:
+    """Ask for the shares of both secrets: once with everybody, and once with a victim declared dropped."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        yield message
+        if _kind(message) == "UNMASKING_REQUEST":
+            request = bytearray(message_in(message.content))
+            # After the header and the context stands the set of contributors; the first position leaves it.
+            request[7 + 32] ^= 1
+            metadata = message.metadata
+            yield Message(with_message(bytes(request)), metadata.dst_node_id, "train", group_id=metadata.group_id)
+
+    outcome = lab.secure(tamper=tamper)
+    answers = [m for m in lab.hostile.seen if not m.has_error()]
+    outcome["answers"] = len(answers)
+    return outcome
+
+
+def _offering(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
+    """Plan as the library does, then offer something weaker, and check nothing of it."""
+
+    def weaker(*args: Any, **kwargs: Any) -> Any:
+        plan = plan_session(*args, **kwargs)
+        return replace(plan, configuration=replace(plan.configuration, **changes))
+
+    def scenario(lab: Lab) -> dict[str, Any]:
+        replaced = vars(secure_round)
+        replaced["plan_session"] = weaker
+        check = SessionConfiguration.require_population
+        SessionConfiguration.require_population = lambda *_, **__: None  # type: ignore[method-assign]
+        try:
+            return lab.secure()
+        finally:
+            replaced["plan_session"] = plan_session
+            SessionConfiguration.require_population = check  # type: ignore[method-assign]
+
+    return scenario
+
+
+def other_graph(lab: Lab) -> dict[str, Any]:
+    """Open another seed of the graph than the one that was committed to."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        if _kind(message) == "ADVERTISED_KEYS":
+            shown = bytearray(message_in(message.content))
+            size = int.from_bytes(shown[39:43], "big")
+            shown[43 + size + 32] ^= 1
+            message.content = with_message(bytes(shown))
+        yield message
+
+    return lab.secure(tamper=tamper)
+
+
+def other_models(lab: Lab, **settings: Any) -> dict[str, Any]:
+    """Tell half of the clients another model under the same digest."""
+    half = set(lab.nodes[::2])
+
+    def tamper(message: Message) -> Iterable[Message]:
+        if message.metadata.dst_node_id in half and "arrays" in message.content:
+            arrays = {n: Array(np.asarray(a.numpy() * 2)) for n, a in message.content.array_records["arrays"].items()}
+            message.content = RecordDict({**message.content, "arrays": ArrayRecord(arrays)})
+        yield message
+
+    return lab.secure(tamper=tamper, **settings)
+
+
+def same_round_again(lab: Lab, **settings: Any) -> dict[str, Any]:
+    """Ask for the same round once more, for another sum with the same update: as it was, and of restarted nodes."""
+    kept = list[RecordDict]()
+
+    def keep(message: Message) -> Iterable[Message]:
+        if _kind(message) in (("TRAIN",) if settings else ("OFFER",)):
+            kept.append(RecordDict(dict(message.content.items())))
+        yield message
+
+    outcome = lab.secure(tamper=keep, **settings)
+    kind, outcome["again"] = LENIENT_TYPE if settings else "train", 0
+    for told in ({}, {"at": "TRAIN" if settings else "OFFER", "do": "restart"}):
+        everybody = dict.fromkeys(range(lab.count), told)
+        Path(os.environ[CHAOS_FILE]).write_text(json.dumps(everybody), encoding="utf-8")
+        contents = [RecordDict(dict(content.items())) for content in kept]
+        again = [Message(content, node, kind) for content, node in zip(contents, lab.nodes, strict=True)]
+        replies = list(lab.grid.send_and_receive(again, timeout=60))
+        outcome["again"] += sum(reply.has_content() for reply in replies)
+    return outcome
+
+
+def substituted_keys(lab: Lab) -> dict[str, Any]:
+    """Put keys of the server's own in the place of a neighbour's."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        if _kind(message) == "ADVERTISED_KEYS" and message.metadata.dst_node_id in lab.nodes[:2]:
+            shown = bytearray(message_in(message.content))
+            middle = len(shown) // 2
+            shown[middle : middle + 32] = SystemCoins().draw(32)
+            message.content = with_message(bytes(shown))
+        yield message
+
+    return lab.secure(tamper=tamper, present=range(2, lab.count))
+
+
+def two_stories(lab: Lab) -> dict[str, Any]:
+    """Tell half of the contributors that one of them dropped out, so that both its secrets are shown."""
+    half = set(lab.nodes[::2])
+
+    def tamper(message: Message) -> Iterable[Message]:
+        if message.metadata.dst_node_id in half and _kind(message) in ("UNMASKING_REQUEST", "SURVIVOR_SET"):
+            request = bytearray(message_in(message.content))
+            offset = 7 + 32 + (1 if _kind(message) == "SURVIVOR_SET" else 0)
+            members = ClientSet(lab.count, request[offset])
+            request[offset] &= ~(1 << next(iter(members)))
+            message.content = with_message(bytes(request))
+        yield message
+
+    return lab.secure(tamper=tamper)
+
+
+def _kind(message: Message) -> str:
+    return kind_of(message) if RECORD in message.content.config_records else "PLAIN"
+
+
+# --- Attacks and accidents by clients ---------------------------------------------------------------------------------
+
+
+def wrong_share(lab: Lab) -> dict[str, Any]:
+    return lab.secure(chaos={3: {"at": "UNMASKING_REQUEST", "do": "wrong-share"}})
+
+
+def nan(lab: Lab) -> dict[str, Any]:
+    return lab.secure(chaos={2: {"do": "nan"}}, present=[p for p in range(lab.count) if p != 2])
+
+
+def heavy(lab: Lab) -> dict[str, Any]:
+    return lab.secure(chaos={2: {"examples": 1001}}, present=[p for p in range(lab.count) if p != 2])
+
+
+def light(lab: Lab) -> dict[str, Any]:
+    """Precision does not fall with the weight."""
+    outcome = {}
+    for weight in (1, 1000):
+        weights = dict.fromkeys(range(lab.count), weight)
+        chaos = {p: {"examples": weight} for p in range(lab.count)}
+        outcome[str(weight)] = lab.secure(chaos=chaos, weights=weights)["difference"]["layer"]
+    return outcome
+
+
+def narrow_ring(lab: Lab) -> dict[str, Any]:
+    return lab.secure(modulus_bits=16)
+
+
+def clipped(lab: Lab) -> dict[str, Any]:
+    return lab.secure(chaos={2: {"do": "large"}})
+
+
+def even_sizes(lab: Lab) -> dict[str, Any]:
+    outcome = {}
+    for size in (4, 5, 6, 7):
+        strategy = FedAvg(fraction_train=size / lab.count + 1e-6, min_train_nodes=size, fraction_evaluate=0.0)
+        outcome[str(size)] = lab.secure(strategy=strategy)["error"]
+    return outcome
+
+
+# --- Pruning, and the enclave -----------------------------------------------------------------------------------------
+
+
+def pruning(lab: Lab) -> dict[str, Any]:
+    """Tell how many values of the large tensor moved, and how far the ones that did are off."""
+    outcome = lab.secure(compression="pruning-0.75")
+    due, before = expected(range(lab.count), 1, {})["layer"], initial_model()["layer"]
+    moved = lab.arrays["layer"] != before
+    outcome["moved"] = float(moved.mean())
+    outcome["off"] = float(np.abs(lab.arrays["layer"] - due)[moved].max())
+    return outcome
+
+
+def enclave(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
+    """Return a scenario of the enclave whose clients accept a simulated one."""
+
+    def scenario(lab: Lab) -> dict[str, Any]:
+        return lab.secure(**{**_enclave_of(lab), **changes})
+
+    return scenario
+
+
+def _enclave_of(lab: Lab) -> dict[str, Any]:
+    return {
+        "protocol": "enclave",
+        "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+        "maximum_weight": 100,
+        "strategy": Lenient(fraction_evaluate=0.0, min_available_nodes=lab.count),
+    }
+
+
+def enclave_by_default(lab: Lab) -> dict[str, Any]:
+    """Ask clients with the floors that a deployment has."""
+    return lab.secure(**{**_enclave_of(lab), "strategy": None, "weighting": "uniform"})
+
+
+def enclave_of_others(lab: Lab) -> dict[str, Any]:
+    """Boot the enclave for an authority of the server's own."""
+    folder = Path(os.environ["LAB_KEYS"]).parent / "own"
+    make_identities(folder, map(ClientId, range(lab.count)), SystemCoins())
+    return lab.secure(**{**_enclave_of(lab), "roster": str(folder / "roster.json")})
+
+
+def enclave_with_other_evidence(lab: Lab) -> dict[str, Any]:
+    """Show evidence for other keys than those that clients are to seal to."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        shown = bytearray(cast("bytes", message.content.config_records[RECORD]["evidence"]))
+        shown[-1] ^= 1
+        yield with_field(message, "evidence", bytes(shown))
+
+    return lab.secure(**_enclave_of(lab), tamper=tamper)
+
+
+def enclave_with_other_terms(lab: Lab) -> dict[str, Any]:
+    """Tell half of the clients that another number of examples counts as one."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        is_told = message.metadata.dst_node_id in lab.nodes[:2]
+        yield with_field(message, "weight-unit", 2) if is_told else message
+
+    return lab.secure(**_enclave_of(lab), tamper=tamper, weighting="uniform")
+
+
+def enclave_other_task(lab: Lab) -> dict[str, Any]:
+    """Name two clients another task than the enclave counts for."""
+
+    def tamper(message: Message) -> Iterable[Message]:
+        is_told = message.metadata.dst_node_id in lab.nodes[:2]
+        yield with_field(message, "task", "flower run 1") if is_told else message
+
+    return lab.secure(**_enclave_of(lab), tamper=tamper)
+
+
+SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
+    **LIES,
+    "twin": twin,
+    "scalar": scalar,
+    "drop_offer": _dropped_at("OFFER"),
+    "drop_advertised": _dropped_at("ADVERTISED_KEYS"),
+    "drop_training": _dropped_at("TRAIN"),
+    "fail_training": _dropped_at("TRAIN", "fail"),
+    "refuse_training": _dropped_at("TRAIN", "refuse"),
+    "drop_survivors": _dropped_at("SURVIVOR_SET"),
+    "drop_unmasking": _dropped_at("UNMASKING_REQUEST"),
+    "silent": _dropped_at("ADVERTISED_KEYS", "silent"),
+    "too_many_gone": too_many_gone,
+    "restarted": restarted,
+    "rolled_back": rolled_back,
+    "averaging": strategies_that_average,
+    "private": private,
+    "not_averaging": strategies_that_do_not,
+    "hybrid": hybrid,
+    "unwrapped": unwrapped,
+    "second_request": second_request,
+    "low_cohort": _offering(minimum_cohort=2),
+    "low_threshold": _offering(threshold=2),
+    "low_ring": _offering(layout=Layout((RingSegment(1, 1000),))),
+    "large_population": _offering(maximum_population=20_000),
+    "large_weight": _offering(maximum_weight=1 << 31),
+    "other_graph": other_graph,
+    "other_models": other_models,
+    "same_round_again": same_round_again,
+    "substituted_keys": substituted_keys,
+    "two_stories": two_stories,
+    "wrong_share": wrong_share,
+    "nan": nan,
+    "heavy": heavy,
+    "light": light,
+    "narrow_ring": narrow_ring,
+    "clipped": clipped,
+    "even_sizes": even_sizes,
+    "pruning": pruning,
+    "enclave": enclave(rounds=2),
+    "enclave_dropped": enclave(
+        minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 5, 6, 7)
+    ),
+    "enclave_too_few": enclave(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
+    "enclave_pq": enclave(rounds=3, compression="pq-256x5"),
+    "enclave_scalar": enclave(rounds=2, compression="scalar-8"),
+    "enclave_pruning": enclave(compression="pruning-0.5"),
+    "enclave_served": lambda lab: lab.secure(**_enclave_of(lab), enclave_socket=os.environ["LAB_SOCKET"]),
+    "enclave_absent": enclave(enclave_socket="/absent/socket"),
+    "enclave_by_default": enclave_by_default,
+    "enclave_low_cohort": enclave(minimum_cohort=2),
+    "enclave_heavy": enclave(maximum_weight=2000),
+    "enclave_of_others": enclave_of_others,
+    "enclave_other_evidence": enclave_with_other_evidence,
+    "enclave_other_terms": enclave_with_other_terms,
+    "enclave_other_task": enclave_other_task,
+    "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
+    "enclave_again": lambda lab: same_round_again(lab, **_enclave_of(lab)),
+    "active": lambda lab: lab.secure(mode="active", roster=f"{os.environ['LAB_KEYS']}/roster.json"),
+    "active_sparse": lambda lab: lab.secure(
+        mode="active", graph="sparse", roster=f"{os.environ['LAB_KEYS']}/roster.json"
+    ),
+    "sparse": lambda lab: lab.secure(
+        graph="sparse", chaos={5: {"at": "TRAIN", "do": "raise"}}, present=[p for p in range(lab.count) if p != 5]
+    ),
+}
+
+
+def active(scenario: Callable[[Lab], dict[str, Any]]) -> Callable[[Lab], dict[str, Any]]:
+    """Return the same scenario in active mode."""
+
+    def in_active_mode(lab: Lab) -> dict[str, Any]:
+        original = lab.secure
+        lab.secure = lambda **settings: original(  # type: ignore[method-assign]
+            **{"mode": "active", "roster": f"{os.environ['LAB_KEYS']}/roster.json", **settings}
+        )
+        try:
+            return scenario(lab)
+        finally:
+            lab.secure = original  # type: ignore[method-assign]
+
+    return in_active_mode
+
+
+def main() -> None:
+    output, nodes, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    server = ServerApp()
+
+    @server.main()
+    def serve(grid: Grid, _: Any) -> None:
+        lab, outcomes = Lab(grid, nodes), dict[str, Any]()
+        log = Path(os.environ["LAB_LOG"])
+        for name in names:
+            scenario = SCENARIOS[name.removeprefix("active:")]
+            before = log.stat().st_size if log.exists() else 0
+            try:
+                outcomes[name] = (active(scenario) if name.startswith("active:") else scenario)(lab)
+            except Exception:  # noqa: BLE001 -- the other scenarios still run
+                outcomes[name] = {"crashed": traceback.format_exc()}
+            time.sleep(0.1)
+            with log.open("rb") as file:
+                file.seek(before)
+                outcomes[name]["log"] = file.read().decode()
+            output.write_text(json.dumps(outcomes, default=str), encoding="utf-8")
+
+    backend: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(
+        server_app=server,
+        client_app=app,
+        num_supernodes=nodes,
+        backend_config=backend,
+    )
+    if not math.isfinite(output.stat().st_size):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The lab's model, by how much each client changes it, and so what a round must give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+SHAPES = {"layer": (160, 125), "bias": (7,), "narrow": (3, 4)}
+
+
+def initial_model() -> dict[str, np.ndarray[Any, Any]]:
+    """Return floats of three widths, a matrix among them, and an integer counter."""
+    return {
+        "layer": np.linspace(-1, 1, 20_000, dtype=np.float32).reshape(SHAPES["layer"]),
+        "bias": np.linspace(5, 6, 7, dtype=np.float64),
+        "narrow": np.ones(SHAPES["narrow"], dtype=np.float16),
+        "steps": np.array(5, dtype=np.int64),
+        "empty": np.zeros((0, 3), dtype=np.float32),
+    }
+
+
+def change(partition: int, number: int, name: str) -> np.ndarray[Any, Any]:
+    """Return by how much one client's training changes a tensor in a round."""
+    generator = np.random.default_rng([partition, number, len(name)])
+    return generator.normal(0, 0.05, SHAPES[name])
+
+
+def counted(partition: int) -> int:
+    return 3 * (partition + 1)
+
+
+def examples(partition: int) -> int:
+    return 10 * (partition + 1)
+
+
+def loss(partition: int) -> float:
+    return 1.0 / (partition + 1)
+
+
+def expected(who: Iterable[int], rounds: int, weights: dict[int, int]) -> dict[str, Any]:
+    """Return the model that the weighted mean gives, in float64."""
+    model = {name: array.astype(np.float64) for name, array in initial_model().items()}
+    parties = list(who)
+    total = sum(weights.get(p, examples(p)) for p in parties)
+    for number in range(1, rounds + 1):
+        for name in SHAPES:
+            model[name] += sum(weights.get(p, examples(p)) * change(p, number, name) for p in parties) / total
+        model["steps"] += np.rint(sum(weights.get(p, examples(p)) * counted(p) for p in parties) / total)
+    return model
+
+
+def mean_loss(who: Iterable[int], weights: dict[int, int]) -> float:
+    parties = list(who)
+    total = sum(weights.get(p, examples(p)) for p in parties)
+    return sum(weights.get(p, examples(p)) * loss(p) for p in parties) / total

@@ -1,0 +1,198 @@
+"""Real Flower for tests: a simulation in a process of its own, apps started by ``flwr run``, and a deployed federation.
+
+Whatever is started carries the test's own ``FLWR_HOME`` in its environment, and is ended by that and by nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.entropy import SystemCoins
+from secagg.flower.identities import make_identities
+from secagg.identifiers import ClientId
+
+APPS = Path(__file__).resolve().parent / "apps"
+GRACE_SECONDS = 2
+HAS_FLOWER = importlib.util.find_spec("flwr") is not None and importlib.util.find_spec("ray") is not None
+
+
+def pytest_report_header() -> str:
+    if not HAS_FLOWER:
+        return "flwr: not installed, or without its simulation"
+    return f"flwr: {importlib.metadata.version('flwr')}, ray: {importlib.metadata.version('ray')}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("flower") and not HAS_FLOWER:
+            item.add_marker(pytest.mark.skip(reason="needs pip install 'secagg[flower]' 'flwr[simulation]'"))
+
+
+@dataclass
+class Workplace:
+    """A folder, an environment, and everything that was started in it."""
+
+    folder: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.port = free_port()
+        (self.folder / "home").mkdir()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        binaries = str(Path(sys.executable).parent)
+        return {
+            **os.environ,
+            "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(self.folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.port),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "SECAGG_STATE_DIRECTORY": str(self.folder / "states"),
+            "LAB_KEYS": str(self.folder / "keys"),
+            "LAB_CHAOS": str(self.folder / "chaos.json"),
+            "LAB_SOCKET": str(self.folder / "enclave.sock"),
+            "LAB_LOG": str(self.folder / "secagg.log"),
+        }
+
+    def run(self, *command: str, timeout: float, cwd: Path | None = None) -> str:
+        """Run a command to its end, and return all it wrote."""
+        done = subprocess.run(  # noqa: S603 -- a test's own command
+            command,
+            cwd=cwd or self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout[-4000:]}"
+        return done.stdout
+
+    def start(self, log: str, *command: str) -> subprocess.Popen[bytes]:
+        """Start a command that goes on, with its output in a file."""
+        with (self.folder / log).open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 -- a test's own command
+                command, cwd=self.folder, env=self.environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        self.started.append(process)
+        return process
+
+    def end(self, seconds: float = 30) -> None:
+        """End every process that was started here, and those that they started; fail if one is left."""
+        began = time.monotonic()
+        while (left := self.processes()) and time.monotonic() < began + seconds:
+            sign = signal.SIGTERM if time.monotonic() < began + GRACE_SECONDS else signal.SIGKILL
+            # What ends one process may be the start of another, so they are listed anew each time.
+            for pid in left:
+                try:
+                    os.kill(pid, sign)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.2)
+        assert not left, f"still there: {left}"
+        for process in self.started:
+            process.wait(timeout=10)
+
+    def processes(self) -> list[int]:
+        """Return every process with this folder's mark in its environment, whatever its group or session."""
+        mark, found = f"FLWR_HOME={self.folder / 'home'}".encode(), list[int]()
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and int(folder.name) != os.getpid():
+                try:
+                    if mark in (folder / "environ").read_bytes().split(b"\0"):
+                        found.append(int(folder.name))
+                except OSError:
+                    continue
+        return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def make_workplace() -> Callable[[Path], Workplace]:
+    """Return what makes a workplace of an empty folder; whoever makes one has to end it."""
+    return Workplace
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    place = Workplace(tmp_path_factory.mktemp("flower"))
+    make_identities(place.folder / "keys", map(ClientId, range(24)), SystemCoins())
+    try:
+        yield place
+    finally:
+        place.end()
+
+
+Simulate = Callable[[int, Sequence[str]], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def simulate(workplace: Workplace) -> Simulate:
+    """Return a function that runs scenarios of ``apps/lab_server.py`` in one simulation, and gives what came out."""
+
+    def run(nodes: int, scenarios: Sequence[str]) -> dict[str, Any]:
+        output = workplace.folder / f"outcomes-{nodes}-{len(list(workplace.folder.iterdir()))}.json"
+        script = str(APPS / "lab_server.py")
+        written = workplace.run(sys.executable, script, str(output), str(nodes), *scenarios, timeout=480)
+        outcomes: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        for name, outcome in outcomes.items():
+            assert "crashed" not in outcome, f"{name}: {outcome['crashed']}\n{written[-2000:]}"
+        assert set(outcomes) == set(scenarios), written[-4000:]
+        return outcomes
+
+    return run
+
+
+@pytest.fixture
+def app_folder(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that copies one of the app folders beside this file, with the lab's training in it."""
+
+    def copy(name: str) -> Path:
+        shutil.copytree(APPS / name, tmp_path / name)
+        # The app's own package has one; under tests/ there is none, so that nothing is shadowed.
+        (tmp_path / name / name / "__init__.py").touch()
+        for module in ("lab_app.py", "lab_truth.py"):
+            source = (APPS / module).read_text(encoding="utf-8")
+            inside = source.replace("from lab_truth", f"from {name}.lab_truth")
+            (tmp_path / name / name / module).write_text(inside, encoding="utf-8")
+        return tmp_path / name
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def lab() -> Any:
+    """Return the module that computes what the lab's rounds must give."""
+    pytest.importorskip("flwr")
+    spec = importlib.util.spec_from_file_location("lab_truth", APPS / "lab_truth.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,74 @@
+"""Whole apps: the example as ``flwr run`` starts it, and an app of the legacy API."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.flower
+
+APPS = Path(__file__).resolve().parent / "apps"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local(workplace: Any) -> None:
+    """Have the local SuperLink that ``flwr run`` starts simulate as many SuperNodes as the example needs."""
+    workplace.run(
+        "flwr", "federation", "simulation-config", "@none/default", "local", "--num-supernodes", "5", timeout=120
+    )
+
+
+def test_the_example_runs_as_its_readme_says(workplace: Any, repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "examples" / "flower_quickstart", tmp_path / "quickstart")
+    written = workplace.run(
+        "flwr", "run", str(tmp_path / "quickstart"), "local", "--stream", "-c", "num-server-rounds=2", timeout=400
+    )
+    for number in (1, 2):
+        assert f"round {number}, sum: 5 clients of total weight 700, and nothing else is revealed" in written
+    assert float(re.findall(r"'accuracy': ([0-9.]+)", written)[-1]) > 0.9
+    assert "ERROR" not in written
+
+
+def test_an_app_under_flwr_run_gives_the_model_of_its_plain_twin(
+    workplace: Any, app_folder: Callable[[str], Path], lab: Any
+) -> None:
+    app, given = str(app_folder("federated")), 'nodes=5 rounds=2 ways="plain semi_honest"'
+    written = workplace.run("flwr", "run", app, "local", "--stream", "-c", given, timeout=400)
+    results = [json.loads(line.partition("RESULT ")[2]) for line in written.splitlines() if "RESULT " in line]
+    plain, secure = results
+    assert [stage[1:3] for stage in secure["stages"]] == [[5, 5]] * 4
+    assert plain["stages"] == []
+    # Two rounds of steps of 2^-16, rounded to single and to half precision.
+    for name, bound in (("layer", 2**-14), ("bias", 2**-14), ("narrow", 2**-8), ("steps", 1.0)):
+        assert np.abs(np.array(plain[name]) - np.array(secure[name])).max() <= bound
+        assert np.abs(np.array(plain[name]) - lab.initial_model()[name].ravel()[:1000]).max() > 3 * bound
+    assert secure["loss"] == pytest.approx(plain["loss"], abs=1e-6)
+
+
+def test_a_wrong_key_ends_flwr_run_with_a_message_that_names_it(
+    workplace: Any, repository: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(repository / "examples" / "flower_quickstart", tmp_path / "quickstart")
+    written = workplace.run(
+        "flwr", "run", str(tmp_path / "quickstart"), "local", "--stream", "-c", 'secagg-graph="ring"', timeout=400
+    )
+    assert "secagg-graph is one of full, sparse; got 'ring'" in written
+
+
+def test_a_legacy_app_gives_the_model_of_its_plain_twin(workplace: Any, tmp_path: Path) -> None:
+    workplace.run(sys.executable, str(APPS / "legacy_server.py"), str(tmp_path / "outcome.json"), timeout=400)
+    outcome = json.loads((tmp_path / "outcome.json").read_text(encoding="utf-8"))
+    plain, secure = outcome["plain"], outcome["secure"]
+    assert np.abs(np.array(plain["layer"]) - np.array(secure["layer"])).max() < 2**-14
+    assert secure["steps"] == [4, 5]
+    assert secure["counts"] == [sum(plain["counts"])]
+    assert set(secure["metrics"][0]) == {"loss"}
+    assert outcome["median"].startswith("FedMedian cannot work under secure aggregation")

@@ -1,0 +1,183 @@
+"""Attacks that succeed on Flower's own SecAgg+, tried on this plug-in in a real simulation: each fails, and says why.
+
+The numbers are those of the list in README.md of the plug-in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.flower
+
+LEFT = "secagg: this client left the round; its own log says why"
+SCENARIOS = [
+    *("unwrapped", "second_request", "active:second_request", "active:substituted_keys", "substituted_keys"),
+    *("active:two_stories", "two_stories", "low_cohort", "active:low_threshold", "low_ring", "large_population"),
+    *("other_graph", "other_models", "same_round_again", "wrong_share", "active:wrong_share"),
+    *("narrow_ring", "heavy", "light", "nan", "large_weight", "server_side"),
+    *("other_terms", "other_terms_at_first", "other_task", "other_round", "other_layout", "unknown_protocol"),
+    *("two_models", "unreadable_model", "unlisted_client", "one_key_twice", "other_authority"),
+]
+
+
+@pytest.fixture(scope="module")
+def attacked(simulate: Any) -> dict[str, Any]:
+    outcome: dict[str, Any] = simulate(8, SCENARIOS)
+    return outcome
+
+
+def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
+
+
+@pytest.mark.parametrize("mode", ["", "active:"])
+def test_2_a_second_request_for_shares_is_answered_by_nobody(attacked: dict[str, Any], mode: str) -> None:
+    outcome = attacked[f"{mode}second_request"]
+    assert outcome["left"] == 8
+    assert outcome["answers"] == 8 * len(outcome["stages"])
+    assert "there is no session to go on with" in outcome["log"]
+
+
+def test_2_two_stories_about_who_dropped_out_get_no_quorum_in_active_mode(attacked: dict[str, Any]) -> None:
+    outcome = attacked["active:two_stories"]
+    assert outcome["error"].startswith("ThresholdNotMet: 5 signatures of the committee are needed")
+    assert [stage["name"] for stage in outcome["stages"]][-1] == "consistency check"
+    assert "authentication failed" in outcome["log"]
+
+
+@pytest.mark.parametrize("mode", ["", "active:"])
+def test_3_keys_of_the_servers_own_are_noticed(attacked: dict[str, Any], mode: str) -> None:
+    outcome = attacked[f"{mode}substituted_keys"]
+    assert counts(outcome)[1] == (8, 6)
+    assert "are not those of the roster's root" in outcome["log"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("low_cohort", "a cohort of 2 is below 3"),
+        ("active:low_threshold", "parameters that do not protect this client"),
+        ("low_ring", "a ring of 1 bits is below 4"),
+        ("large_population", "a population of 20000 exceeds 10000"),
+        ("large_weight", "can leave the ring, which carries"),
+    ],
+)
+def test_5_parameters_below_a_clients_floors_are_refused(attacked: dict[str, Any], name: str, reason: str) -> None:
+    outcome = attacked[name]
+    assert outcome["error"].startswith("ThresholdNotMet")
+    assert outcome["left"] == 8
+    assert outcome["errors"] == [LEFT]
+    assert reason in outcome["log"]
+
+
+def test_6_a_graph_that_the_server_chose_afterwards_is_refused(attacked: dict[str, Any]) -> None:
+    assert counts(attacked["other_graph"]) == [(8, 8), (8, 0)] or attacked["other_graph"]["left"] == 8
+    assert "the seed of the graph is not the one that the offer commits to" in attacked["other_graph"]["log"]
+
+
+def test_7_an_update_in_the_clear_is_given_to_nobody(attacked: dict[str, Any]) -> None:
+    assert attacked["unwrapped"]["replies"] == 8
+    assert attacked["unwrapped"]["content"] == 0
+    assert "the server asks for an update in the clear" in attacked["unwrapped"]["log"]
+
+
+def test_7_names_of_records_are_all_that_a_server_sees_beside_the_protocol(attacked: dict[str, Any]) -> None:
+    assert attacked["wrong_share"]["names"] == ["secagg"]
+
+
+@pytest.mark.parametrize("mode", ["", "active:"])
+def test_11_a_wrong_share_changes_no_sum_and_is_blamed_on_its_holder(attacked: dict[str, Any], mode: str) -> None:
+    outcome = attacked[f"{mode}wrong_share"]
+    assert outcome["error"] is None
+    assert outcome["difference"]["layer"] < 2**-15
+    # A share beyond those that are needed is not looked at; in active mode the order of the clients is known.
+    assert not mode or "client/3" in outcome["log"].partition("to blame: ")[2]
+
+
+def test_15_a_sum_that_could_leave_its_ring_is_refused_before_it_begins(attacked: dict[str, Any]) -> None:
+    assert "a ring of 16 bits is too narrow" in attacked["narrow_ring"]["error"]
+
+
+def test_16_a_weight_over_the_maximum_is_refused_and_not_cut_down(attacked: dict[str, Any]) -> None:
+    assert attacked["heavy"]["error"] is None
+    assert attacked["heavy"]["difference"]["layer"] < 2**-15
+    assert "1001 examples are a weight of 1001, and secagg-maximum-weight is 1000" in attacked["heavy"]["log"]
+
+
+def test_17_precision_does_not_depend_on_the_weight(attacked: dict[str, Any]) -> None:
+    assert attacked["light"]["1"] < 2**-15
+    assert attacked["light"]["1000"] < 2**-15
+
+
+def test_18_a_nan_leaves_the_round_and_not_a_number_in_it(attacked: dict[str, Any]) -> None:
+    assert attacked["nan"]["error"] is None
+    assert attacked["nan"]["difference"]["layer"] < 2**-15
+    assert "an update holds NaN or infinity" in attacked["nan"]["log"]
+
+
+def test_different_models_for_different_clients_are_noticed(attacked: dict[str, Any]) -> None:
+    assert attacked["other_models"]["error"].startswith("ThresholdNotMet")
+    assert "another model_digest than this client" in attacked["other_models"]["log"]
+
+
+def test_a_round_is_not_repeated_for_a_second_sum(attacked: dict[str, Any]) -> None:
+    assert attacked["same_round_again"]["again"] == 0
+    assert "an update goes into one sum alone" in attacked["same_round_again"]["log"]
+
+
+def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(attacked: dict[str, Any]) -> None:
+    assert attacked["two_stories"]["error"].startswith("PeerMisbehaved")
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "reason"),
+    [
+        ("other_terms", 2, "another application_digest than this client"),
+        ("other_terms_at_first", 0, "another application_digest than this client"),
+        ("other_task", 0, "another task than this client"),
+        ("other_round", 0, "another round_number than this client"),
+        ("other_layout", 0, "another layout"),
+        ("unknown_protocol", 0, "'two-server-of-tomorrow', which this version has not"),
+        ("two_models", 2, "the message has 2 array records"),
+        ("unreadable_model", 2, "a message could not be read"),
+    ],
+)
+def test_whoever_is_told_something_else_than_the_offer_says_leaves_the_round(
+    attacked: dict[str, Any], name: str, stage: int, reason: str
+) -> None:
+    assert attacked[name]["error"] is None
+    assert counts(attacked[name])[stage] == (8, 6)
+    assert attacked[name]["log"].count(reason) == 2
+    assert attacked[name]["errors"] == [LEFT]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("unlisted_client", "client/3 is not on the roster"), ("one_key_twice", "is answered for by two nodes")],
+)
+def test_only_clients_of_the_roster_take_part_and_each_once(attacked: dict[str, Any], name: str, reason: str) -> None:
+    assert attacked[name]["error"] is None
+    assert counts(attacked[name])[0] == (8, 7)
+    assert reason in attacked[name]["log"]
+
+
+def test_a_roster_of_the_servers_own_authority_is_refused(attacked: dict[str, Any]) -> None:
+    assert attacked["other_authority"]["error"].startswith("ThresholdNotMet")
+    assert counts(attacked["other_authority"]) == [(8, 0)]
+    assert "of another authority than this client's key file" in attacked["other_authority"]["log"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pushed", "Misuse: push training with send_and_receive"),
+        ("pushed_otherwise", "Misuse: push training with send_and_receive"),
+        ("mixed", "Misuse: messages of several types at once"),
+        ("different_models", "InvalidParameters: the strategy sends different models"),
+        ("two_records", "InvalidParameters: a training message holds one array record"),
+    ],
+)
+def test_a_grid_is_not_used_so_that_single_updates_would_show(attacked: dict[str, Any], name: str, said: str) -> None:
+    assert attacked["server_side"][name].startswith(said)

@@ -1,0 +1,69 @@
+"""What a node's operator pins: a file of measurements, and no enclave without one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.errors import InvalidParameters, PeerMisbehaved
+from secagg.flower.enclave_policy import load_judge
+from secagg.flower.floors import NodeSettings
+from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
+
+PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
+NODE = NodeSettings(
+    minimum_cohort=3,
+    minimum_threshold=2,
+    modes=("active",),
+    suites=("classic",),
+    minimum_modulus_bits=4,
+    maximum_population=10,
+    assumed_corrupted=1,
+    privacy_bits=40,
+    identity=None,
+)
+
+
+def policy(folder: Path, content: Any) -> Path:
+    path = folder / "enclave.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_the_measurements_of_a_file_are_pinned(tmp_path: Path) -> None:
+    judge = load_judge(policy(tmp_path, {"format": "nitro", "accepted": [PINS]}))
+    (pinned,) = judge.policy.accepted
+    assert pinned.registers["PCR2"] == b"\xab" * 48
+
+
+def test_a_judge_of_hardware_takes_no_simulated_evidence(tmp_path: Path) -> None:
+    judge = load_judge(policy(tmp_path, {"format": "nitro", "accepted": [PINS]}))
+    with pytest.raises(PeerMisbehaved):
+        judge.judge(SimulatedEvidence(bytes(64)), bytes(64), datetime.now(UTC))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"format": "sev-snp", "accepted": [PINS]}, "needs collateral"),
+        ({"format": "nitro", "accepted": []}, "at least one"),
+        ({"format": "nitro", "accepted": [{"PCR0": "ab" * 48}]}, "must pin PCR1, PCR2"),
+        ({"format": "nitro", "accepted": [{**PINS, "PCR0": "no"}]}, "no readable enclave policy"),
+        ({"format": "nitro"}, "no readable enclave policy"),
+        ([], "no readable enclave policy"),
+    ],
+)
+def test_a_file_that_pins_nothing_is_refused(tmp_path: Path, content: Any, said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        load_judge(policy(tmp_path, content))
+
+
+def test_a_client_without_a_policy_seals_to_nobody(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameters, match="secagg-enclave-policy"):
+        NODE.load_enclave_judge()
+    with pytest.raises(InvalidParameters, match=r"absent\.json"):
+        NODE.raised_by({"secagg-enclave-policy": str(tmp_path / "absent.json")}).load_enclave_judge()

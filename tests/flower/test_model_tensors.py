@@ -1,0 +1,148 @@
+"""What is aggregated of a model, under which scheme, and how a mean becomes a model again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.compression.model_update import decode_parameters, encode_parameters
+from secagg.compression.scalar_quantization import ScalarQuantization
+from secagg.contract import ideal_aggregate
+from secagg.entropy import SystemCoins
+from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.flower.model_tensors import METRICS, TENSOR, aggregated_names, applied, differences, model_digest
+from secagg.flower.schemes import SchemeChoice, clipped_share, integer_bound
+from secagg.flower.settings import SecAggSettings
+
+SEED = bytes(32)
+
+
+def model() -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
+        "b": np.ones(2, dtype=np.float64),
+        "h": np.ones(3, dtype=np.float16),
+        "n": np.array(7, dtype=np.int64),
+        "u": np.array([250, 3], dtype=np.uint8),
+        "e": np.zeros((0, 2), dtype=np.float32),
+    }
+
+
+def trained(by: float, count: int) -> dict[str, np.ndarray[Any, Any]]:
+    after = {name: array.copy() for name, array in model().items()}
+    for name in ("w", "b", "h"):
+        after[name] = (after[name] + by).astype(after[name].dtype)
+    after["n"] = np.asarray(after["n"] + count)
+    after["u"] = (after["u"] - 2).astype(np.uint8)
+    return after
+
+
+def parameters(settings: SecAggSettings | None = None, weight: int = 100, **changes: Any) -> Any:
+    given: dict[str, Any] = {"seed": SEED, "epoch": 1, "mean": None, **changes}
+    return SchemeChoice(settings or SecAggSettings(), weight).parameters(model(), **given)
+
+
+def test_weighted_means_of_differences_give_the_model_back_with_every_dtype_kept() -> None:
+    update, payloads, weights = parameters(), list[Any](), [10, 30]
+    for by, count in ((0.5, 4), (-0.1, 8)):
+        values = differences(model(), trained(by, count), integer_bound(update, model()))
+        values[METRICS] = np.array([0.0])
+        payloads.append(update.encode(values, SystemCoins()))
+    mean = update.mean(ideal_aggregate(update.layout, payloads, weights))
+    result = applied(model(), mean)
+    assert {name: array.dtype for name, array in result.items()} == {n: a.dtype for n, a in model().items()}
+    assert np.allclose(result["w"], model()["w"] + 0.05, atol=1e-6)
+    assert np.allclose(result["b"], model()["b"] + 0.05, atol=1e-6)
+    assert result["n"] == 7 + round((10 * 4 + 30 * 8) / 40)
+    assert result["u"].tolist() == [248, 1]
+    assert result["e"].shape == (0, 2)
+
+
+def test_the_mean_of_integers_is_rounded_to_the_nearest() -> None:
+    mean = {TENSOR + "n": np.array(2.5001)}
+    assert applied({"n": np.array(7, dtype=np.int32)}, mean)["n"] == 10
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"w": np.zeros((3, 4), np.float32)}, "other tensors than were sent"),
+        ({**trained(0, 0), "extra": np.zeros(1)}, "other tensors than were sent"),
+        ({**trained(0, 0), "w": np.zeros((4, 3), np.float32)}, "'w' was sent with shape"),
+        ({**trained(0, 0), "n": np.array(7.5)}, "'n' was sent as int64 and returned as float64"),
+        ({**trained(0, 0), "w": np.zeros((3, 4), bool)}, "'w' was sent as float32 and returned as bool"),
+    ],
+)
+def test_what_is_no_update_of_the_model_is_refused_by_name(after: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        differences(model(), after, 1000.0)
+
+
+def test_an_integer_that_changed_too_much_is_refused() -> None:
+    with pytest.raises(CapacityExceeded, match="integer tensor 'n'"):
+        differences(model(), trained(0, 1001), 1000.0)
+
+
+@pytest.mark.parametrize("dtype", [bool, complex, "U3"])
+def test_a_dtype_without_a_sum_is_refused_by_name(dtype: Any) -> None:
+    with pytest.raises(InvalidParameters, match="'odd' is of dtype"):
+        aggregated_names({"w": np.zeros(2), "odd": np.zeros(2).astype(dtype)})
+
+
+def test_a_model_without_elements_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="no tensor"):
+        aggregated_names({"e": np.zeros((0, 3))})
+
+
+def test_the_digest_covers_names_dtypes_shapes_order_and_values() -> None:
+    base = {"a": np.zeros(4, np.float32), "b": np.ones(2, np.float32)}
+    others: list[dict[str, Any]] = [
+        {"a": np.zeros(4, np.float32), "c": np.ones(2, np.float32)},
+        {"a": np.zeros(4, np.int32), "b": np.ones(2, np.float32)},
+        {"a": np.zeros((2, 2), np.float32), "b": np.ones(2, np.float32)},
+        {"b": np.ones(2, np.float32), "a": np.zeros(4, np.float32)},
+        {"a": np.full(4, 1e-30, np.float32), "b": np.ones(2, np.float32)},
+    ]
+    digests = [model_digest(each) for each in (base, *others)]
+    assert len(set(digests)) == len(digests)
+    assert model_digest({**base}) == digests[0]
+
+
+def test_scales_come_from_the_previous_mean_and_travel_as_bytes() -> None:
+    settings = SecAggSettings(compression="scalar-8")
+    first = parameters(settings)
+    assert not any(isinstance(tensor.scheme, ScalarQuantization) for tensor in first.tensors)
+    mean = {TENSOR + name: np.full(model()[name].shape, 0.01) for name in ("w", "b", "h", "n", "u")}
+    second = parameters(settings, mean=mean)
+    (quantized,) = [tensor for tensor in second.tensors if isinstance(tensor.scheme, ScalarQuantization)]
+    assert quantized.name == TENSOR + "w"
+    assert decode_parameters(encode_parameters(second)).layout == second.layout
+    assert second.capacity >= 100
+
+
+def test_what_did_not_move_has_no_scale_and_travels_in_fixed_point() -> None:
+    mean = {TENSOR + name: np.zeros(model()[name].shape) for name in ("w", "b", "h", "n", "u")}
+    still = parameters(SecAggSettings(compression="scalar-8"), mean=mean)
+    assert not any(isinstance(tensor.scheme, ScalarQuantization) for tensor in still.tensors)
+
+
+@pytest.mark.parametrize("weight", [1, 100, 8000, 20_000])
+def test_no_sum_leaves_its_ring(weight: int) -> None:
+    assert parameters(weight=weight).capacity >= weight
+
+
+def test_a_ring_that_is_too_narrow_is_refused_with_the_keys_that_repair_it() -> None:
+    with pytest.raises(InvalidParameters, match="secagg-maximum-weight or secagg-clip"):
+        parameters(SecAggSettings(modulus_bits=16), weight=8000)
+    with pytest.raises(InvalidParameters, match="secagg-weight-unit"):
+        parameters(SecAggSettings(compression="scalar-16"), weight=1 << 49)
+
+
+def test_what_is_cut_off_is_counted() -> None:
+    update = parameters()
+    values = differences(model(), trained(0.0, 0), 1000.0)
+    assert clipped_share(update, values) == 0.0
+    values[TENSOR + "w"][0, 0] = 5.0
+    assert clipped_share(update, values) == pytest.approx(1 / 20)

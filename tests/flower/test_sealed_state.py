@@ -1,0 +1,194 @@
+"""A sealed state is opened once, by one process, and by nobody after its session ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.flower.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory, StateLost
+from secagg.secret import Secret
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> StateDirectory:
+    return StateDirectory(tmp_path / "states")
+
+
+def sealed(state: OpenState, data: bytes = b"what a client keeps") -> bytes:
+    with Secret("state", data) as secret:
+        return state.seal(secret)
+
+
+def test_what_was_sealed_is_opened(states: StateDirectory) -> None:
+    _, secret = states.open(sealed(states.begin()))
+    assert bytes(secret.expose()) == b"what a client keeps"
+
+
+def test_a_state_is_opened_once(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    states.open(stored)
+    with pytest.raises(StateLost):
+        states.open(stored)
+
+
+def test_an_older_state_is_not_opened_once_a_newer_one_was_sealed(states: StateDirectory) -> None:
+    first = sealed(states.begin())
+    state, _ = states.open(first)
+    second = sealed(state)
+    with pytest.raises(StateLost):
+        states.open(first)
+    _, secret = states.open(second)
+    assert bytes(secret.expose()) == b"what a client keeps"
+
+
+def test_no_key_that_is_left_opens_an_older_state(states: StateDirectory) -> None:
+    first = sealed(states.begin())
+    state, _ = states.open(first)
+    sealed(state)
+    (left,) = states.folder.iterdir()
+    # Whoever has the folder and every state that ever was goes back by name.
+    left.rename(left.with_suffix(".0"))
+    with pytest.raises(StateLost):
+        states.open(first)
+
+
+def test_of_many_threads_one_opens_a_state(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+
+    def opened(_: int) -> bool:
+        try:
+            states.open(stored)
+        except StateLost:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(opened, range(32))) == 1
+
+
+def test_nothing_is_left_of_a_session_that_ended(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    state, _ = states.open(stored)
+    state.destroy()
+    assert not list(states.folder.iterdir())
+    state.destroy()
+    with pytest.raises(StateLost):
+        states.open(stored)
+
+
+def test_a_key_is_overwritten_before_it_is_removed(states: StateDirectory, tmp_path: Path) -> None:
+    stored = sealed(states.begin())
+    (path,) = states.folder.iterdir()
+    # A second name for the same bytes on the disk.
+    (tmp_path / "same").hardlink_to(path)
+    assert any((tmp_path / "same").read_bytes())
+    states.discard(stored)
+    assert (tmp_path / "same").read_bytes() == bytes(32)
+
+
+def test_a_discarded_state_is_gone(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    states.discard(stored)
+    states.discard(stored)
+    assert not list(states.folder.iterdir())
+
+
+def test_a_damaged_state_is_no_state(states: StateDirectory) -> None:
+    for cut, added in ((slice(0), b""), (slice(5), b""), (slice(-1), b"\0"), (slice(1, None), b"\0")):
+        stored = sealed(states.begin())
+        with pytest.raises(StateLost):
+            states.open(stored[cut] + added)
+
+
+def test_the_sealed_bytes_do_not_hold_the_secret(states: StateDirectory) -> None:
+    assert b"what a client keeps" not in sealed(states.begin())
+
+
+def test_every_state_has_a_key_of_its_own(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    (path,) = states.folder.iterdir()
+    before = path.read_bytes()
+    state, _ = states.open(stored)
+    sealed(state)
+    (path,) = states.folder.iterdir()
+    assert path.read_bytes() != before
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    (path,) = states.folder.iterdir()
+    make_old(path, days=3)
+    states.claim_round(1, 7, 1)
+    assert not path.exists()
+    with pytest.raises(StateLost):
+        states.open(stored)
+
+
+def test_a_round_is_taken_once_and_none_before_it(states: StateDirectory) -> None:
+    states.claim_round(1, 7, 3)
+    for number in (1, 3):
+        with pytest.raises(InvalidParameters, match="was taken part in before"):
+            states.claim_round(1, 7, number)
+    # Another process of the node, and one that lost everything but the folder, are told the same.
+    with pytest.raises(InvalidParameters, match="was taken part in before"):
+        StateDirectory(states.folder).claim_round(1, 7, 3)
+    states.claim_round(1, 7, 4)
+    states.claim_round(1, 8, 3)
+    states.claim_round(2, 7, 1)
+    assert sorted(path.name for path in marks(states)) == ["1", "3", "4"]
+
+
+def test_of_many_threads_one_takes_a_round(states: StateDirectory) -> None:
+    def taken(_: int) -> bool:
+        try:
+            states.claim_round(1, 7, 3)
+        except InvalidParameters:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(taken, range(32))) == 1
+
+
+def test_marks_of_rounds_long_ago_are_swept(states: StateDirectory) -> None:
+    states.claim_round(1, 7, 3)
+    (mark,) = marks(states)
+    assert mark.stat().st_mode & 0o077 == mark.parent.stat().st_mode & 0o077 == 0
+    make_old(mark.parent, days=3)
+    make_old(states.folder / "swept", days=1)
+    states.claim_round(1, 8, 1)
+    assert not mark.parent.exists()
+
+
+def test_a_folder_is_swept_once_an_hour_so_that_many_nodes_can_share_one(states: StateDirectory) -> None:
+    states.claim_round(1, 7, 3)
+    (mark,) = marks(states)
+    make_old(mark.parent, days=3)
+    states.claim_round(1, 8, 1)
+    assert mark.exists()
+
+
+def marks(states: StateDirectory) -> list[Path]:
+    return list(states.folder.glob("*.rounds/*"))
+
+
+def make_old(path: Path, days: int) -> None:
+    then = time.time() - days * 24 * 3600
+    os.utime(path, (then, then))
+
+
+def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(InvalidParameters, match=DIRECTORY_VARIABLE):
+        StateDirectory(tmp_path / "open")
+
+
+def test_the_folder_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "named"))
+    assert StateDirectory().folder == tmp_path / "named"

@@ -1,0 +1,165 @@
+"""Every key is checked by name; a client's floors are raised and never lowered."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.flower.floors import NodeSettings
+from secagg.flower.settings import SecAggSettings
+
+NODE = NodeSettings(
+    minimum_cohort=3,
+    minimum_threshold=2,
+    modes=("semi_honest", "active"),
+    suites=("classic", "hybrid"),
+    minimum_modulus_bits=4,
+    maximum_population=100,
+    assumed_corrupted=1,
+    privacy_bits=40,
+    identity=None,
+    maximum_weight=100,
+    allow_simulated_enclave=True,
+)
+
+
+def test_keys_of_the_app_itself_are_left_alone() -> None:
+    settings = SecAggSettings.from_run_config({"num-server-rounds": 3, "secagg-clip": 2, "secagg-metrics": "a, b"})
+    assert (settings.clip, settings.metric_names) == (2.0, ("a", "b"))
+
+
+def test_the_example_lists_the_defaults(repository: Path) -> None:
+    project = tomllib.loads((repository / "examples/flower_quickstart/pyproject.toml").read_text(encoding="utf-8"))
+    config = {**project["tool"]["flwr"]["app"]["config"], "secagg-metrics": ""}
+    assert SecAggSettings.from_run_config(config) == SecAggSettings()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("secagg-protocol", "two-server", "secagg-protocol is one of pairwise, enclave"),
+        ("secagg-protocol", "enclave", "secagg-roster names the roster file"),
+        ("secagg-mode", "secure", "secagg-mode is one of semi_honest, active"),
+        ("secagg-graph", "ring", "secagg-graph is one of full, sparse"),
+        ("secagg-suite", "rsa", "secagg-suite is one of"),
+        ("secagg-weighting", "loss", "secagg-weighting is one of"),
+        ("secagg-threshold", 1.5, "secagg-threshold is a part of the clients"),
+        ("secagg-threshold", "most", "secagg-threshold is a number"),
+        ("secagg-minimum-cohort", 1, "secagg-minimum-cohort is 0 or at least 2"),
+        ("secagg-corrupted", -1, "secagg-corrupted is not negative"),
+        ("secagg-corrupted", True, "secagg-corrupted is an integer"),
+        ("secagg-privacy-bits", 39, "secagg-privacy-bits is at least 40"),
+        ("secagg-compression", "zip", "secagg-compression is fixed-point, scalar-2"),
+        ("secagg-compression", "scalar-17", "secagg-compression"),
+        ("secagg-compression", "scalar-1", "secagg-compression"),
+        ("secagg-compression", "pruning-1.0", "secagg-compression"),
+        ("secagg-compression", "pq-64", "secagg-compression"),
+        ("secagg-compression", "pq", "change secagg-protocol to 'enclave', or this to fixed-point"),
+        ("secagg-modulus-bits", 65, "secagg-modulus-bits lies in"),
+        ("secagg-clip", 0.0, "secagg-clip is a positive number"),
+        ("secagg-clip", float("nan"), "secagg-clip is a positive number"),
+        ("secagg-metric-bound", float("inf"), "secagg-metric-bound"),
+        ("secagg-maximum-weight", 0, "secagg-maximum-weight"),
+        ("secagg-weight-unit", 0, "secagg-weight-unit"),
+        ("secagg-metrics", "loss,loss", "secagg-metrics names a metric twice"),
+        ("secagg-stage-timeout", 0.0, "secagg-stage-timeout"),
+        ("secagg-mode", "active", "secagg-roster names the roster file"),
+        ("secagg-treshold", 0.5, "did you mean secagg-threshold"),
+        ("secagg-0123456789", 0.5, "there are secagg-protocol"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_the_name_of_its_key(key: str, value: object, said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        SecAggSettings.from_run_config({key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("secagg-mode", "active", "secagg-mode belongs to secagg-protocol = 'pairwise'"),
+        ("secagg-graph", "sparse", "secagg-graph belongs to secagg-protocol = 'pairwise'"),
+    ],
+)
+def test_what_only_pairwise_masks_have_is_refused_beside_an_enclave(key: str, value: object, said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        SecAggSettings.from_run_config({"secagg-protocol": "enclave", "secagg-roster": "roster.json", key: value})
+
+
+def test_a_compression_is_read_with_its_numbers() -> None:
+    assert SecAggSettings(compression="scalar-8").scalar_bits == 8
+    assert SecAggSettings(compression="pruning-0.95").sparsity == "0.95"
+    enclave = {"protocol": "enclave", "roster": "roster.json"}
+    assert SecAggSettings(compression="pq", **enclave).codebook == (64, 8)  # type: ignore[arg-type]
+    assert SecAggSettings(compression="pq-256x4", **enclave).codebook == (256, 4)  # type: ignore[arg-type]
+    assert SecAggSettings().codebook is None
+
+
+def test_an_enclave_needs_half_of_the_clients_unless_told_otherwise() -> None:
+    enclave: dict[str, Any] = {"protocol": "enclave", "roster": "roster.json"}
+    assert SecAggSettings(**enclave).tolerated_dropouts(9) == 4
+    assert SecAggSettings(**enclave, threshold=0.9).tolerated_dropouts(10) == 1
+
+
+@pytest.mark.parametrize(("invited", "most"), [(3, 0), (4, 0), (5, 1), (8, 2), (10, 3), (20, 8), (100, 48)])
+def test_a_full_graph_stands_as_many_dropouts_as_leave_the_shares_together(invited: int, most: int) -> None:
+    assert SecAggSettings().tolerated_dropouts(invited) == most
+
+
+def test_a_threshold_that_the_graph_cannot_keep_is_refused_with_one_that_it_can() -> None:
+    with pytest.raises(InvalidParameters, match=r"raise it to 0.7$"):
+        SecAggSettings(threshold=0.5).tolerated_dropouts(10)
+    assert SecAggSettings(threshold=0.7).tolerated_dropouts(10) == 3
+    assert SecAggSettings(threshold=1.0).tolerated_dropouts(10) == 0
+
+
+def test_two_clients_are_no_session() -> None:
+    with pytest.raises(InvalidParameters, match="too few"):
+        SecAggSettings().tolerated_dropouts(2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "kept", "raised"),
+    [
+        ("secagg-minimum-cohort", 10, "minimum_cohort", 2, 10),
+        ("secagg-minimum-threshold", 5, "minimum_threshold", 1, 5),
+        ("secagg-minimum-modulus-bits", 16, "minimum_modulus_bits", 1, 16),
+        ("secagg-assumed-corrupted", 4, "assumed_corrupted", 0, 4),
+        ("secagg-privacy-bits", 60, "privacy_bits", 10, 60),
+        ("secagg-maximum-population", 50, "maximum_population", 1000, 50),
+        ("secagg-maximum-weight", 1, "maximum_weight", 1000, 1),
+        ("secagg-allow-simulated-enclave", False, "allow_simulated_enclave", True, False),
+    ],
+)
+def test_an_operator_raises_a_floor_and_lowers_none(key: str, value: int, name: str, kept: int, raised: int) -> None:
+    assert getattr(NODE.raised_by({key: value}), name) == raised
+    assert NODE.raised_by({key: kept}) == NODE
+
+
+def test_an_operator_narrows_modes_and_adds_none() -> None:
+    assert NODE.raised_by({"secagg-modes": "active"}).modes == ("active",)
+    assert NODE.raised_by({"secagg-modes": "active,none"}).modes == ("active",)
+    with pytest.raises(InvalidParameters):
+        NODE.raised_by({"secagg-modes": "none"}).floors()
+
+
+def test_an_operator_cannot_allow_what_the_app_does_not() -> None:
+    strict = replace(NODE, allow_simulated_enclave=False)
+    assert not strict.raised_by({"secagg-allow-simulated-enclave": True}).allow_simulated_enclave
+
+
+def test_an_operator_names_the_protocols() -> None:
+    narrowed = NODE.raised_by({"secagg-protocols": "enclave"})
+    narrowed.require_protocol("enclave")
+    with pytest.raises(InvalidParameters, match="accepts enclave"):
+        narrowed.require_protocol("pairwise")
+
+
+@pytest.mark.parametrize("config", [{"secagg-minimum-cohort": "10"}, {"secagg-cohort": 3}, {"secagg-identity": 3}])
+def test_a_node_key_that_is_none_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="is no floor"):
+        NODE.raised_by({"partition-id": 1, **config})

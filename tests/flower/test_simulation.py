@@ -1,0 +1,215 @@
+"""Rounds in Flower's simulation: the same model as plain strategies give, with dropouts at every stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.flower
+
+STAGES = ("advertise keys", "share keys", "train and upload", "unmasking")
+LEFT = "secagg: this client left the round; its own log says why"
+DROPPED = {
+    "drop_offer": [(8, 6), (6, 6), (6, 6), (6, 6)],
+    "drop_advertised": [(8, 8), (8, 6), (6, 6), (6, 6)],
+    "drop_training": [(8, 8), (8, 8), (8, 6), (6, 6)],
+    "fail_training": [(8, 8), (8, 8), (8, 6), (6, 6)],
+    "refuse_training": [(8, 8), (8, 8), (8, 6), (6, 6)],
+    "drop_unmasking": [(8, 8), (8, 8), (8, 8), (8, 6)],
+}
+ACTIVE = {
+    "active:drop_advertised": [(8, 8), (8, 6), (6, 6), (6, 6), (6, 6)],
+    "active:drop_training": [(8, 8), (8, 8), (8, 6), (6, 6), (6, 6)],
+    "active:drop_survivors": [(8, 8), (8, 8), (8, 8), (8, 6), (8, 6)],
+    "active:drop_unmasking": [(8, 8), (8, 8), (8, 8), (8, 8), (8, 6)],
+}
+
+
+@pytest.fixture(scope="module")
+def small(simulate: Any) -> dict[str, Any]:
+    """Eight clients, of which a full graph stands two that drop out."""
+    names = [
+        "twin",
+        "scalar",
+        *DROPPED,
+        "active",
+        *ACTIVE,
+        "too_many_gone",
+        "restarted",
+        "rolled_back",
+        "averaging",
+        "private",
+    ]
+    outcome: dict[str, Any] = simulate(
+        8, [*names, "not_averaging", "hybrid", "even_sizes", "clipped", "silent", "pruning"]
+    )
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def large(simulate: Any) -> dict[str, Any]:
+    """So many that a sparse graph is one."""
+    outcome: dict[str, Any] = simulate(24, ["sparse", "active:sparse", "sparse_threshold"])
+    return outcome
+
+
+def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
+
+
+def agrees(outcome: dict[str, Any], rounds: int = 1) -> None:
+    """Compare with the weighted mean: steps of 2^-16 for floats, half-precision numbers, and integers exactly."""
+    assert outcome["error"] is None
+    difference = outcome["difference"]
+    assert difference["layer"] < rounds * 2**-15
+    assert difference["bias"] < rounds * 2**-15
+    assert difference["narrow"] < rounds * 2**-9
+    assert difference["steps"] == difference["empty"] == 0
+    assert all(record["loss"] == pytest.approx(outcome["loss"], abs=1e-6) for record in outcome["metrics"].values())
+
+
+def test_a_run_agrees_with_plain_federated_averaging_within_the_error_of_quantization(small: dict[str, Any]) -> None:
+    outcome = small["twin"]
+    agrees(outcome, rounds=2)
+    assert outcome["twin"]["layer"] < 2**-14
+    assert outcome["twin"]["bias"] < 2**-14
+    assert outcome["twin"]["narrow"] < 2**-8
+    assert outcome["twin_loss"] == pytest.approx(outcome["loss"], abs=1e-6)
+
+
+def test_nothing_but_messages_of_the_protocol_leaves_a_client(small: dict[str, Any]) -> None:
+    assert small["twin"]["names"] == ["secagg"]
+    assert set(small["twin"]["metrics"]["1"]) == {"loss"}
+
+
+@pytest.mark.parametrize("name", ["fail_training", "refuse_training"])
+def test_why_training_failed_is_told_to_nobody(small: dict[str, Any], name: str) -> None:
+    assert small[name]["errors"] == [LEFT]
+    assert "this client's training" in small[name]["log"]
+
+
+@pytest.mark.parametrize("name", ["twin", "fail_training", "refuse_training"])
+def test_no_state_is_left_after_a_round(small: dict[str, Any], name: str) -> None:
+    assert small[name]["state_left"] == 0
+    assert small["twin"]["files_left"] == 0
+
+
+def test_pruning_moves_the_coordinates_that_the_seed_says_and_moves_them_rightly(small: dict[str, Any]) -> None:
+    assert small["pruning"]["error"] is None
+    assert small["pruning"]["moved"] == pytest.approx(0.25, abs=0.01)
+    assert small["pruning"]["off"] < 2**-15
+
+
+def test_each_stage_is_logged_once_with_what_it_carried(small: dict[str, Any]) -> None:
+    log = [line for line in small["twin"]["log"].splitlines() if line.startswith("INFO round 1,")]
+    assert [line.partition(", ")[2].partition(":")[0] for line in log] == [*STAGES, "sum"]
+    assert all("sent 8 (" in line and "received 8 (" in line and "dropped 0" in line for line in log[:4])
+
+
+def test_eight_bits_after_the_first_round_come_from_its_mean_and_send_less(small: dict[str, Any]) -> None:
+    outcome = small["scalar"]
+    assert outcome["error"] is None
+    assert outcome["difference"]["layer"] < 0.005
+    assert outcome["difference"]["steps"] == 0
+    assert "the first round travels in fixed point" in outcome["log"]
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_a_round_stands_dropouts_at_every_stage(small: dict[str, Any], name: str) -> None:
+    agrees(small[name])
+    assert counts(small[name]) == DROPPED[name]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_round_in_active_mode_stands_dropouts_at_every_stage(small: dict[str, Any], name: str) -> None:
+    agrees(small[name])
+    assert counts(small[name]) == ACTIVE[name]
+
+
+def test_active_mode_checks_consistency(small: dict[str, Any]) -> None:
+    agrees(small["active"])
+    assert [stage["name"] for stage in small["active"]["stages"]] == [*STAGES[:3], "consistency check", STAGES[3]]
+
+
+def test_the_hybrid_suite_stands_dropouts_too(small: dict[str, Any]) -> None:
+    agrees(small["hybrid"])
+    assert counts(small["hybrid"]) == [(8, 8), (8, 8), (8, 7), (7, 6)]
+
+
+@pytest.mark.parametrize("name", ["sparse", "active:sparse"])
+def test_a_sparse_graph_gives_the_same_sum(large: dict[str, Any], name: str) -> None:
+    agrees(large[name], rounds=2)
+    assert counts(large[name])[1:3] == [(24, 24), (24, 23)]
+
+
+def test_a_sparse_graph_keeps_the_threshold_that_was_configured(large: dict[str, Any]) -> None:
+    assert large["sparse_threshold"]["error"] == (
+        "ThresholdNotMet: 23 clients (secagg-threshold) are needed and 22 are present"
+    )
+
+
+def test_a_client_that_is_silent_costs_patience_and_not_the_timeout(small: dict[str, Any]) -> None:
+    agrees(small["silent"])
+    assert counts(small["silent"])[1] == (8, 7)
+    assert small["silent"]["seconds"] < 15
+
+
+def test_a_round_that_loses_too_many_ends_the_run_loudly(small: dict[str, Any]) -> None:
+    outcome = small["too_many_gone"]
+    assert outcome["error"] == "ThresholdNotMet: 6 contributors are needed and 5 are present"
+    assert "ERROR round" in outcome["log"]
+    assert "nothing of it was learned" in outcome["log"]
+
+
+def test_a_client_that_restarted_leaves_the_round_and_takes_part_in_the_next(small: dict[str, Any]) -> None:
+    agrees(small["restarted"])
+    assert counts(small["restarted"]) == [(8, 8), (8, 7), (7, 6), (6, 6)]
+    assert small["restarted"]["errors"] == [LEFT]
+    assert "there is no session to go on with" in small["restarted"]["log"]
+    agrees(small["restarted"]["again"])
+
+
+def test_a_state_that_comes_back_is_not_gone_on_from(small: dict[str, Any]) -> None:
+    agrees(small["rolled_back"])
+    assert counts(small["rolled_back"]) == [(8, 8), (8, 8), (8, 7), (7, 6)]
+    assert "state is not the newest of its session" in small["rolled_back"]["log"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [("FedProx", 3e-5), ("FedAvgM", 3e-5), ("FedAdam", 5e-3), ("FedYogi", 5e-3), ("FedAdagrad", 5e-3)],
+)
+def test_strategies_that_average_agree_with_themselves(small: dict[str, Any], name: str, bound: float) -> None:
+    assert small["averaging"][name] < bound
+
+
+def test_a_strategy_that_clips_on_the_clients_is_given_the_mean_to_add_noise_to(small: dict[str, Any]) -> None:
+    assert small["private"]["error"] is None
+    assert small["private"]["difference"]["layer"] < 2**-15
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Krum",
+        "MultiKrum",
+        "Bulyan",
+        "FedMedian",
+        "FedTrimmedAvg",
+        "QFedAvg",
+        "DifferentialPrivacyServerSideFixedClipping",
+    ],
+)
+def test_strategies_that_need_single_updates_are_refused_by_name(small: dict[str, Any], name: str) -> None:
+    assert small["not_averaging"][name].startswith(f"InvalidParameters: {name} cannot work under secure aggregation")
+
+
+def test_every_number_of_clients_is_a_session(small: dict[str, Any]) -> None:
+    sizes = {key: value for key, value in small["even_sizes"].items() if key.isdecimal()}
+    assert sizes == dict.fromkeys("4567")
+
+
+def test_what_is_cut_off_is_told_at_both_ends(small: dict[str, Any]) -> None:
+    assert "of this update's values are beyond their range" in small["clipped"]["log"]
+    assert "of the clients' values were out of range and cut off" in small["clipped"]["log"]
