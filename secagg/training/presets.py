@@ -64,7 +64,9 @@ _SENT140: Final = Configuration(
 )
 
 
-def _family(base: Configuration, sq: CompressionSettings, pruning: CompressionSettings, pq: CompressionSettings) -> None:
+def _family(
+    base: Configuration, sq: CompressionSettings, pruning: CompressionSettings, pq: CompressionSettings
+) -> None:
     for name, compression in (("none", _NONE), ("sq", sq), ("prune", pruning), ("pq", pq)):
         protocol = SumProtocol.ENCLAVE if compression.scheme is Scheme.PRODUCT else SumProtocol.PAIRWISE
         run = replace(

@@ -1,0 +1,348 @@
+"""Which codec a round uses: made anew when it is due, from what the rounds before have told.
+
+``begin`` returns the codec of a round; ``encode`` is the client's step, ``decode`` the server's, which also keeps what
+the next codec is calibrated on. What is kept is small and can be stored and restored, so that a resumed run has the
+same codecs to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.byte_accounting import Accounting
+from secagg.compression.model_update import (
+    Calibration,
+    CalibrationSource,
+    Codebooks,
+    ModelUpdate,
+    Plain,
+    Pruned,
+    Quantized,
+    Recipe,
+    Rotated,
+    UpdatePlan,
+    decode_parameters,
+    downlink_bytes,
+    encode_parameters,
+)
+from secagg.compression.model_update.tensors import Shape
+from secagg.compression.random_pruning import exact_sparsity
+from secagg.compression.scalar_quantization import Rounding
+from secagg.contract import Aggregate, Payload
+from secagg.entropy import Coins
+from secagg.errors import InternalError, InvalidParameters
+from secagg.training.calibration import (
+    STATISTICS,
+    ReachingQuantizer,
+    ScaledCodebooks,
+    encode_scales,
+    length,
+    mean_statistics,
+    reach,
+    rotated_reach,
+)
+from secagg.training.configuration import CompressionSettings, Scheme, Source
+from secagg.training.parts import Update
+
+PLAIN_BITS: Final = 32
+LEAST_CLIP: Final = 0.25
+_SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
+_LATE_SOURCES: Final = (*_SECURE_SOURCES, Source.AGGREGATE)
+"""They know nothing before the first round, which is sent uncompressed."""
+_SCALE_BYTES: Final = 4
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCodec:
+    """The codec of a round, and what clients are told of it."""
+
+    update: ModelUpdate
+    is_fresh: bool
+    """Whether it differs from that of the round before, so that its parameters are broadcast."""
+    broadcast_bytes: int
+    """What a client receives for it in this round."""
+    paper_broadcast_bytes: int
+
+
+@dataclass(slots=True)
+class Operators:
+    """The codecs of a run, one after another."""
+
+    settings: CompressionSettings
+    shapes: Mapping[str, Shape]
+    seed: bytes
+    """32 public bytes of the run."""
+    maximum_total_weight: int
+    current: ModelUpdate | None = field(default=None, init=False)
+    _statistics: list[float] | None = field(default=None, init=False)
+    _previous_mean: dict[str, npt.NDArray[Any]] | None = field(default=None, init=False)
+    _chosen: dict[str, Recipe | None] = field(init=False)
+    """Tensors with a recipe of their own; None for those that are sent plain."""
+
+    def __post_init__(self) -> None:
+        self._chosen = {}
+        for entry in self.settings.layers:
+            name, recipe = self._layer(entry)
+            if name not in self.shapes:
+                raise InvalidParameters(f"compression.layers names {name!r}, and the model has {', '.join(self.shapes)}")
+            self._chosen[name] = recipe
+        if self.settings.scheme is not Scheme.NONE and not self.compressed:
+            raise InvalidParameters(
+                f"compression.scheme {self.settings.scheme.value!r} fits no tensor of the model; take smaller blocks, "
+                "another scheme, or none"
+            )
+        self._require_capacity()
+
+    @property
+    def compressed(self) -> tuple[str, ...]:
+        """The tensors that are not sent plain."""
+        recipe = self._recipe(1.0)
+        return tuple(
+            name
+            for name, shape in self.shapes.items()
+            if len(shape) > 1
+            and recipe is not None
+            and (self._chosen.get(name, recipe) or _NOTHING).fits(shape)
+            and self._chosen.get(name, recipe) is not None
+        )
+
+    @property
+    def values(self) -> int:
+        """How many values the model has."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    def epoch(self, round_number: int) -> int:
+        """Return how often the codec was made anew until a round; rounds count from 0."""
+        period = self.settings.refresh
+        if self.settings.scheme is Scheme.NONE:
+            return 0
+        if self.settings.source in _LATE_SOURCES:
+            return 0 if round_number == 0 else 1 + (round_number - 1) // period
+        return round_number // period
+
+    def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:
+        """Return the codec of a round, made anew if that is due.
+
+        Args:
+            sample: trains a client outside of the round, or on public data; called only where the source asks for it.
+        """
+        epoch = self.epoch(round_number)
+        is_fresh = self.current is None or (self.current.epoch != epoch and self._is_informed)
+        if is_fresh:
+            self.current = self._made(epoch, sample)
+        codec = self.codec
+        wire, paper = self._broadcast(codec)
+        return RoundCodec(
+            update=codec,
+            is_fresh=is_fresh,
+            broadcast_bytes=wire if is_fresh else 0,
+            paper_broadcast_bytes=paper if is_fresh else 0,
+        )
+
+    @property
+    def _is_informed(self) -> bool:
+        """Whether there is something to calibrate on; nothing is, for instance, if the first round failed."""
+        match self.settings.source:
+            case Source.STAT | Source.PRIOR:
+                return self._statistics is not None
+            case Source.AGGREGATE:
+                return self._previous_mean is not None
+            case _:
+                return True
+
+    @property
+    def codec(self) -> ModelUpdate:
+        """The codec in force."""
+        if self.current is None:
+            raise InvalidParameters("no round has begun; call begin() first")
+        return self.current
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        """Encode one client's update, with its statistics where the source asks for them."""
+        return self.codec.encode(self.with_statistics(update), coins)
+
+    def with_statistics(self, update: Update) -> Arrays:
+        """Return the tensors that are sent: those of the update, and what the client tells of them."""
+        if self.settings.source not in _SECURE_SOURCES:
+            return update
+        measure = length
+        if self.settings.source is Source.STAT:
+            measure = rotated_reach if self.settings.rotation else reach
+        statistics = np.array([measure(update[name]) for name in self.compressed], dtype=np.float32)
+        return {**update, STATISTICS: statistics}
+
+    def decode(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the mean update, and keep what it tells for the next codec."""
+        mean = self.codec.mean(aggregate)
+        if self.settings.source in _SECURE_SOURCES:
+            self._statistics = mean_statistics(mean)
+        if self.settings.source is Source.AGGREGATE:
+            self._previous_mean = {name: mean[name] for name in self.shapes}
+        return {name: mean[name].astype(np.float32) for name in self.shapes}
+
+    # --- Storing --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything that a resumed run needs, as arrays."""
+        stored = dict[str, npt.NDArray[Any]]()
+        if self.current is not None:
+            stored["codec"] = np.frombuffer(encode_parameters(self.current), dtype=np.uint8)
+        if self._statistics is not None:
+            stored["statistics"] = np.array(self._statistics, dtype=np.float32)
+        for name, value in (self._previous_mean or {}).items():
+            stored[f"previous/{name}"] = value
+        return stored
+
+    def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what ``state`` returned."""
+        if "codec" in stored:
+            self.current = decode_parameters(stored["codec"].tobytes())
+        if "statistics" in stored:
+            self._statistics = [float(value) for value in stored["statistics"]]
+        previous = {name[len("previous/") :]: stored[name] for name in stored if name.startswith("previous/")}
+        self._previous_mean = previous or None
+
+    # --- Private --------------------------------------------------------------------------------------------------
+
+    @property
+    def _plain(self) -> Plain:
+        # No sum of a cohort at the clip leaves the ring.
+        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
+        return Plain(
+            clip=float(steps >> self.settings.fraction_bits or Fraction(steps, 1 << self.settings.fraction_bits)),
+            fraction_bits=self.settings.fraction_bits,
+            modulus_bits=PLAIN_BITS,
+        )
+
+    def _require_capacity(self) -> None:
+        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
+        if steps < LEAST_CLIP * (1 << self.settings.fraction_bits):
+            raise InvalidParameters(
+                f"a cohort of total weight {self.maximum_total_weight} leaves fixed point of 32 bits with "
+                f"{self.settings.fraction_bits} fraction bits a range below {LEAST_CLIP}; lower "
+                "compression.fraction_bits, or take a smaller cohort"
+            )
+        if self.settings.scheme is not Scheme.SCALAR:
+            return
+        margin = self.settings.modulus_bits - self.settings.bits
+        if margin < 0:
+            raise InvalidParameters(
+                f"codes of {self.settings.bits} bits do not fit a ring of {self.settings.modulus_bits}; raise "
+                "compression.modulus_bits"
+            )
+        if not self.settings.wrap and 1 << margin < self.maximum_total_weight:
+            raise InvalidParameters(
+                f"the capacity of codes of {self.settings.bits} bits in a ring of {self.settings.modulus_bits} is a "
+                f"total weight of {1 << margin}, and a round may reach {self.maximum_total_weight}; raise "
+                "compression.modulus_bits, lower compression.bits, or allow sums to leave the ring with "
+                "compression.wrap = true"
+            )
+
+    def _layer(self, entry: str) -> tuple[str, Recipe | None]:
+        name, _, text = entry.rpartition("=")
+        if text == "plain":
+            return name, None
+        codewords, slash, block_size = text.partition("/")
+        if not name or not slash or not codewords.isdecimal() or not block_size.isdecimal():
+            raise InvalidParameters(f'an entry of compression.layers is "name=codewords/block_size"; got {entry!r}')
+        return name, self._product(1.0, int(codewords), int(block_size))
+
+    def _recipe(self, statistic: float) -> Recipe | None:
+        """Return how a tensor is compressed, given what the clients told of it where they tell anything."""
+        settings = self.settings
+        match settings.scheme:
+            case Scheme.NONE:
+                return None
+            case Scheme.SCALAR:
+                rounding = Rounding.STOCHASTIC if settings.stochastic else Rounding.NEAREST_EVEN
+                weight = self.maximum_total_weight if settings.wrap else None
+                inner: Recipe = (
+                    ReachingQuantizer(
+                        reach=statistic,
+                        bits=settings.bits,
+                        modulus_bits=settings.modulus_bits,
+                        rounding=rounding,
+                        wrapping_weight=weight,
+                    )
+                    if settings.source is Source.STAT
+                    else Quantized(
+                        bits=settings.bits,
+                        modulus_bits=settings.modulus_bits,
+                        rounding=rounding,
+                        wrapping_weight=weight,
+                    )
+                )
+                return Rotated(block_size=settings.rotation, inner=inner) if settings.rotation else inner
+            case Scheme.PRUNING:
+                return Pruned(sparsity=exact_sparsity(settings.sparsity), inner=self._plain)
+            case Scheme.PRODUCT:
+                return self._product(statistic, settings.codewords, settings.block_size)
+
+    def _product(self, statistic: float, codewords: int, block_size: int) -> Recipe:
+        stages = self.settings.stages
+        if self.settings.source is Source.PRIOR:
+            return ScaledCodebooks(length=statistic, codewords=codewords, block_size=block_size, stages=stages)
+        return Codebooks(block_size=block_size, codewords=codewords, stages=stages)
+
+    def _own(self, name: str, statistic: float) -> Recipe:
+        own = self._chosen.get(name)
+        match own:
+            case ScaledCodebooks() | Codebooks():
+                return self._product(statistic, own.codewords, own.block_size)
+            case _:
+                return self._recipe(statistic) or self._plain
+
+    def _made(self, epoch: int, sample: Callable[[], Update]) -> ModelUpdate:
+        source = self.settings.source
+        is_first = source in _LATE_SOURCES and not self._is_informed
+        names = () if is_first else self.compressed
+        shapes, plain = dict(self.shapes), self._plain
+        if source in _SECURE_SOURCES:
+            shapes[STATISTICS] = (len(self.compressed),)
+        known = self._statistics if source in _SECURE_SOURCES else None
+        chosen = {
+            name: self._own(name, 1.0 if known is None else known[position]) for position, name in enumerate(names)
+        }
+        plan = UpdatePlan(shapes=shapes, plain=plain, compressed=plain, chosen=chosen, seed=self.seed)
+        if is_first or source in {None, *_SECURE_SOURCES}:
+            made = plan.parameters(epoch=epoch)
+            if is_first or source is None:
+                return made
+            return ModelUpdate(
+                tensors=made.tensors, epoch=made.epoch, source=CalibrationSource.PREVIOUS_AGGREGATE
+            )
+        previous = self.current if self.current is not None and self.current.epoch < epoch else None
+        return plan.parameters(epoch=epoch, calibration=self._calibration(sample), previous=previous)
+
+    def _calibration(self, sample: Callable[[], Update]) -> Calibration:
+        match self.settings.source:
+            case Source.AGGREGATE if self._previous_mean is not None:
+                return Calibration(CalibrationSource.PREVIOUS_AGGREGATE, self._previous_mean)
+            case Source.PUBLIC:
+                return Calibration(CalibrationSource.PUBLIC_BATCH, sample())
+            case Source.MOCK:
+                return Calibration(CalibrationSource.LEAKY_MOCK_CLIENT, sample())
+            case _:
+                raise InternalError("a source of scales and codebooks has nothing to tell")
+
+    def _broadcast(self, codec: ModelUpdate) -> tuple[int, int]:
+        if self.settings.source in _SECURE_SOURCES:
+            scales = self._statistics if codec.epoch and self._statistics else []
+            return len(encode_scales(codec.epoch, scales)), _SCALE_BYTES * len(scales)
+        return len(encode_parameters(codec)), downlink_bytes(codec, Accounting.PAPER)
+
+
+class _Nothing:
+    def fits(self, shape: Shape) -> bool:  # noqa: ARG002, PLR6301 -- a recipe's
+        return False
+
+
+_NOTHING: Final = _Nothing()
