@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.errors import InvalidParameters
-from secagg.training.seeds import Seed, generator
+from secagg.training.seeds import Seed, Stream, generator, seed_of
 
 Indices = npt.NDArray[np.int64]
 Images = npt.NDArray[np.float32]
@@ -22,21 +22,30 @@ _LARGEST_SHIFT: Final = 2
 _IMAGE_AXES: Final = 4
 
 
-def dirichlet_partition(
-    labels: npt.NDArray[np.int64], *, clients: int, alpha: float, spread: float, seed: Seed
-) -> list[Indices]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """How examples without owners are dealt out to clients."""
+
+    clients: int = 200
+    alpha: float = 1.0
+    """How alike the clients' labels are; 0.1 gives most clients one or two labels, 100 gives everybody all."""
+    spread: float = 0.35
+    """The standard deviation of the logarithm of the sizes; 0 makes them equal."""
+    style: bool = False
+    """Whether every client's images have a style of their own."""
+    seed: int = 0
+
+
+def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list[Indices]:
     """Deal out examples so that clients differ in size, and in how often they see each label.
 
     A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. Where a label
     has run out, it takes the one of which most are left. No example is dealt twice.
 
-    Args:
-        alpha: how alike the clients' labels are; 0.1 gives most clients one or two labels, 100 gives everybody all.
-        spread: the standard deviation of the logarithm of the sizes; 0 makes them equal.
-
     Raises:
         InvalidParameters: there are too few examples for so many clients, or a parameter is out of its range.
     """
+    clients, alpha, spread = dealing.clients, dealing.alpha, dealing.spread
     if clients < 1 or clients * LEAST_EXAMPLES > len(labels):
         raise InvalidParameters(
             f"{len(labels)} examples cannot be dealt out to {clients} clients; "
@@ -44,7 +53,7 @@ def dirichlet_partition(
         )
     if not alpha > 0 or not spread >= 0:
         raise InvalidParameters(f"alpha must be above 0 and the spread of sizes at least 0; they are {alpha}, {spread}")
-    coins = generator(seed)
+    coins = generator(seed_of(dealing.seed, Stream.PARTITION))
     count = int(labels.max()) + 1
     pools = [list[int](coins.permutation(np.flatnonzero(labels == label)).tolist()) for label in range(count)]
     left = np.array([len(pool) for pool in pools])
@@ -99,10 +108,10 @@ class Style:
         """Return the images as this client would have taken them."""
         if images.ndim != _IMAGE_AXES:
             raise InvalidParameters(f"a style changes images of 4 axes, and these have {images.ndim}")
-        shown = np.clip(np.float32(self.gain) * images ** np.float32(self.gamma), 0, 1)
+        shown: Images = np.clip(np.float32(self.gain) * images ** np.float32(self.gamma), 0, 1)
         if self.is_flipped:
             shown = shown[..., ::-1]
-        moved = np.zeros_like(shown)
+        moved: Images = np.zeros_like(shown)
         rows, columns = shown.shape[-2:]
         moved[..., _target(self.down, rows), _target(self.right, columns)] = shown[
             ..., _target(-self.down, rows), _target(-self.right, columns)

@@ -7,6 +7,8 @@ never come from here.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final
 
@@ -23,7 +25,7 @@ _PARTS: Final = 4
 
 
 class Stream(IntEnum):
-    """What randomness is for; two purposes never share a stream. The numbers are part of what makes a run repeatable."""
+    """What randomness is for; two purposes never share a stream, and a number never changes its purpose."""
 
     MODEL = 0
     """Initial parameters."""
@@ -87,6 +89,17 @@ def torch_seed(seed: Seed) -> int:
 def torch_generator(seed: Seed) -> torch.Generator:
     """Start torch's generator of a seed, on the CPU, where it gives the same numbers whatever trains."""
     return torch.Generator().manual_seed(torch_seed(seed))
+
+
+@contextmanager
+def torch_seeded(seed: Seed) -> Generator[None]:
+    """Let torch draw from a seed what it draws on the CPU by itself, and restore its generator afterwards."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(torch_seed(seed))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def seed_bytes(seed: Seed) -> bytes:

@@ -8,13 +8,14 @@ from typing import Final
 from secagg.errors import InvalidParameters
 from secagg.training.datasets.fashion import INSTALLED, fashion
 from secagg.training.datasets.prepared import PreparedData, Split
+from secagg.training.partition import Dealing
 
 NAMES: Final = ("fashion", "fashion-full")
 
 __all__ = ["NAMES", "PreparedData", "Split", "federated_data"]
 
 
-def federated_data(
+def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
     name: str,
     *,
     root: Path | None = None,
@@ -29,11 +30,11 @@ def federated_data(
     Raises:
         InvalidParameters: there is none of that name, or its files are missing or damaged.
     """
+    dealing = Dealing(clients=clients, alpha=alpha, spread=spread, style=style, seed=seed)
     match name:
         case "fashion":
-            return fashion(clients=clients, alpha=alpha, spread=spread, style=style, seed=seed)
+            return fashion(dealing)
         case "fashion-full":
-            where = INSTALLED if root is None else root
-            return fashion(clients=clients, alpha=alpha, spread=spread, style=style, seed=seed, root=where)
+            return fashion(dealing, INSTALLED if root is None else root)
         case _:
             raise InvalidParameters(f"there is no data set {name!r}; the data sets are {', '.join(NAMES)}")

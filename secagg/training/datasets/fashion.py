@@ -20,7 +20,7 @@ import torch
 
 from secagg.errors import InvalidParameters
 from secagg.training.datasets.prepared import PreparedData, Rows, Split, Transform, normalised
-from secagg.training.partition import dirichlet_partition, style_of
+from secagg.training.partition import Dealing, dirichlet_partition, style_of
 from secagg.training.seeds import Stream, seed_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,27 +37,21 @@ _IDX_BYTES: Final = 8
 """The type code of unsigned bytes in an idx file."""
 
 
-def fashion(
-    *, clients: int, alpha: float, spread: float, style: bool, seed: int, root: Path | None = None
-) -> PreparedData:
+def fashion(dealing: Dealing, root: Path | None = None) -> PreparedData:
     """Return the bundled subset, or the full set where ``root`` holds its four files, dealt out to clients.
 
     Raises:
         InvalidParameters: files are missing or damaged, or the examples do not suffice for so many clients.
     """
     train, test = bundled() if root is None else full(root)
-    name = "fashion" if root is None else "fashion-full"
-    parts = dirichlet_partition(
-        train.labels, clients=clients, alpha=alpha, spread=spread, seed=seed_of(seed, Stream.PARTITION)
-    )
     return PreparedData(
-        name=name,
+        name="fashion" if root is None else "fashion-full",
         classes=_CLASSES,
         shape=(1, _SIDE, _SIDE),
         train=train,
-        parts=parts,
+        parts=dirichlet_partition(train.labels, dealing),
         held_out=test,
-        transform=_transform(seed if style else None),
+        transform=_transform(dealing.seed if dealing.style else None),
     )
 
 

@@ -1,4 +1,6 @@
-"""Make the bundled subset of Fashion-MNIST from the full set: ``python -m secagg.training.datasets.make_fashion_subset``.
+"""Make the bundled subset of Fashion-MNIST from the full set.
+
+Run it as ``python -m secagg.training.datasets.make_fashion_subset``.
 
 The first images of each half are taken: the full set is in random order, and so is every beginning of it.
 """

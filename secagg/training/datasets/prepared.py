@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.parts import Examples
 from secagg.training.partition import Indices
+from secagg.training.parts import Examples
 
 Rows = npt.NDArray[np.generic]
 Transform = Callable[[Rows, int | None], torch.Tensor]
@@ -57,11 +57,11 @@ class PreparedData:
         if not 0 <= number < len(self.parts):
             raise InvalidParameters(f"there is no client {number}; they have the numbers 0 to {len(self.parts) - 1}")
         part = self.parts[number]
-        return Examples(self.transform(self.train.rows[part], number), torch.from_numpy(self.train.labels[part]))
+        return Examples(self.transform(self.train.rows[part], number), torch.as_tensor(self.train.labels[part]))
 
     def test(self) -> Examples:
         """Return the test examples."""
-        labels = torch.from_numpy(np.array(self.held_out.labels))
+        labels = torch.as_tensor(np.array(self.held_out.labels))
         return Examples(self.transform(self.held_out.rows, None), labels)
 
     def test_clients(self) -> npt.NDArray[np.int64] | None:
@@ -71,4 +71,4 @@ class PreparedData:
 
 def normalised(images: npt.NDArray[np.float32], *, mean: float, deviation: float) -> torch.Tensor:
     """Shift and scale values from 0 to 1 as a model's training expects them."""
-    return torch.from_numpy((images - np.float32(mean)) / np.float32(deviation))
+    return torch.as_tensor((images - np.float32(mean)) / np.float32(deviation))
