@@ -232,6 +232,10 @@ class Configuration:
     """``auto``: threads on a CPU, and on a GPU the fastest of those that the model permits."""
     workers: int = 0
     """Threads that train clients; 0 for as many as there are cores."""
+    chunk: int = 0
+    """Clients that a stacked engine trains at once; 0 for what suits the device."""
+    bf16: bool = False
+    compiled: bool = False
     checkpoint_every: int = 25
     data: DataSettings = field(default_factory=DataSettings)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(batch=20, rate=0.1))
@@ -412,10 +416,11 @@ def _literal(value: object) -> str:
 def _require_ranges(run: Configuration) -> None:
     compression, buffer = run.compression, run.asynchronous
     for name, value, least, most in (
-        ("seed", run.seed, 0, 2**63 - 1),
+        ("seed", run.seed, 0, 2**32 - 1),
         ("rounds", run.rounds, 1, 10**7),
         ("clients_per_round", run.clients_per_round, 2, 10**6),
         ("workers", run.workers, 0, 1024),
+        ("chunk", run.chunk, 0, 1 << 20),
         ("checkpoint_every", run.checkpoint_every, 1, 10**7),
         ("data.clients", run.data.clients, 2, 10**7),
         ("data.alpha", run.data.alpha, 1e-6, 1e6),

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.byte_accounting import Accounting
+from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -67,6 +68,8 @@ class RoundCodec:
     update: ModelUpdate
     is_fresh: bool
     """Whether it differs from that of the round before, so that its parameters are broadcast."""
+    is_compressed: bool
+    """False in a first round that has no scales or codebooks yet, unless nothing is compressed anyway."""
     broadcast_bytes: int
     """What a client receives for it in this round."""
     paper_broadcast_bytes: int
@@ -143,6 +146,8 @@ class Operators:
         return RoundCodec(
             update=codec,
             is_fresh=is_fresh,
+            is_compressed=self.settings.scheme is Scheme.NONE
+            or any(not isinstance(tensor.scheme, FixedPoint) for tensor in codec.tensors),
             broadcast_bytes=wire if is_fresh else 0,
             paper_broadcast_bytes=paper if is_fresh else 0,
         )
@@ -157,6 +162,26 @@ class Operators:
                 return self._previous_mean is not None
             case _:
                 return True
+
+    def planned(self) -> ModelUpdate:
+        """Return a codec that is laid out as those of the run will be, for judging a run before it begins."""
+        shapes = self._sent_shapes
+        chosen = {
+            name: ScaledCodebooks(length=1.0, codewords=own.codewords, block_size=own.block_size, stages=own.stages)
+            if isinstance(own := self._own(name, 1.0), Codebooks)
+            else own
+            for name in self.compressed
+        }
+        plan = UpdatePlan(shapes=shapes, plain=self._plain, compressed=self._plain, chosen=chosen, seed=self.seed)
+        sample = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
+        return plan.parameters(calibration=Calibration(CalibrationSource.PUBLIC_BATCH, sample))
+
+    @property
+    def _sent_shapes(self) -> dict[str, Shape]:
+        shapes = dict(self.shapes)
+        if self.settings.source in _SECURE_SOURCES:
+            shapes[STATISTICS] = (len(self.compressed),)
+        return shapes
 
     @property
     def codec(self) -> ModelUpdate:
@@ -304,9 +329,7 @@ class Operators:
         source = self.settings.source
         is_first = source in _LATE_SOURCES and not self._is_informed
         names = () if is_first else self.compressed
-        shapes, plain = dict(self.shapes), self._plain
-        if source in _SECURE_SOURCES:
-            shapes[STATISTICS] = (len(self.compressed),)
+        shapes, plain = self._sent_shapes, self._plain
         known = self._statistics if source in _SECURE_SOURCES else None
         chosen = {
             name: self._own(name, 1.0 if known is None else known[position]) for position, name in enumerate(names)

@@ -114,10 +114,6 @@ ModelFactory = Callable[[], torch.nn.Module]
 Progress = Callable[[int, int], None]
 
 
-class SecureSum(Protocol):
-    """Sums the payloads of a round's clients; ideal in the clear, or a real protocol in memory."""
-
-
 def clients_of(assignments: Iterable[Assignment]) -> list[int]:
     """Return whose work this is."""
     return [assignment.client for assignment in assignments]

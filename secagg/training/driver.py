@@ -1,0 +1,482 @@
+"""The round loop: sample, train, encode, sum, decode, step.
+
+A round pulls clients through one after another: the sum asks for an upload, which is encoded from what the engine
+yields next, and the update is dropped. Everything random follows from (seed, stream, round, client), so that a run that
+was stopped and resumed is the run that was not.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from secagg.compression.byte_accounting import Accounting, upload_bytes
+from secagg.contract import Aggregate
+from secagg.errors import PeerError, ThresholdNotMet
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.training.checkpoint import Checkpoint, write_arrays, write_text
+from secagg.training.clear_sum import OverflowMeter
+from secagg.training.configuration import FILE_NAME as CONFIGURATION_NAME
+from secagg.training.configuration import Configuration, Scheme, Source, Weighting, to_toml, to_tree, versions_here
+from secagg.training.datasets import federated_data
+from secagg.training.engines import fastest_engine, make_engine
+from secagg.training.evaluation import Evaluator
+from secagg.training.metrics import (
+    SUMMARY_NAME,
+    Accuracy,
+    MetricsFile,
+    Observer,
+    RoundRecord,
+    summarise,
+)
+from secagg.training.models import initial_parameters, model_factory
+from secagg.training.operators import PLAIN_BITS, Operators
+from secagg.training.parts import Assignment, Engine, Examples, FederatedData, ModelFactory, Tensors, Update
+from secagg.training.secure_sums import (
+    SecureSum,
+    SumRound,
+    Upload,
+    require_feasible,
+    sampled_losses,
+    secure_sum,
+)
+from secagg.training.seeds import Stream, generator, seed_bytes, seed_of
+from secagg.training.server_optimizers import Parameters, ServerOptimizer
+
+Evaluate = Callable[[Tensors], Accuracy]
+MODEL_NAME: Final = "model.npz"
+BEST_NAME: Final = "best.npz"
+_NOBODY: Final = 2**32 - 1
+"""The number of the client that stands for public data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """What a run is put together from; a platform gives its own for any of them."""
+
+    data: FederatedData
+    factory: ModelFactory
+    engine: Engine
+    sum: SecureSum
+    evaluate: Evaluate
+    public: Callable[[], Examples] | None = None
+    """Data that anybody may know, for the calibration ``public``."""
+
+
+def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pieces:
+    """Return the library's own pieces for a configuration.
+
+    Raises:
+        InvalidParameters: a name that there is not, data that are missing, a device that is not there, an engine that
+            cannot train the model, or a protocol that cannot run.
+    """
+    settings = configuration.data
+    data = federated_data(
+        settings.name,
+        root=None if settings.root is None else Path(settings.root),
+        clients=settings.clients,
+        alpha=settings.alpha,
+        style=settings.style,
+        seed=configuration.seed,
+    )
+    factory = model_factory(configuration.model, classes=data.classes, shape=data.shape, vocabulary=data.vocabulary)
+    tested = _Tested(configuration, data, factory)
+    return Pieces(
+        data=data,
+        factory=factory,
+        engine=_engine(configuration, factory, data, engine),
+        sum=secure_sum(configuration),
+        evaluate=tested.evaluate,
+        public=tested.public,
+    )
+
+
+@dataclass(slots=True)
+class Run:
+    """A run, between two rounds; ``advance`` plays the next one."""
+
+    configuration: Configuration
+    pieces: Pieces
+    parameters: Parameters = field(init=False)
+    operators: Operators = field(init=False)
+    optimizer: ServerOptimizer = field(init=False)
+    next_round: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        initial = initial_parameters(self.pieces.factory, seed_of(self.configuration.seed, Stream.MODEL))
+        self.parameters = {name: value.detach().cpu().numpy().copy() for name, value in initial.items()}
+        self.operators = Operators(
+            settings=self.configuration.compression,
+            shapes={name: tuple(value.shape) for name, value in self.parameters.items()},
+            seed=seed_bytes(seed_of(self.configuration.seed, Stream.OPERATORS)),
+            maximum_total_weight=self.configuration.maximum_total_weight,
+        )
+        self.optimizer = ServerOptimizer(self.configuration.server)
+
+    @property
+    def values(self) -> int:
+        """How many parameters the model has."""
+        return sum(value.size for value in self.parameters.values())
+
+    def sample(self, number: int) -> tuple[int, ...]:
+        """Return who is invited to a round, and one more, who calibrates it where that is asked for."""
+        available = len(self.pieces.data.sizes)
+        count = min(self.configuration.clients_per_round + 1, available)
+        drawn = generator(seed_of(self.configuration.seed, Stream.SAMPLING, number)).choice(
+            available, size=count, replace=False
+        )
+        return tuple(int(client) for client in drawn)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the model's parameters as engines take them."""
+        return {name: torch.from_numpy(value) for name, value in self.parameters.items()}
+
+    def advance(self) -> RoundRecord:
+        """Play one round."""
+        started, run, number = perf_counter(), self.configuration, self.next_round
+        drawn = self.sample(number)
+        clients, spare = drawn[: run.clients_per_round], drawn[-1]
+        start = self.tensors()
+        timer = _Timer()
+        with timer.part("calibrate"):
+            codec = self.operators.begin(number, lambda: self._calibrating_update(start, spare, number))
+        lost = sampled_losses(
+            clients,
+            run.dropouts.rate,
+            run.dropouts.stages,
+            generator(seed_of(run.seed, Stream.DROPPING, number)),
+        )
+        due = SumRound(
+            number=number, codec=codec.update, clients=clients, lost=lost, model_digest=_digest(self.parameters)
+        )
+        pulled = _Pulled(self, start, due, timer)
+        outcome, failure = None, None
+        try:
+            outcome = self.pieces.sum.run(due, pulled.uploads())
+        except (ThresholdNotMet, PeerError) as error:
+            failure = str(error)
+        if outcome is not None:
+            with timer.part("decode"):
+                self._step(outcome.aggregate)
+        record = RoundRecord(
+            round=number + 1,
+            epoch=codec.update.epoch,
+            clients=len(clients),
+            contributors=0 if outcome is None else outcome.aggregate.contributors,
+            lost={stage.value: len(some) for stage, some in lost.items()},
+            failure=failure,
+            loss=pulled.loss,
+            is_real=outcome is not None and outcome.is_real,
+            is_compressed=codec.is_compressed,
+            client_bytes_up=0.0 if outcome is None else outcome.bytes_up / max(1, len(due.uploaders)),
+            payload_bytes=int(upload_bytes(codec.update.layout, Accounting.WIRE)),
+            paper_bytes=float(upload_bytes(codec.update.layout, Accounting.PAPER)),
+            client_bytes_down=4 * self.values
+            + codec.broadcast_bytes
+            + (0.0 if outcome is None else outcome.bytes_down / len(clients)),
+            paper_broadcast_bytes=codec.paper_broadcast_bytes,
+            overflow=None if pulled.meter is None else pulled.meter.share,
+            overflow_flsim=None if pulled.meter is None else pulled.meter.flsim_share,
+            stages=[] if outcome is None else [asdict(stage) for stage in outcome.stages],
+        )
+        test = self._tested(number, timer)
+        timer.seconds["protocol"] = 0.0 if outcome is None else outcome.seconds
+        timer.seconds["round"] = perf_counter() - started
+        self.next_round = number + 1
+        return replace(record, test=test, seconds={name: round(value, 6) for name, value in timer.seconds.items()})
+
+    def weight(self, client: int) -> int:
+        """Return how often a client's update counts."""
+        settings, sizes = self.configuration.server, self.pieces.data.sizes
+        if settings.weighting is Weighting.EQUAL:
+            return 1
+        share = float(sizes[client]) / float(sizes.max())
+        return max(1, round(settings.maximum_weight * share))
+
+    def assignment(self, client: int, number: int) -> Assignment:
+        """Return one client's work in a round."""
+        return Assignment(
+            client=client,
+            examples=self.pieces.data.client(client),
+            seed=seed_of(self.configuration.seed, Stream.TRAINING, number, client),
+        )
+
+    def coins(self, client: int, number: int) -> InsecureSeededCoins:
+        """Return the coins that a client rounds with."""
+        return InsecureSeededCoins(seed_bytes(seed_of(self.configuration.seed, Stream.ENCODING, number, client)))
+
+    # --- Storing --------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the state between two rounds; what it holds is not changed later."""
+        return Checkpoint(
+            next_round=self.next_round,
+            configuration=to_tree(self.configuration),
+            counters={"engine": self.pieces.engine.name},
+            arrays={
+                "model": dict(self.parameters),
+                "optimizer": self.optimizer.state(),
+                "operators": self.operators.state(),
+            },
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            InvalidParameters: it is of another configuration.
+        """
+        checkpoint.require_same(self.configuration)
+        self.parameters = dict(checkpoint.arrays["model"])
+        self.optimizer.restore(checkpoint.arrays.get("optimizer", {}))
+        self.operators.restore(checkpoint.arrays.get("operators", {}))
+        self.next_round = checkpoint.next_round
+
+    def frozen(self) -> Callable[[], Checkpoint]:
+        """Return what makes the checkpoint of this moment later, without making it now."""
+        held = copy.copy(self)
+        held.operators, held.optimizer = copy.copy(self.operators), copy.copy(self.optimizer)
+        return held.checkpoint
+
+    # --- Private --------------------------------------------------------------------------------------------------
+
+    def _step(self, aggregate: Aggregate) -> None:
+        mean = self.operators.decode(aggregate)
+        self.parameters = self.optimizer.step(self.parameters, mean)
+
+    def _calibrating_update(self, start: Tensors, spare: int, number: int) -> Update:
+        if self.configuration.compression.source is Source.PUBLIC and self.pieces.public is not None:
+            seed = seed_of(self.configuration.seed, Stream.TRAINING, number, _NOBODY)
+            work = Assignment(client=_NOBODY, examples=self.pieces.public(), seed=seed)
+        else:
+            work = self.assignment(spare, number)
+        (trained,) = self.pieces.engine.train(start, [work], self.configuration.local)
+        return trained.update
+
+    def _tested(self, number: int, timer: _Timer) -> Accuracy | None:
+        every, last = self.configuration.evaluation.every, self.configuration.rounds
+        if (number + 1) % every and number + 1 != last:
+            return None
+        with timer.part("evaluate"):
+            return self.pieces.evaluate(self.tensors())
+
+
+def train(
+    configuration: Configuration,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    pieces: Pieces | None = None,
+    observers: Sequence[Observer] = (),
+) -> dict[str, Any]:
+    """Train as a configuration says, and return the summary.
+
+    Args:
+        out: the folder of the run, with its configuration, metrics, checkpoint and models; nothing is written without.
+        resume: go on from the checkpoint in that folder, if there is one.
+        pieces: what the run is put together from; by default the library's own.
+
+    Raises:
+        InvalidParameters: anything that cannot work, before anything is trained; or a checkpoint of another run.
+        KeyboardInterrupt: the run was interrupted; its last whole round is in the checkpoint.
+    """
+    stored = None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        stored = Checkpoint.read(out) if resume else None
+        if stored is not None:
+            stored.require_same(configuration)
+    engine = None if stored is None or configuration.engine != "auto" else str(stored.counters.get("engine"))
+    run = Run(configuration, pieces_of(configuration, engine=engine) if pieces is None else pieces)
+    require_feasible(configuration, run.operators.planned())
+    if stored is not None:
+        run.restore(stored)
+    records = list[RoundRecord]()
+    told = list(observers)
+    if out is not None:
+        write_text(out / CONFIGURATION_NAME, to_toml(configuration, versions_here()))
+        metrics = MetricsFile(out, keep=run.next_round)
+        records += metrics.kept
+        told.insert(0, metrics)
+    best = max((r.test.validation or r.test.accuracy for r in records if r.test is not None), default=-1.0)
+    last = run.frozen()
+    try:
+        while run.next_round < configuration.rounds:
+            record = run.advance()
+            last = run.frozen()
+            records.append(record)
+            for observer in told:
+                observer.round_done(record)
+            if out is None:
+                continue
+            if record.test is not None and (record.test.validation or record.test.accuracy) > best:
+                best = record.test.validation or record.test.accuracy
+                write_arrays(out / BEST_NAME, run.parameters)
+            if run.next_round % configuration.checkpoint_every == 0:
+                last().write(out)
+    finally:
+        # Also after an interruption, and then it is the state after the last whole round.
+        if out is not None:
+            last().write(out)
+        for observer in told:
+            observer.close()
+    summary = summarise(records, parameters=run.values)
+    summary["name"], summary["engine"] = configuration.name, run.pieces.engine.name
+    if out is not None:
+        write_arrays(out / MODEL_NAME, run.parameters)
+        write_text(out / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+class _Timer:
+    """Adds up what the parts of a round take."""
+
+    def __init__(self) -> None:
+        self.seconds = dict[str, float]()
+
+    @contextmanager
+    def part(self, name: str) -> Generator[None]:
+        """Count what is done inside."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - started
+
+
+class _Pulled:
+    """The uploads of a round, each trained and encoded when it is asked for."""
+
+    def __init__(self, run: Run, start: Tensors, due: SumRound, timer: _Timer) -> None:
+        self._run, self._start, self._due, self._timer = run, start, due, timer
+        self._losses = dict[int, tuple[float, int]]()
+        compression = run.configuration.compression
+        is_metered = compression.scheme is Scheme.SCALAR and compression.modulus_bits != PLAIN_BITS
+        meter = OverflowMeter(due.codec, compression.modulus_bits) if is_metered else None
+        self.meter = meter if meter is not None and meter.is_metering else None
+
+    @property
+    def loss(self) -> float | None:
+        """The mean training loss over the examples, added up in an order that nothing changes."""
+        total = sum(count for _, count in self._losses.values())
+        ordered = (self._losses[client] for client in sorted(self._losses))
+        return sum(loss * count for loss, count in ordered) / total if total else None
+
+    def uploads(self) -> Iterator[Upload]:
+        """Yield what each client sends; its update is gone before the next one comes."""
+        run, number = self._run, self._due.number
+        work = [run.assignment(client, number) for client in self._due.uploaders]
+        trained = iter(run.pieces.engine.train(self._start, work, run.configuration.local))
+        while True:
+            with self._timer.part("train"):
+                result = next(trained, None)
+            if result is None:
+                return
+            with self._timer.part("encode"):
+                weight = run.weight(result.client)
+                payload = run.operators.encode(result.update, run.coins(result.client, number))
+                if self.meter is not None:
+                    self.meter.add(payload, weight)
+            self._losses[result.client] = (result.loss, result.examples)
+            client = result.client
+            del result
+            yield client, payload, weight
+
+
+class _Tested:
+    """Evaluates a model on the test examples, in two parts: one to choose the best by, and one to report it on."""
+
+    def __init__(self, configuration: Configuration, data: FederatedData, factory: ModelFactory) -> None:
+        examples, owners = data.test(), data.test_clients()
+        count = len(examples)
+        order = generator(seed_of(configuration.seed, Stream.VALIDATION)).permutation(count)
+        chosen = round(count * configuration.evaluation.validation)
+        self._parts = [np.sort(part) for part in (order[:chosen], order[chosen:])]
+        self._examples = [_some(examples, part) for part in self._parts]
+        self._evaluators = [
+            Evaluator(
+                factory,
+                some,
+                owners=None if owners is None else owners[part],
+                device=configuration.device,
+                threads=configuration.workers or None,
+            )
+            if len(some)
+            else None
+            for some, part in zip(self._examples, self._parts, strict=True)
+        ]
+        self._public = max(1, round(float(data.sizes.mean())))
+
+    def public(self) -> Examples:
+        """Return as many examples as a client has on average, from those that are set aside."""
+        source = self._examples[0] if len(self._examples[0]) else self._examples[1]
+        return Examples(source.inputs[: self._public], source.targets[: self._public])
+
+    def evaluate(self, parameters: Tensors) -> Accuracy:
+        """Evaluate on both parts."""
+        results = [None if e is None else e.evaluate(parameters) for e in self._evaluators]
+        found = [(r, len(part)) for r, part in zip(results, self._parts, strict=True) if r is not None]
+        total = sum(count for _, count in found)
+        validation, held_out = results
+        users = held_out or validation
+        return Accuracy(
+            accuracy=sum(result.accuracy * count for result, count in found) / total,
+            loss=sum(result.loss * count for result, count in found) / total,
+            validation=None if validation is None else validation.accuracy,
+            held_out=None if held_out is None else held_out.accuracy,
+            user_mean=None if users is None else users.user_mean,
+            user_tenth=None if users is None else users.user_tenth,
+        )
+
+
+def _some(examples: Examples, positions: npt.NDArray[np.int64]) -> Examples:
+    chosen = torch.from_numpy(positions)
+    return Examples(examples.inputs[chosen], examples.targets[chosen])
+
+
+def _engine(configuration: Configuration, factory: ModelFactory, data: FederatedData, stored: str | None) -> Engine:
+    name = stored or configuration.engine
+    if name == "auto" and configuration.device == "cpu":
+        name = "threads"
+    if name != "auto":
+        return make_engine(
+            name,
+            factory,
+            device=configuration.device,
+            threads=configuration.workers or None,
+            chunk=configuration.chunk or None,
+            bf16=configuration.bf16,
+            compiled=configuration.compiled,
+        )
+    start = initial_parameters(factory, seed_of(configuration.seed, Stream.MODEL))
+    clients = range(min(configuration.clients_per_round, len(data.sizes)))
+    work = [
+        Assignment(
+            client=client,
+            examples=data.client(client),
+            seed=seed_of(configuration.seed, Stream.TRAINING, 0, client),
+        )
+        for client in clients
+    ]
+    return fastest_engine(factory, start, work, configuration.local, device=configuration.device).engine
+
+
+def _digest(parameters: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
+    digest = hashlib.sha256()
+    for name, value in parameters.items():
+        digest.update(name.encode() + b"\0" + np.ascontiguousarray(value).tobytes())
+    return digest.digest()
