@@ -8,13 +8,16 @@ PEERS := build/peers/.venv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types proofs bench bench-peers dist-check vectors clean
+.PHONY: help demo demo-training test lint types proofs bench bench-peers dist-check vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-12s%s\n", $$1, $$2 }'
 
 demo: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo
 	$(BIN)/python -m secagg.cli demo --out build/demo
+
+demo-training: $(INSTALLED)  ## train four times through real protocols and draw accuracy against uplink
+	$(BIN)/python benchmarks/training_demo.py --out build/demo-training
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
 	$(BIN)/python -m pytest -m "not gpu"
@@ -54,7 +57,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "secagg needs Python 3.11 or newer, and \`$(PYTHON)\` is not." >&2; \
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train]'
 	touch $@
 
 # Flower pins other versions of some of its dependencies than constraints.txt, so only the two that matter are held.

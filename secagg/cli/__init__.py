@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from secagg.errors import SecAggError
 
@@ -69,7 +70,51 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
+    _add_training_options(commands)
     return parser
+
+
+def _add_training_options(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    changes: dict[str, Any] = {
+        "action": "append",
+        "default": [],
+        "metavar": "KEY=VALUE",
+        "help": "change a value, such as compression.bits=4",
+    }
+    trained = commands.add_parser(
+        "train",
+        help="federated learning through secure aggregation, on a CPU or a GPU (extra `train`)",
+        description="Train a model over many simulated clients, with every update encoded, summed and decoded.",
+    )
+    which = trained.add_mutually_exclusive_group(required=True)
+    which.add_argument("--preset", metavar="NAME", help="fashion-, celeba-, femnist- or sent140- with none, sq, prune, pq")
+    which.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, such as the one in a run's folder")
+    trained.add_argument("--set", **changes)
+    trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
+    trained.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
+    trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
+    trained.add_argument("--tensorboard", action="store_true", help="write its logs too, where it is installed")
+    trained.set_defaults(run=_train)
+    swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
+    swept.add_argument("grid", type=Path, metavar="GRID.toml")
+    swept.add_argument("--jobs", type=int, default=1, help="how many processes (default: %(default)s)")
+    swept.add_argument("--out", type=Path, metavar="DIR", help="(default: build/sweeps/GRID)")
+    swept.set_defaults(run=_sweep)
+    plotted = commands.add_parser("plot", help="figures of runs and sweeps, and one report with all of them")
+    plotted.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="of a run, or of a sweep")
+    plotted.add_argument("--out", type=Path, metavar="DIR", help="(default: figures in the first folder)")
+    plotted.set_defaults(run=_plot)
+    data = commands.add_parser("data", help="prepare training data, or say what is there")
+    steps = data.add_subparsers(required=True, metavar="COMMAND")
+    for name, meant in (("prepare", "read a data set once and keep it in a form that loads fast"), ("info", "count it")):
+        step = steps.add_parser(name, help=meant)
+        step.add_argument("name", metavar="DATA", help="fashion, fashion-full, vader, femnist, celeba or sent140")
+        step.add_argument("--root", type=Path, metavar="PATH", help="where its files are")
+        step.set_defaults(run=_data)
+    estimated = commands.add_parser("estimate", help="what a run will take, by a few timed clients")
+    estimated.add_argument("preset", metavar="PRESET")
+    estimated.add_argument("--set", **changes)
+    estimated.set_defaults(run=_estimate)
 
 
 def _add_plan_options(command: argparse.ArgumentParser) -> None:
@@ -220,6 +265,36 @@ def _enclave_round(options: argparse.Namespace) -> int:
         threads=options.threads,
     )
     return run_enclave_round(updates, setting, options.json)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from secagg.cli.train import run_training
+
+    return run_training(options)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from secagg.cli.train import run_sweep
+
+    return run_sweep(options)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from secagg.cli.train import run_plot
+
+    return run_plot(options)
+
+
+def _data(options: argparse.Namespace) -> int:
+    from secagg.cli.train import run_data
+
+    return run_data(options)
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from secagg.cli.train import run_estimate
+
+    return run_estimate(options)
 
 
 def _sizes(options: argparse.Namespace) -> int:

@@ -64,7 +64,7 @@ class Checkpoint:
         if not file.exists():
             return None
         try:
-            with np.load(file, allow_pickle=False) as stored:
+            with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
                 flat = {name: stored[name] for name in stored.files}
             text = json.loads(flat.pop(_TEXT).tobytes())
             if text["format"] != _FORMAT:
