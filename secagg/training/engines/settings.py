@@ -20,7 +20,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the loss of each example where targets are classes."""
-    return F.cross_entropy(scores.float(), targets, reduction="none")
+    # Where a model ran in bfloat16, its loss would be too coarse.
+    precise = scores.float() if scores.dtype is torch.bfloat16 else scores
+    return F.cross_entropy(precise, targets, reduction="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
