@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -99,30 +99,29 @@ class Checkpoint:
 
 def write_arrays(file: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
     """Write arrays to one file, all of it or none."""
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.stem}-", suffix=".tmp", delete=False) as temporary:
-        try:
-            np.savez(temporary, **{name: np.asarray(value) for name, value in arrays.items()})  # pyright: ignore[reportArgumentType]
-            temporary.flush()
-            os.fsync(temporary.fileno())
-            Path(temporary.name).replace(file)
-        except BaseException:
-            Path(temporary.name).unlink(missing_ok=True)
-            raise
+    named: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
+    with _replacing(file) as temporary, temporary.open("wb") as opened:
+        np.savez(opened, **named)
+        opened.flush()
+        os.fsync(opened.fileno())
     return file
 
 
 def write_text(file: Path, text: str) -> None:
     """Write a text file, all of it or none."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=file.parent, prefix=f".{file.stem}-", suffix=".tmp", delete=False
-    ) as temporary:
-        try:
-            temporary.write(text)
-            temporary.flush()
-            Path(temporary.name).replace(file)
-        except BaseException:
-            Path(temporary.name).unlink(missing_ok=True)
-            raise
+    with _replacing(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _replacing(file: Path) -> Generator[Path]:
+    """Name a file to write, which takes the place of the one that is meant once it is whole."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> set[str]:

@@ -172,6 +172,7 @@ class Run:
         record = RoundRecord(
             round=number + 1,
             epoch=codec.update.epoch,
+            parameters=self.values,
             clients=len(clients),
             contributors=0 if outcome is None else outcome.aggregate.contributors,
             lost={stage.value: len(some) for stage, some in lost.items()},

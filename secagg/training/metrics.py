@@ -38,6 +38,8 @@ class RoundRecord:
     round: int
     epoch: int
     """How often the codec was made anew."""
+    parameters: int
+    """Of the model."""
     clients: int
     contributors: int
     lost: dict[str, int] = field(default_factory=dict[str, int])

@@ -13,11 +13,11 @@ import pytest
 from secagg.errors import InvalidParameters
 from secagg.training.checkpoint import Checkpoint
 from secagg.training.configuration import Configuration, changed
-from secagg.training.driver import MODEL_NAME, train
+from secagg.training.driver import MODEL_NAME, Pieces, train
 from secagg.training.metrics import RoundRecord, read_records
-from secagg.training.presets import preset
 
-SMALL = ("rounds=4", "clients_per_round=6", "data.clients=30", "evaluation.every=2", "workers=1", "checkpoint_every=2")
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
 
 
 class Interrupting:
@@ -73,54 +73,58 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     ],
     ids=["scalar", "pruning, Adam and dropouts", "product, momentum and a slow refresh", "mock", "aggregate"],
 )
-def test_a_run_that_is_interrupted_and_resumed_equals_a_straight_one(tmp_path: Path, changes: tuple[str, ...]) -> None:
-    run = changed(preset("fashion-none"), (*SMALL, *changes))
-    train(run, tmp_path / "straight")
+def test_a_run_that_is_interrupted_and_resumed_equals_a_straight_one(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...]
+) -> None:
+    run = toy_run("checkpoint_every=2", *changes)
+    train(run, tmp_path / "straight", pieces=toy_pieces(run))
     with pytest.raises(KeyboardInterrupt):
-        train(run, tmp_path / "resumed", observers=[Interrupting(3)])
+        train(run, tmp_path / "resumed", observers=[Interrupting(3)], pieces=toy_pieces(run))
     assert not (tmp_path / "resumed" / MODEL_NAME).exists()
     stored = Checkpoint.read(tmp_path / "resumed")
     assert stored is not None
     assert stored.next_round == 3
-    train(run, tmp_path / "resumed", resume=True)
+    train(run, tmp_path / "resumed", resume=True, pieces=toy_pieces(run))
     assert same(model(tmp_path / "straight"), model(tmp_path / "resumed"))
     assert told(tmp_path / "straight") == told(tmp_path / "resumed")
 
 
-def test_a_result_does_not_depend_on_how_many_threads_train(tmp_path: Path) -> None:
-    run = changed(preset("fashion-none"), SMALL)
+def test_a_result_does_not_depend_on_how_many_threads_train(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run()
     for workers in (1, 2):
-        train(replace(run, workers=workers), tmp_path / str(workers))
+        train(replace(run, workers=workers), tmp_path / str(workers), pieces=toy_pieces(replace(run, workers=workers)))
     assert same(model(tmp_path / "1"), model(tmp_path / "2"))
 
 
-def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
-    run = changed(preset("fashion-none"), SMALL)
-    train(run, tmp_path / "straight")
-    train(replace(run, rounds=2), tmp_path / "longer")
-    train(run, tmp_path / "longer", resume=True)
+def test_a_run_can_be_made_longer(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run()
+    train(run, tmp_path / "straight", pieces=toy_pieces(run))
+    train(replace(run, rounds=2), tmp_path / "longer", pieces=toy_pieces(replace(run, rounds=2)))
+    train(run, tmp_path / "longer", resume=True, pieces=toy_pieces(run))
     assert same(model(tmp_path / "straight"), model(tmp_path / "longer"))
 
 
 @pytest.mark.parametrize(("change", "named"), [("seed=1", "seed"), ("compression.bits=4", "compression.bits")])
-def test_a_resume_with_another_configuration_is_refused(tmp_path: Path, change: str, named: str) -> None:
-    run = changed(preset("fashion-none"), (*SMALL, "rounds=1"))
-    train(run, tmp_path)
+def test_a_resume_with_another_configuration_is_refused(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, change: str, named: str
+) -> None:
+    run = toy_run("rounds=1")
+    train(run, tmp_path, pieces=toy_pieces(run))
     with pytest.raises(InvalidParameters, match=named):
-        train(changed(run, [change]), tmp_path, resume=True)
+        train(changed(run, [change]), tmp_path, resume=True, pieces=toy_pieces(run))
 
 
-def test_without_resume_a_run_starts_anew(tmp_path: Path) -> None:
-    run = changed(preset("fashion-none"), (*SMALL, "rounds=1"))
-    train(run, tmp_path)
-    train(run, tmp_path)
+def test_without_resume_a_run_starts_anew(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run("rounds=1")
+    train(run, tmp_path, pieces=toy_pieces(run))
+    train(run, tmp_path, pieces=toy_pieces(run))
     assert [record.round for record in read_records(tmp_path)] == [1]
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
     (tmp_path / "checkpoint.npz").write_bytes(b"PK\x03\x04 and nothing more")
     with pytest.raises(InvalidParameters, match="no checkpoint"):
-        train(changed(preset("fashion-none"), SMALL), tmp_path, resume=True)
+        train(toy_run(), tmp_path, resume=True, pieces=toy_pieces(toy_run()))
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
@@ -144,12 +148,3 @@ def break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     broken: Callable[..., None] = full
     monkeypatch.setattr("secagg.training.checkpoint.np.savez", broken)
-
-
-def test_configuration_types_are_kept(tmp_path: Path) -> None:
-    run = changed(preset("fashion-none"), (*SMALL, "rounds=1"))
-    assert isinstance(run, Configuration)
-    train(run, tmp_path)
-    stored = Checkpoint.read(tmp_path)
-    assert stored is not None
-    stored.require_same(run)
