@@ -99,7 +99,7 @@ def by_hand(factory: ModelFactory, assignment: Assignment, settings: LocalTraini
             model(assignment.examples.inputs[chosen]), assignment.examples.targets[chosen]
         )
         torch.autograd.backward(loss)
-        optimizer.step()
+        optimizer.step()  # pyright: ignore[reportUnknownMemberType]
     changed = {name: (value.detach() - start[name]).numpy() for name, value in model.named_parameters()}
     return np.concatenate([changed[name].ravel() for name in sorted(changed)])
 

@@ -75,7 +75,7 @@ def label_of(value: object, classes: int, user: str) -> int:
     Raises:
         InvalidParameters: it is none of the classes.
     """
-    if isinstance(value, int | float) and value == int(value) and 0 <= value < classes:
+    if isinstance(value, int | float) and value in range(classes):
         return int(value)
     raise InvalidParameters(f"the label {value!r} of the user {user!r} is none of 0 to {classes - 1}")
 
