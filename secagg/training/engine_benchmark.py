@@ -1,4 +1,4 @@
-"""How fast the engines are on a machine, for the paper's three models, and how near to what it could do at best.
+"""How fast the engines are on a machine, for the models of the studies, and how near to what it could do at best.
 
 Two floors stand beside each time: the arithmetic of the training steps at the speed of a large product of matrices, and
 the bytes that must move, each client's parameters once in and once out in every step, at the speed of a large copy.
@@ -56,6 +56,7 @@ LOADS: Final[Mapping[str, Load]] = {
     "celeba": Load("simple-conv", 2, (3, 32, 32), None, 20, 7, 5, 35, {"cpu": 16, "cuda": 100}),
     "femnist": Load("resnet18", 62, (1, 28, 28), None, 226, 89, 20, 450, {"cpu": 2, "cuda": 5}),
     "sent140": Load("lstm", 2, (25,), 9931, 14, 10, 2, 60, {"cpu": 16, "cuda": 100}),
+    "fashion": Load("stride", 10, (1, 28, 28), None, 60, 21, 16, 166, {"cpu": 20, "cuda": 100}),
 }
 """Sizes as in LEAF's sets; the examples are noise, which takes as long."""
 

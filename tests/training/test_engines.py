@@ -293,6 +293,34 @@ def test_a_model_that_mixes_channels_between_layers_is_refused_before_it_trains(
         trained(make_engine("grouped", Mixing), Mixing, work((1, 5, 5), 3), PLAIN)
 
 
+class Asking(nn.Module):
+    """A model whose way depends on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(25, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(images.flatten(1))
+        return scores if float(scores.detach().sum()) > 0 else -scores
+
+
+def test_a_model_that_cannot_be_mapped_is_refused_and_another_engine_is_chosen() -> None:
+    start, assignments = initial_parameters(Asking, seed_of(5, Stream.MODEL)), work((1, 5, 5), 3)
+    with pytest.raises(InvalidParameters, match=r"torch.vmap cannot map this model"):
+        list(make_engine("vmap", Asking).train(start, assignments, PLAIN))
+    choice = fastest_engine(Asking, start, assignments, PLAIN, names=("vmap", "sequential"))
+    assert (choice.engine.name, set(choice.refused)) == ("sequential", {"vmap"})
+
+
+def test_mixing_is_noticed_in_the_first_chunk_of_several_clients() -> None:
+    start, assignments = initial_parameters(Mixing, seed_of(5, Stream.MODEL)), work((1, 5, 5), 3)
+    engine = make_engine("grouped", Mixing)
+    assert len(list(engine.train(start, assignments[:1], PLAIN))) == 1
+    with pytest.raises(InvalidParameters, match="keep clients apart"):
+        list(engine.train(start, assignments, PLAIN))
+
+
 def test_a_start_of_another_model_is_refused() -> None:
     start = initial_parameters(STRIDE, seed_of(5, Stream.MODEL))
     with pytest.raises(InvalidParameters, match="of another model"):

@@ -87,6 +87,10 @@ def fastest_engine(  # noqa: PLR0913 -- what is trained, where, and among what i
     *,
     device: str = "cpu",
     names: Sequence[str] | None = None,
+    chunk: int | None = None,
+    bf16: bool = False,
+    compiled: bool = False,
+    loss: Loss = cross_entropy,
 ) -> Choice:
     """Train a round's clients twice with each engine, and return the one that took the least time.
 
@@ -100,7 +104,9 @@ def fastest_engine(  # noqa: PLR0913 -- what is trained, where, and among what i
     engines, refused = dict[str, Engine](), dict[str, str]()
     for name in names:
         try:
-            engines[name] = make_engine(name, factory, device=device)
+            engines[name] = make_engine(
+                name, factory, device=device, chunk=chunk, bf16=bf16, compiled=compiled, loss=loss
+            )
         except InvalidParameters as error:
             refused[name] = str(error)
     if len(engines) == 1 and not refused:

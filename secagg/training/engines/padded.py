@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from secagg.errors import InvalidParameters
 from secagg.training.engines.descent import Descent, as_update, changes
 from secagg.training.engines.schedule import Schedule
 from secagg.training.engines.settings import Computing
@@ -121,8 +122,16 @@ class _FixedStep:
                 self._run()
         torch.cuda.current_stream(self._computing.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._run()
+        try:
+            with torch.cuda.graph(graph):
+                self._run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise InvalidParameters(
+                "the model does what a CUDA graph cannot record, such as asking the device for a value; "
+                f"use another engine ({error})"
+            ) from error
         return graph
 
 

@@ -70,7 +70,14 @@ class Mapped:
     def gradients(self, parameters: Named, batches: Batches, *, is_start: bool) -> tuple[Named, torch.Tensor]:
         """Map over clients; from the common start only the examples differ."""
         function = self._shared if is_start else self._own
-        found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
+        try:
+            found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise InvalidParameters(
+                f"torch.vmap cannot map this model over clients ({_first_line(error)}); use another engine"
+            ) from error
         return found, totals
 
     def _mean_loss(
@@ -98,7 +105,7 @@ class SideBySide:
         if is_start:
             parameters = {name: value.expand(clients, *value.shape) for name, value in parameters.items()}
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        if not self._is_compared:
+        if clients > 1 and not self._is_compared:
             self._compare(leaves, batches)
         with self._computing.precision():
             scores = self._scores(leaves, batches)
@@ -134,6 +141,10 @@ class SideBySide:
         if not is_close:
             raise _mixes_clients()
         self._is_compared = True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _mixes_clients() -> InvalidParameters:
