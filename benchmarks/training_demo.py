@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=2, help="every how many rounds the protocol runs for real")
     options = parser.parse_args()
     started = perf_counter()
+    clients = preset(RUNS[0]).clients_per_round
     print(f"{'run':<38}{'accuracy':>9}{'KB up':>8}{'factor':>8}{'overflow':>10}{'protocol':>11}")
     for name in RUNS:
         changes = [
@@ -54,7 +55,7 @@ def main() -> int:
             flush=True,
         )
     report = write_report([options.out / name for name in RUNS], options.out / "figures")
-    print(f"\nprotocol: seconds of all {run.clients_per_round} clients and the server in one real round")
+    print(f"\nprotocol: seconds of all {clients} clients and the server in one real round")
     print(f"every real sum was the plain sum, bit for bit; {perf_counter() - started:.0f} s in all")
     print(f"report {report}, figure {report.parent / 'accuracy-uplink.png'}")
     return 0

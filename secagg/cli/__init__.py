@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_training_options(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_training_options(commands: Any) -> None:  # noqa: ANN401 -- argparse gives it no public name
     changes: dict[str, Any] = {
         "action": "append",
         "default": [],
@@ -87,7 +87,9 @@ def _add_training_options(commands: argparse._SubParsersAction[argparse.Argument
         description="Train a model over many simulated clients, with every update encoded, summed and decoded.",
     )
     which = trained.add_mutually_exclusive_group(required=True)
-    which.add_argument("--preset", metavar="NAME", help="fashion-, celeba-, femnist- or sent140- with none, sq, prune, pq")
+    which.add_argument(
+        "--preset", metavar="NAME", help="fashion-, celeba-, femnist- or sent140- with none, sq, prune, pq"
+    )
     which.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, such as the one in a run's folder")
     trained.add_argument("--set", **changes)
     trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
@@ -106,14 +108,30 @@ def _add_training_options(commands: argparse._SubParsersAction[argparse.Argument
     plotted.set_defaults(run=_plot)
     data = commands.add_parser("data", help="prepare training data, or say what is there")
     steps = data.add_subparsers(required=True, metavar="COMMAND")
-    for name, meant in (("prepare", "read a data set once and keep it in a form that loads fast"), ("info", "count it")):
+    for name, meant in (
+        ("prepare", "read a data set once and keep it in a form that loads fast"),
+        ("info", "count it"),
+    ):
         step = steps.add_parser(name, help=meant)
         step.add_argument("name", metavar="DATA", help="fashion, fashion-full, vader, femnist, celeba or sent140")
         step.add_argument("--root", type=Path, metavar="PATH", help="where its files are")
-        step.set_defaults(run=_data)
+        step.set_defaults(run=_data, prepares=name == "prepare")
     estimated = commands.add_parser("estimate", help="what a run will take, by a few timed clients")
     estimated.add_argument("preset", metavar="PRESET")
     estimated.add_argument("--set", **changes)
+    bench = commands.add_parser("bench", help="how fast this machine is")
+    measured = bench.add_subparsers(required=True, metavar="WHAT").add_parser(
+        "engines",
+        help="how many clients each engine trains in a second, and how near that is to what the device can do",
+    )
+    measured.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    measured.add_argument(
+        "--load", action="append", default=[], help="celeba, femnist, sent140, fashion (default: all)"
+    )
+    measured.add_argument("--engine", action="append", default=[], help="(default: all)")
+    measured.add_argument("--clients", type=int, help="how many in a round")
+    measured.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    measured.set_defaults(run=_bench_engines)
     estimated.set_defaults(run=_estimate)
 
 
@@ -289,6 +307,21 @@ def _data(options: argparse.Namespace) -> int:
     from secagg.cli.train import run_data
 
     return run_data(options)
+
+
+def _bench_engines(options: argparse.Namespace) -> int:
+    from secagg.cli.train import require_torch
+
+    require_torch()
+    from secagg.cli.bench_engines import run_bench_engines
+
+    return run_bench_engines(
+        device=options.device,
+        loads=options.load,
+        engines=options.engine,
+        clients=options.clients,
+        report=options.json,
+    )
 
 
 def _estimate(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ _NEEDED = "training needs torch: pip install 'secagg[train]'"
 
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print what it came to."""
-    _require_torch()
+    require_torch()
     from secagg.training.configuration import changed, read, to_toml, versions_here
     from secagg.training.driver import train
     from secagg.training.metrics import Observer, TensorBoard
@@ -43,7 +43,7 @@ def run_training(options: argparse.Namespace) -> int:
 
 def run_sweep(options: argparse.Namespace) -> int:
     """Train every cell of a grid that is not finished."""
-    _require_torch()
+    require_torch()
     from secagg.training.sweep import read_grid, sweep, table
 
     grid = read_grid(options.grid)
@@ -56,7 +56,7 @@ def run_sweep(options: argparse.Namespace) -> int:
 
 def run_plot(options: argparse.Namespace) -> int:
     """Draw figures of runs, and write one report with all of them."""
-    _require_torch()
+    require_torch()
     from secagg.training.report import write_report
 
     report = write_report(options.folders, options.out or options.folders[0] / "figures")
@@ -66,9 +66,11 @@ def run_plot(options: argparse.Namespace) -> int:
 
 def run_data(options: argparse.Namespace) -> int:
     """Prepare data once, or say what is there."""
-    _require_torch()
+    require_torch()
     from secagg.training.datasets import federated_data
 
+    if options.prepares:
+        return _prepare(options.name, options.root)
     data = federated_data(options.name, root=options.root)
     sizes = data.sizes
     print(
@@ -81,7 +83,7 @@ def run_data(options: argparse.Namespace) -> int:
 
 def run_estimate(options: argparse.Namespace) -> int:
     """Say what a run will take."""
-    _require_torch()
+    require_torch()
     from secagg.training.configuration import changed
     from secagg.training.estimate import estimate
     from secagg.training.presets import preset
@@ -101,7 +103,23 @@ def run_estimate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _require_torch() -> None:
+def _prepare(name: str, root: Path | None) -> int:
+    from secagg.cli.figures import Bar
+    from secagg.training.datasets import prepare_leaf
+
+    if root is None:
+        raise InvalidParameters(f"say where the files of {name} are, with --root")
+    bar = Bar()
+    try:
+        folder = prepare_leaf(name, root, progress=lambda done, count: bar.update(name, done, count))
+    finally:
+        bar.clear()
+    print(f"{name} is prepared in {folder}; train with --set data.root={root}")
+    return 0
+
+
+def require_torch() -> None:
+    """Refuse to go on without torch."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:

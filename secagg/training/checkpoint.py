@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +129,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = 
     for key in before.keys() | now.keys():
         one, other = before.get(key), now.get(key)
         if isinstance(one, dict) and isinstance(other, dict):
-            found |= _differences(one, other, f"{path}{key}.")
+            trees = cast("tuple[dict[str, Any], dict[str, Any]]", (one, other))
+            found |= _differences(*trees, f"{path}{key}.")
         elif one != other and path + key not in _MAY_CHANGE:
             found.add(path + key)
     return found

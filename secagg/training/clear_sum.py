@@ -64,7 +64,7 @@ class ClearSum:
                     first = 0
                     for table, total in zip(some, sums, strict=True):
                         chosen = table.entries[values[first : first + table.blocks]]
-                        total += chosen if weight == 1 else chosen * weight
+                        np.add(total, chosen if weight == 1 else chosen * weight, out=total)
                         first += table.blocks
         self._contributors += 1
         self._total_weight += weight

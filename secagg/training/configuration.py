@@ -1,7 +1,8 @@
-"""What a run does, as one value: read from TOML, changed by ``--set``, refused where it makes no sense, and written back.
+"""What a run does, as one value: read from TOML, changed by ``--set``, refused where it makes no sense, written back.
 
 Everything has a default, and a file names what differs. A key that does not exist is refused with the nearest one that
-does. What a run really did stands in its folder as ``configuration.toml``, complete, with the versions of what it ran on.
+does. What a run really did stands in its folder as ``configuration.toml``, complete, with the versions of what it ran
+on.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class DataSettings:
     root: str | None = None
     """The folder or file of data that are not bundled."""
     clients: int = 200
+    """Among how many the examples are dealt out; of data with natural users the first so many, and 0 for all."""
     alpha: float = 1.0
     """Of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
     style: bool = False
@@ -293,9 +295,10 @@ def changed(configuration: Configuration, changes: Iterable[str]) -> Configurati
         *tables, last = key.strip().split(".")
         place = tree
         for table in tables:
-            place = place.setdefault(table, {})
-            if not isinstance(place, dict):
+            inner = place.setdefault(table, {})
+            if not isinstance(inner, dict):
                 raise InvalidParameters(f"{table!r} in {key!r} is a value and has no keys of its own")
+            place = cast("dict[str, Any]", inner)
         place[last] = _value(text.strip())
     return from_tree(tree)
 
@@ -361,7 +364,7 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
     return cls(**given)
 
 
-def _converted(kind: Any, value: Any, path: str) -> object:  # noqa: ANN401, PLR0911 -- a type hint and a value of any kind
+def _converted(kind: Any, value: Any, path: str) -> object:  # noqa: ANN401, C901, PLR0911 -- a type hint, a value
     origin = get_origin(kind)
     if origin in {Union, types.UnionType}:
         inner = [option for option in get_args(kind) if option is not type(None)]
@@ -399,7 +402,7 @@ def _value(text: str) -> object:
 def _plain(value: object) -> object:
     if isinstance(value, StrEnum):
         return value.value
-    return [_plain(item) for item in cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
+    return [_plain(item) for item in cast("tuple[object, ...]", value)] if isinstance(value, tuple) else value
 
 
 def _literal(value: object) -> str:
@@ -422,7 +425,7 @@ def _require_ranges(run: Configuration) -> None:
         ("workers", run.workers, 0, 1024),
         ("chunk", run.chunk, 0, 1 << 20),
         ("checkpoint_every", run.checkpoint_every, 1, 10**7),
-        ("data.clients", run.data.clients, 2, 10**7),
+        ("data.clients", run.data.clients, 0, 10**7),
         ("data.alpha", run.data.alpha, 1e-6, 1e6),
         ("local.epochs", run.local.epochs, 1, 10**4),
         ("local.batch", run.local.batch, 1, 10**6),

@@ -85,7 +85,7 @@ def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pie
     data = federated_data(
         settings.name,
         root=None if settings.root is None else Path(settings.root),
-        clients=settings.clients,
+        clients=settings.clients or None,
         alpha=settings.alpha,
         style=settings.style,
         seed=configuration.seed,
@@ -140,7 +140,7 @@ class Run:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the model's parameters as engines take them."""
-        return {name: torch.from_numpy(value) for name, value in self.parameters.items()}
+        return {name: torch.as_tensor(value) for name, value in self.parameters.items()}
 
     def advance(self) -> RoundRecord:
         """Play one round."""
@@ -292,55 +292,76 @@ def train(
         InvalidParameters: anything that cannot work, before anything is trained; or a checkpoint of another run.
         KeyboardInterrupt: the run was interrupted; its last whole round is in the checkpoint.
     """
-    stored = None
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        stored = Checkpoint.read(out) if resume else None
-        if stored is not None:
-            stored.require_same(configuration)
-    engine = None if stored is None or configuration.engine != "auto" else str(stored.counters.get("engine"))
-    run = Run(configuration, pieces_of(configuration, engine=engine) if pieces is None else pieces)
+    stored = Checkpoint.read(out) if out is not None and resume else None
+    if stored is not None:
+        stored.require_same(configuration)
+    if pieces is None:
+        engine = None if stored is None or configuration.engine != "auto" else str(stored.counters.get("engine"))
+        pieces = pieces_of(configuration, engine=engine)
+    run = Run(configuration, pieces)
     require_feasible(configuration, run.operators.planned())
     if stored is not None:
         run.restore(stored)
-    records = list[RoundRecord]()
-    told = list(observers)
-    if out is not None:
-        write_text(out / CONFIGURATION_NAME, to_toml(configuration, versions_here()))
-        metrics = MetricsFile(out, keep=run.next_round)
-        records += metrics.kept
-        told.insert(0, metrics)
-    best = max((r.test.validation or r.test.accuracy for r in records if r.test is not None), default=-1.0)
-    last = run.frozen()
+    kept = None if out is None else _Folder(out, run)
+    records = [] if kept is None else list(kept.metrics.kept)
+    told: list[Observer] = [*([] if kept is None else [kept]), *observers]
     try:
         while run.next_round < configuration.rounds:
             record = run.advance()
-            last = run.frozen()
             records.append(record)
             for observer in told:
                 observer.round_done(record)
-            if out is None:
-                continue
-            if record.test is not None and (record.test.validation or record.test.accuracy) > best:
-                best = record.test.validation or record.test.accuracy
-                write_arrays(out / BEST_NAME, run.parameters)
-            if run.next_round % configuration.checkpoint_every == 0:
-                last().write(out)
     finally:
-        # Also after an interruption, and then it is the state after the last whole round.
-        if out is not None:
-            last().write(out)
+        # Also after an interruption, and then what is kept is the state after the last whole round.
         for observer in told:
             observer.close()
     summary = summarise(records, parameters=run.values)
     summary["name"], summary["engine"] = configuration.name, run.pieces.engine.name
-    if out is not None:
-        write_arrays(out / MODEL_NAME, run.parameters)
-        write_text(out / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
+    if kept is not None:
+        kept.finish(summary)
     return summary
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
+
+
+class _Folder:
+    """Keeps a run in its folder: configuration, metrics, the best model, and checkpoints."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / CONFIGURATION_NAME, to_toml(run.configuration, versions_here()))
+        self._folder, self._run = folder, run
+        self.metrics = MetricsFile(folder, keep=run.next_round)
+        self._best = max((_choice(record) for record in self.metrics.kept), default=-1.0)
+        self._last = run.frozen()
+
+    def round_done(self, record: RoundRecord) -> None:
+        """Keep what the round changed."""
+        self._last = self._run.frozen()
+        self.metrics.round_done(record)
+        if _choice(record) > self._best:
+            self._best = _choice(record)
+            write_arrays(self._folder / BEST_NAME, self._run.parameters)
+        if record.round % self._run.configuration.checkpoint_every == 0:
+            self._last().write(self._folder)
+
+    def close(self) -> None:
+        """Store the state after the last whole round."""
+        self._last().write(self._folder)
+        self.metrics.close()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Store what the run came to."""
+        write_arrays(self._folder / MODEL_NAME, self._run.parameters)
+        write_text(self._folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
+
+
+def _choice(record: RoundRecord) -> float:
+    """Return by what the best model is chosen; -1 where nothing was tested."""
+    if record.test is None:
+        return -1.0
+    return record.test.accuracy if record.test.validation is None else record.test.validation
 
 
 class _Timer:
@@ -445,7 +466,7 @@ class _Tested:
 
 
 def _some(examples: Examples, positions: npt.NDArray[np.int64]) -> Examples:
-    chosen = torch.from_numpy(positions)
+    chosen = torch.as_tensor(positions)
     return Examples(examples.inputs[chosen], examples.targets[chosen])
 
 

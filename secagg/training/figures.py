@@ -122,11 +122,11 @@ def overflow_against_margin(cells: Sequence[Cell]) -> Drawn | None:
         return None
     figure, axes = _figure(7.2, 3.6, columns=2)
     left, right = axes
-    for margin, overflow, accuracy, _ in points:
-        left.plot(margin, max(overflow, 1e-3), "o", color=_STYLES[Scheme.SCALAR][0])
+    for margin, share, accuracy, _ in points:
+        left.plot(margin, max(share, 1e-3), "o", color=_STYLES[Scheme.SCALAR][0])
         right.plot(margin, accuracy, "o", color=_STYLES[Scheme.SCALAR][0])
     left.set_yscale("log")
-    _label_points(left, [(margin, max(overflow, 1e-3), name) for margin, overflow, _, name in points])
+    _label_points(left, [(margin, max(share, 1e-3), name) for margin, share, _, name in points])
     _label_points(right, [(margin, accuracy, name) for margin, _, accuracy, name in points])
     left.set_ylabel("coordinates whose sum leaves the ring, %")
     right.set_ylabel("test accuracy, %")
@@ -235,13 +235,13 @@ def timeline(cells: Sequence[Cell]) -> Drawn | None:
                 one.barh(place, value, left=left, color=colour, label=name if place == 0 else None)
                 left += value
         axes[0].plot(training, place, "|", color="#222222", markersize=14)
-    for one, label in zip(axes, ("seconds of all parties in a round; | is training", "KB of a client in a round, both ways"), strict=True):
+    for one, label in zip(
+        axes, ("seconds of all parties in a round; | is training", "KB of a client in a round, both ways"), strict=True
+    ):
         one.set_yticks(range(len(rows)), [row[0] for row in rows] if one is axes[0] else [""] * len(rows), fontsize=8)
         one.set_xlabel(label)
         one.invert_yaxis()
-    handles = [
-        _patch(_COLOURS[number % len(_COLOURS)], name) for number, name in enumerate(names)
-    ]
+    handles = [_patch(_COLOURS[number % len(_COLOURS)], name) for number, name in enumerate(names)]
     figure.legend(handles=handles, frameon=False, fontsize=7, loc="outside upper center", ncols=4)
     return figure
 
@@ -301,6 +301,7 @@ def _scheme(cell: Cell) -> Scheme:
 
 def _without_period(cell: Cell) -> str:
     compression = cell.configuration.compression
+    what = ""
     match compression.scheme:
         case Scheme.SCALAR:
             what = f"b={compression.bits} p={compression.modulus_bits}"

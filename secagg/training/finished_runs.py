@@ -1,4 +1,4 @@
-"""Runs that are on disk: one folder each, or those inside the folder of a sweep; and cells, which are runs but for seeds."""
+"""Runs that are on disk: one folder each, or those inside the folder of a sweep; runs but for seeds make a cell."""
 
 from __future__ import annotations
 

@@ -206,7 +206,11 @@ def summarise(records: Iterable[RoundRecord], *, parameters: int) -> dict[str, A
         "seconds": sum(row.seconds.get("round", 0.0) for row in rows),
     }
     chosen = max(
-        ((test.validation, -row.round, row.round, test.held_out) for row, test in tested if test.validation is not None),
+        (
+            (test.validation, -row.round, row.round, test.held_out)
+            for row, test in tested
+            if test.validation is not None
+        ),
         default=None,
     )
     if chosen is not None:

@@ -95,7 +95,14 @@ class Operators:
         for entry in self.settings.layers:
             name, recipe = self._layer(entry)
             if name not in self.shapes:
-                raise InvalidParameters(f"compression.layers names {name!r}, and the model has {', '.join(self.shapes)}")
+                raise InvalidParameters(
+                    f"compression.layers names {name!r}, and the model has {', '.join(self.shapes)}"
+                )
+            if recipe is not None and (len(self.shapes[name]) <= 1 or not recipe.fits(self.shapes[name])):
+                raise InvalidParameters(
+                    f"compression.layers gives {name!r} codebooks, and its shape {self.shapes[name]} has "
+                    f"too few blocks; write {name}=plain, or take smaller blocks"
+                )
             self._chosen[name] = recipe
         if self.settings.scheme is not Scheme.NONE and not self.compressed:
             raise InvalidParameters(
@@ -339,9 +346,7 @@ class Operators:
             made = plan.parameters(epoch=epoch)
             if is_first or source is None:
                 return made
-            return ModelUpdate(
-                tensors=made.tensors, epoch=made.epoch, source=CalibrationSource.PREVIOUS_AGGREGATE
-            )
+            return ModelUpdate(tensors=made.tensors, epoch=made.epoch, source=CalibrationSource.PREVIOUS_AGGREGATE)
         previous = self.current if self.current is not None and self.current.epoch < epoch else None
         return plan.parameters(epoch=epoch, calibration=self._calibration(sample), previous=previous)
 
@@ -364,7 +369,7 @@ class Operators:
 
 
 class _Nothing:
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002, PLR6301 -- a recipe's
+    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- a recipe's
         return False
 
 

@@ -108,8 +108,10 @@ def _page(cells: Sequence[Cell], sections: Sequence[str]) -> Iterator[str]:
 def _inline(drawn: str, name: str) -> str:
     """Return the picture without its prologue, and with names of its own: several share one page."""
     picture = drawn[drawn.index("<svg") :]
-    return picture.replace('id="', f'id="{name}-').replace("url(#", f"url(#{name}-").replace(
-        'xlink:href="#', f'xlink:href="#{name}-'
+    return (
+        picture.replace('id="', f'id="{name}-')
+        .replace("url(#", f"url(#{name}-")
+        .replace('xlink:href="#', f'xlink:href="#{name}-')
     )
 
 

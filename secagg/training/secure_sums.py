@@ -52,7 +52,8 @@ _STATES: Final = {
 }
 _TASK: Final = b"federated training"
 _DEVIATIONS: Final = 2
-"""A session is planned for the expected dropouts and two standard deviations more; rounds that lose more release nothing."""
+"""Standard deviations by which a session is planned for more dropouts than are expected; a round that loses more still
+releases nothing."""
 
 Upload = tuple[int, Payload, int]
 """A client's number, what it encoded, and its weight."""
@@ -474,8 +475,11 @@ def require_feasible(configuration: Configuration, codec: ModelUpdate) -> None:
     settings, clients = configuration.secagg, configuration.clients_per_round
     if settings.mode is SumMode.IDEAL:
         return
-    if clients < LEAST_COHORT:
-        raise InvalidParameters(f"a secure sum is over {LEAST_COHORT} clients at least; raise clients_per_round")
+    if (planned := sum(planned_losses(configuration))) > clients - LEAST_COHORT:
+        raise InvalidParameters(
+            f"a round of {clients} clients is planned to lose up to {planned}; lower dropouts.rate, or raise "
+            "clients_per_round"
+        )
     if settings.protocol is SumProtocol.PAIRWISE:
         PairwiseSum(configuration).plan(SumRound(number=0, codec=codec, clients=tuple(range(clients))))
 

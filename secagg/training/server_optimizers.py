@@ -36,12 +36,13 @@ class ServerOptimizer:
         momentum = np.float32(settings.momentum)
         match settings.optimizer:
             case Optimizer.FEDAVG:
-                return {name: value + rate * mean[name] for name, value in parameters.items()}
+                return {name: _narrow(value + rate * mean[name]) for name, value in parameters.items()}
             case Optimizer.FEDAVGM:
                 self.first = {
-                    name: momentum * self.first[name] + mean[name] if self.first else mean[name] for name in parameters
+                    name: _narrow(momentum * self.first[name] + mean[name]) if self.first else mean[name]
+                    for name in parameters
                 }
-                return {name: value + rate * self.first[name] for name, value in parameters.items()}
+                return {name: _narrow(value + rate * self.first[name]) for name, value in parameters.items()}
             case Optimizer.FEDADAM:
                 return self._adam(parameters, mean)
 
@@ -52,11 +53,13 @@ class ServerOptimizer:
         second = self.second or {
             name: np.full_like(value, self.settings.adaptivity**2) for name, value in parameters.items()
         }
-        self.first = {name: beta1 * first[name] + (one - beta1) * mean[name] for name in parameters}
-        self.second = {name: beta2 * second[name] + (one - beta2) * np.square(mean[name]) for name in parameters}
+        # A float32 number times an array of float32 is float32, which the types of numpy do not say.
+        rest1, rest2 = one - beta1, one - beta2
+        self.first = {name: _narrow(beta1 * first[name] + rest1 * mean[name]) for name in parameters}
+        self.second = {name: _narrow(beta2 * second[name] + rest2 * np.square(mean[name])) for name in parameters}
         rate = np.float32(self.settings.rate)
         return {
-            name: value + rate * self.first[name] / (np.sqrt(self.second[name]) + adaptivity)
+            name: _narrow(value + rate * self.first[name] / (np.sqrt(self.second[name]) + adaptivity))
             for name, value in parameters.items()
         }
 
@@ -72,3 +75,7 @@ class ServerOptimizer:
         for prefix, kept in (("first/", self.first), ("second/", self.second)):
             kept.clear()
             kept.update({name[len(prefix) :]: stored[name] for name in stored if name.startswith(prefix)})
+
+
+def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.asarray(value, dtype=np.float32)

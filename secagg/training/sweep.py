@@ -89,9 +89,7 @@ def read_grid(file: Path) -> Grid:
     return Grid(base, cells, tuple(tree.get("seeds", [base.seed])))
 
 
-def sweep(
-    grid: Grid, out: Path, *, jobs: int = 1, told: Callable[[str], None] | None = None
-) -> list[dict[str, Any]]:
+def sweep(grid: Grid, out: Path, *, jobs: int = 1, told: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
     """Train what is not finished, and return the summary of every run; a run that fails says why in its own.
 
     Args:

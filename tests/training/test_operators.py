@@ -101,7 +101,7 @@ def test_statistics_are_one_number_for_each_compressed_tensor_and_no_tensor_of_t
 
 def test_biases_are_in_32_bits_whatever_the_scheme() -> None:
     for settings in ({"scheme": Scheme.SCALAR, "wrap": True}, {"scheme": Scheme.PRUNING}, {"scheme": Scheme.PRODUCT}):
-        made = operators(**settings)
+        made = operators(CLIENTS, **settings)
         play(made, 0, updates())
         codec, mean = play(made, 1, given := updates(seed=1))
         segments = scheme_of(codec, "head.bias").layout.segments
@@ -176,7 +176,7 @@ def test_a_state_that_is_stored_and_restored_gives_the_same_codecs() -> None:
         {"scheme": Scheme.PRODUCT, "stages": 2, "refresh": 2},
         {"scheme": Scheme.PRODUCT, "calibration": Source.AGGREGATE},
     ):
-        made, other = operators(**settings), operators(**settings)
+        made, other = operators(CLIENTS, **settings), operators(CLIENTS, **settings)
         for number in range(3):
             play(made, number, updates(seed=number))
         other.restore(made.state())
@@ -253,6 +253,5 @@ def test_a_broadcast_of_scales_is_read_back() -> None:
 def test_a_tensor_that_never_moves_is_no_problem() -> None:
     made = operators(scheme=Scheme.SCALAR, wrap=True)
     still = [{**update, "head.weight": np.zeros((10, 36), dtype=np.float32)} for update in updates()]
-    for number in range(3):
-        _, mean = play(made, number, still)
-    assert not mean["head.weight"].any()
+    means = [play(made, number, still)[1] for number in range(3)]
+    assert not any(mean["head.weight"].any() for mean in means)

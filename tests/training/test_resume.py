@@ -26,7 +26,7 @@ class Interrupting:
     def __init__(self, rounds: int) -> None:
         self.left = rounds
 
-    def round_done(self, record: RoundRecord) -> None:
+    def round_done(self, record: RoundRecord) -> None:  # noqa: ARG002 -- an observer's
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 
 
 def break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: Any, **arrays: Any) -> None:
+    def full(file: Any, **_: Any) -> None:
         file.write(b"a beginning")
         raise OSError("the disk is full")
 
