@@ -11,7 +11,8 @@ import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.training.configuration import Configuration, SumMode
-from secagg.training.driver import Pieces, Run, pieces_of
+from secagg.training.driver import pieces_of
+from secagg.training.rounds import Pieces, Run
 from secagg.training.secure_sums import SumRound, Upload, require_feasible
 
 _TIMED_CLIENTS: Final = 8

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from secagg.training.configuration import Configuration, changed
-from secagg.training.driver import Pieces
+from secagg.training.rounds import Pieces
 from secagg.training.engines import make_engine
 from secagg.training.evaluation import Evaluator
 from secagg.training.metrics import Accuracy

@@ -15,11 +15,12 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.training.configuration import Configuration, ServerSettings, changed
-from secagg.training.driver import Pieces, Run, train
+from secagg.training.driver import train
 from secagg.training.estimate import estimate
 from secagg.training.metrics import Accuracy, MetricsFile, RoundRecord, read_records, summarise
 from secagg.training.parts import Assignment, LocalTraining, Tensors, TrainedClient
 from secagg.training.progress import Progress, in_time
+from secagg.training.rounds import Pieces, Run
 from secagg.training.server_optimizers import ServerOptimizer
 
 Make = Callable[..., Configuration]

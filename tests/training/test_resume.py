@@ -13,8 +13,9 @@ import pytest
 from secagg.errors import InvalidParameters
 from secagg.training.checkpoint import Checkpoint
 from secagg.training.configuration import Configuration, changed
-from secagg.training.driver import MODEL_NAME, Pieces, train
+from secagg.training.driver import MODEL_NAME, train
 from secagg.training.metrics import RoundRecord, read_records
+from secagg.training.rounds import Pieces
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

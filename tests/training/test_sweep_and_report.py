@@ -12,9 +12,10 @@ from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.training import sweep as sweeping
 from secagg.training.configuration import Configuration
-from secagg.training.driver import Pieces, train
+from secagg.training.driver import train
 from secagg.training.finished_runs import cells_of, read_runs
 from secagg.training.report import write_report
+from secagg.training.rounds import Pieces
 from secagg.training.sweep import read_grid, sweep, table
 
 Make = Callable[..., Configuration]
