@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from secagg.training.asynchronous import AsynchronousRun, age_weights
 from secagg.training.checkpoint import Checkpoint, write_arrays, write_text
 from secagg.training.configuration import FILE_NAME as CONFIGURATION_NAME
 from secagg.training.configuration import Configuration, to_toml, versions_here
@@ -60,7 +61,9 @@ def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pie
         data=data,
         factory=factory,
         engine=_engine(configuration, factory, data, engine),
-        sum=secure_sum(configuration),
+        sum=secure_sum(
+            configuration, age_weights(configuration.asynchronous) if configuration.asynchronous.buffer else (1,)
+        ),
         evaluate=tested.evaluate,
         public=tested.public,
     )
@@ -91,7 +94,7 @@ def train(
     if pieces is None:
         engine = None if stored is None or configuration.engine != "auto" else str(stored.counters.get("engine"))
         pieces = pieces_of(configuration, engine=engine)
-    run = Run(configuration, pieces)
+    run = AsynchronousRun(configuration, pieces) if configuration.asynchronous.buffer else Run(configuration, pieces)
     require_feasible(configuration, run.operators.planned())
     if stored is not None:
         run.restore(stored)

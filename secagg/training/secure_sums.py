@@ -69,6 +69,8 @@ class SumRound:
     """Everybody who is invited, those who will be lost included."""
     lost: Mapping[Stage, frozenset[int]] = field(default_factory=dict[Stage, frozenset[int]])
     model_digest: bytes = bytes(32)
+    versions: dict[int, tuple[int, bytes]] = field(default_factory=dict[int, tuple[int, bytes]])
+    """Where clients are asynchronous: the number and the digest of the model that each started from."""
 
     @property
     def uploaders(self) -> tuple[int, ...]:
@@ -116,9 +118,11 @@ class SecureSum(Protocol):
         ...
 
 
-def secure_sum(configuration: Configuration) -> SecureSum:
+def secure_sum(configuration: Configuration, staleness_weights: tuple[int, ...] = (1,)) -> SecureSum:
     """Return what adds up as a configuration says."""
-    minimum = minimum_cohort(configuration)
+    minimum, largest = minimum_cohort(configuration), configuration.asynchronous.buffer
+    if largest:
+        minimum = largest
     ideal = IdealSum(configuration.maximum_total_weight, minimum)
     if configuration.secagg.mode is SumMode.IDEAL:
         return ideal
@@ -129,8 +133,9 @@ def secure_sum(configuration: Configuration) -> SecureSum:
             configuration.secagg,
             # An enclave releases nothing in which one client has more than its share of the least cohort.
             minimum_cohort=max(LEAST_COHORT, minimum // configuration.maximum_weight),
-            maximum_cohort=configuration.clients_per_round,
+            maximum_cohort=largest or configuration.clients_per_round,
             maximum_weight=configuration.maximum_weight,
+            staleness_weights=staleness_weights,
         )
     )
     return CheckedSum(real, ideal, every=configuration.secagg.every)
@@ -380,8 +385,14 @@ class EnclaveSum:
             verified = VerifiedEnclave(
                 enclave.offer, enclave.evidence, configuration=enclave.configuration, judge=SimulatedJudge(), now=now
             )
+            version, digest = due.versions.get(client, (model.version, model.digest))
             message = self._client(client, due.codec, enclave.configuration).seal(
-                payload, enclave=verified, model=model, now=now, weight=weight
+                payload,
+                enclave=verified,
+                model=ModelStamp(version=version, digest=digest),
+                now=now,
+                # The weight of age is the enclave's own.
+                weight=1 if due.versions else weight,
             )
             encoded = message.encode()
             sealed = perf_counter()

@@ -11,13 +11,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from secagg.training.asynchronous import age_weights
 from secagg.training.configuration import Configuration, changed
-from secagg.training.rounds import Pieces
 from secagg.training.engines import make_engine
 from secagg.training.evaluation import Evaluator
 from secagg.training.metrics import Accuracy
 from secagg.training.parts import Examples
 from secagg.training.presets import preset
+from secagg.training.rounds import Pieces
 from secagg.training.secure_sums import secure_sum
 
 FEATURES, CLASSES = 12, 3
@@ -69,7 +70,7 @@ def make_pieces(run: Configuration) -> Pieces:
         data=data,
         factory=toy_model,
         engine=make_engine("threads", toy_model, threads=run.workers or 1),
-        sum=secure_sum(run),
+        sum=secure_sum(run, age_weights(run.asynchronous) if run.asynchronous.buffer else (1,)),
         evaluate=evaluate,
         public=lambda: Examples(data.test().inputs[:20], data.test().targets[:20]),
     )
