@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from time import sleep
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from secagg.training.engines import ENGINES, fastest_engine, make_engine
 from secagg.training.engines.one_by_one import PlainModel, ThreadsEngine
 from secagg.training.engines.schedule import schedule_of
 from secagg.training.engines.settings import Computing
+from secagg.training.engines.suitability import swapped
 from secagg.training.keyed_dropout import KeyedDropout
 from secagg.training.models import initial_parameters, model_factory
 from secagg.training.parts import Assignment, Engine, Examples, LocalTraining, ModelFactory, TrainedClient
@@ -157,6 +159,15 @@ def test_an_update_is_not_longer_than_the_limit(name: str) -> None:
     assert max(norms) == pytest.approx(0.3, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["sequential", "grouped", "graph"])
+def test_an_update_below_the_limit_stays_as_it_is(name: str) -> None:
+    free, limited = (
+        trained(make_engine(name, Tiny), Tiny, work((1, 8, 8), 3), LocalTraining(batch=8, rate=0.05, clip=clip))
+        for clip in (None, 1e6)
+    )
+    assert all(np.array_equal(flat(free[client]), flat(limited[client])) for client in free)
+
+
 def test_the_proximal_term_holds_a_client_back() -> None:
     free, held = (
         trained(
@@ -219,7 +230,11 @@ def test_threads_work_ahead_of_what_is_taken_by_a_few_clients() -> None:
     assignments = work((1, 8, 8), 3)[:1] * 40
     found = engine.train(initial_parameters(Tiny, seed_of(5, Stream.MODEL)), assignments, PLAIN)
     next(iter(found))
-    assert len(taken) <= 8
+    before = -1
+    while before < len(taken):
+        before = len(taken)
+        sleep(0.2)
+    assert len(taken) <= 5
     assert len(list(found)) == 39
 
 
@@ -387,6 +402,17 @@ def test_dropout_of_torch_is_replaced_by_one_with_keys() -> None:
     first, again = (trained(engine, Tiny, work((1, 8, 8), 3), PLAIN) for _ in range(2))
     assert all(np.array_equal(flat(first[client]), flat(again[client])) for client in first)
     assert not any(isinstance(layer, KeyedDropout) for layer in Tiny().modules())
+
+
+def test_a_layer_that_stands_in_two_places_is_replaced_by_one() -> None:
+    layer = nn.Dropout(0.5)
+    model = swapped(
+        nn.Sequential(layer, nn.Linear(2, 2), layer),
+        lambda each: KeyedDropout(each.p) if isinstance(each, nn.Dropout) else None,
+    )
+    assert isinstance(model, nn.Sequential)
+    assert isinstance(model[0], KeyedDropout)
+    assert model[0] is model[2]
 
 
 def test_the_schedule_shuffles_each_epoch_anew_and_takes_every_example_once() -> None:

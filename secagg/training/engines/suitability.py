@@ -75,11 +75,13 @@ def swapped(model: nn.Module, swap: Swap) -> nn.Module:
     whole = replacement(copy)
     if whole is not None:
         return whole
-    for _, parent in list(layers_of(copy)):
-        for name, child in list(parent.named_children()):
-            new = replacement(child)
-            if new is not None:
-                setattr(parent, name, new)
+    # Without duplicates, the second of two places would keep the layer that was.
+    places = cast("Iterator[tuple[str, nn.Module]]", copy.named_modules(remove_duplicate=False))
+    for name, layer in list(places):
+        new = replacement(layer)
+        if new is not None:
+            parent, _, own = name.rpartition(".")
+            setattr(copy.get_submodule(parent), own, new)
     return copy
 
 
