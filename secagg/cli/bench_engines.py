@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from secagg.cli.figures import Bar
 from secagg.training.engine_benchmark import LOADS, Machine, Measured, measure_engines, measure_machine
 from secagg.training.engines import ENGINES
@@ -31,14 +29,14 @@ def run_bench_engines(
     bar.clear()
     print("\n".join(_table(machine, found)))
     if report is not None:
-        figures = {"torch": torch.__version__, "machine": asdict(machine), "engines": [asdict(row) for row in found]}
+        figures = {"machine": asdict(machine), "engines": [asdict(row) for row in found]}
         report.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 def _table(machine: Machine, found: Sequence[Measured]) -> Iterator[str]:
     yield (
-        f"{machine.device} ({machine.name}), torch {torch.__version__}: {machine.operations_per_second / 1e9:.0f} "
+        f"{machine.device} ({machine.name}), torch {machine.torch_version}: {machine.operations_per_second / 1e9:.0f} "
         f"GFLOP/s in a large product, {machine.bytes_per_second / 1e9:.1f} GB/s in a large copy"
     )
     yield f"{'model':<10}{'engine':<12}{'clients/s':>11}{'against sequential':>20}{'arithmetic':>12}{'bandwidth':>11}"

@@ -21,7 +21,7 @@ import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.contract import Aggregate
-from secagg.errors import PeerError, ThresholdNotMet
+from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.checkpoint import Checkpoint
 from secagg.training.clear_sum import OverflowMeter
@@ -64,6 +64,11 @@ class Run:
     next_round: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        if (wanted := self.configuration.clients_per_round) > (available := len(self.pieces.data.sizes)):
+            raise InvalidParameters(
+                f"a round takes {wanted} clients, and the data have {available}; lower clients_per_round, or deal the "
+                "data out to more with data.clients"
+            )
         initial = initial_parameters(self.pieces.factory, seed_of(self.configuration.seed, Stream.MODEL))
         self.parameters = {name: value.detach().cpu().numpy().copy() for name, value in initial.items()}
         self.operators = Operators(

@@ -147,6 +147,12 @@ def test_a_protocol_that_cannot_run_is_refused_before_anything_is_trained(toy_ru
         train(run, pieces=toy_pieces(run))
 
 
+def test_a_round_of_more_clients_than_there_are_is_refused(toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run("clients_per_round=17")
+    with pytest.raises(InvalidParameters, match="the data have 16"):
+        train(run, pieces=toy_pieces(run))
+
+
 def test_overflow_is_counted_in_both_ways(toy_run: Make, toy_pieces: Pieced) -> None:
     run = toy_run("compression.scheme=sq", "compression.bits=8", "compression.wrap=true")
     summary = train(run, pieces=toy_pieces(run))
