@@ -229,6 +229,8 @@ class Configuration:
     rounds: int = 100
     clients_per_round: int = 20
     model: str = "stride"
+    model_options: tuple[str, ...] = ()
+    """Sizes of the model that are not its usual ones: "name=number"."""
     device: str = "cpu"
     engine: str = "auto"
     """``auto``: threads on a CPU, and on a GPU the fastest of those that the model permits."""
@@ -250,6 +252,17 @@ class Configuration:
 
     def __post_init__(self) -> None:
         _require_ranges(self)
+
+    @property
+    def model_sizes(self) -> dict[str, float]:
+        """The model's options by name."""
+        named = [option.partition("=") for option in self.model_options]
+        try:
+            return {name.strip(): float(value) for name, _, value in named}
+        except ValueError:
+            raise InvalidParameters(
+                f'model_options is a list such as ["width=64"]; got {list(self.model_options)}'
+            ) from None
 
     @property
     def maximum_weight(self) -> int:
@@ -455,6 +468,7 @@ def _require_ranges(run: Configuration) -> None:
         if not least <= value <= most:
             raise InvalidParameters(f"{name} is in {least}..{most}; got {value!r}")
     exact_sparsity(compression.sparsity)
+    run.model_sizes  # noqa: B018 -- refuses what is no number
     if run.dropouts.rate and not run.dropouts.stages:
         raise InvalidParameters("dropouts.stages is empty and dropouts.rate is not 0; name a stage")
     if compression.rotation and compression.rotation & (compression.rotation - 1):

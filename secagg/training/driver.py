@@ -55,7 +55,13 @@ def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pie
         style=settings.style,
         seed=configuration.seed,
     )
-    factory = model_factory(configuration.model, classes=data.classes, shape=data.shape, vocabulary=data.vocabulary)
+    factory = model_factory(
+        configuration.model,
+        classes=data.classes,
+        shape=data.shape,
+        vocabulary=data.vocabulary,
+        options=configuration.model_sizes,
+    )
     tested = _Tested(configuration, data, factory)
     return Pieces(
         data=data,

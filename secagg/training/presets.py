@@ -12,6 +12,7 @@ from secagg.training.configuration import (
     Configuration,
     DataSettings,
     EvaluationSettings,
+    Optimizer,
     Scheme,
     ServerSettings,
     Source,
@@ -26,6 +27,16 @@ _PRUNING: Final = CompressionSettings(scheme=Scheme.PRUNING, sparsity="0.9")
 _PQ: Final = CompressionSettings(scheme=Scheme.PRODUCT, codewords=16, block_size=9)
 
 _FASHION: Final = Configuration(name="fashion")
+_VADER: Final = Configuration(
+    name="vader",
+    rounds=90,
+    model="lstm",
+    model_options=("width=64", "hidden=64", "layers=1", "pooled=1"),
+    data=DataSettings(name="vader", clients=300),
+    local=LocalTraining(batch=20, rate=0.5),
+    server=ServerSettings(optimizer=Optimizer.FEDAVGM),
+    secagg=SumSettings(every=10),
+)
 _CELEBA: Final = Configuration(
     name="celeba",
     rounds=2550,
@@ -81,6 +92,7 @@ def _family(
 PRESETS: Final = dict[str, Configuration]()
 """Runs by name. Those on bundled data add up in the clear unless told otherwise, and the sum is the same."""
 _family(_FASHION, _SQ, _PRUNING, _PQ)
+_family(_VADER, _SQ, _PRUNING, _PQ)
 _paper_pq = replace(_PQ, codewords=8, block_size=9)
 _family(_CELEBA, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_FEMNIST, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)

@@ -73,6 +73,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
         ("compression.rotation=100", "power of two"),
         ("compression.sparsity=1.5", "sparsity"),
         ("compression=3", "is a table"),
+        ('model_options=["width"]', "such as"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused(change: str, message: str) -> None:
