@@ -83,6 +83,7 @@ class Machine:
     name: str
     operations_per_second: float
     bytes_per_second: float
+    torch_version: str = torch.__version__
 
 
 def measure_machine(device_name: str) -> Machine:
