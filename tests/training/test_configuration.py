@@ -60,7 +60,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("compresion.bits=4", "'compression'"),
+        ("compressed.bits=4", "'compression'"),
         ("compression.bit=4", "nearest is 'compression.bits'"),
         ("compression.bits=four", "compression.bits is an integer"),
         ("compression.wrap=1", "true or false"),
