@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "machine": platform.processor() or platform.machine(),
             "versions": versions_here(),
             "rounds": options.rounds,
+            "seeds": options.seeds,
             "cells": list(_means(results)),
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
