@@ -25,7 +25,7 @@ from figures import Figure, best_seconds
 from secagg.entropy import SystemCoins
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.protocols.dpf_indexing.exact_product import float_type
-from secagg.protocols.dpf_indexing.generation import generate
+from secagg.protocols.dpf_indexing.generation import generate_shares
 from secagg.protocols.dpf_indexing.lane_group import FieldLanes
 from secagg.protocols.dpf_indexing.one_hot_check import OneHotVerifier, RoundChallenges
 from secagg.protocols.dpf_indexing.one_hot_proof import Assignments, prove
@@ -64,7 +64,7 @@ def _figures(shape: CheckShape) -> Iterator[Figure]:
     points = PointFunctionShape(
         codewords=shape.codewords, group=FieldLanes(shape.modulus), depth=0, derives_last_lane=True
     )
-    expanded, explicit = generate(points, assignments, context=ATTEMPT.digest, client=client, coins=coins)
+    expanded, explicit = generate_shares(points, assignments, context=ATTEMPT.digest, client=client, coins=coins)
     context = UploadContext(
         attempt=ATTEMPT,
         round_number=1,

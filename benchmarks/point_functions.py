@@ -13,7 +13,7 @@ from figures import Figure, best_seconds
 from secagg.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.protocols.dpf_indexing.batch import HistogramShare
-from secagg.protocols.dpf_indexing.generation import generate
+from secagg.protocols.dpf_indexing.generation import generate_shares
 from secagg.protocols.dpf_indexing.lane_group import FieldLanes, LaneGroup, RingLanes
 from secagg.protocols.dpf_indexing.shape import PointFunctionShape
 
@@ -79,7 +79,7 @@ def _evaluation(case: Case) -> Iterator[Figure]:
     """Compare with raw ECB of as many blocks as the cipher is called for; more for a field's repeated attempts."""
     shape = case.shape
     alpha = np.arange(BLOCKS) % case.codewords
-    make = partial(generate, shape, alpha, context=bytes(32), client=ClientId(1), coins=SystemCoins())
+    make = partial(generate_shares, shape, alpha, context=bytes(32), client=ClientId(1), coins=SystemCoins())
     share = make()[0]
     total = HistogramShare(shape, BLOCKS, 0)
     contenders: dict[str, Callable[[], object]] = {"floor": _raw_ecb, "evaluate": partial(total.add, share)}
@@ -100,7 +100,7 @@ def _evaluation(case: Case) -> Iterator[Figure]:
 def _threads(case: Case) -> Iterator[Figure]:
     shape = case.shape
     alpha = np.arange(BLOCKS) % case.codewords
-    share = generate(shape, alpha, context=bytes(32), client=ClientId(1), coins=SystemCoins())[0]
+    share = generate_shares(shape, alpha, context=bytes(32), client=ClientId(1), coins=SystemCoins())[0]
     total = HistogramShare(shape, BLOCKS, 0)
     seconds = best_seconds({f"{threads}": partial(total.add, share, threads=threads) for threads in (1, 2)}, 2 * ROUNDS)
     yield Figure(name=f"two threads / one thread, {case.name}", value=seconds["1"] / seconds["2"], unit="times")

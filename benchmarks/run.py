@@ -20,6 +20,7 @@ import point_functions
 import product_quantization
 import scalar_quantization
 import shamir
+import two_servers
 from figures import Figure, machine
 
 SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
@@ -31,6 +32,7 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "enclave histogram": enclave_histogram.measure,
     "point functions": point_functions.measure,
     "one-hot check": one_hot_check.measure,
+    "two servers": two_servers.measure,
     "scalar quantization": scalar_quantization.measure,
     "overflow": overflow.measure,
     "product quantization": product_quantization.measure,

@@ -22,14 +22,20 @@ from cryptography.x509.oid import NameOID
 
 from secagg.aead import AeadHeader, SealingKey, open_sealed
 from secagg.compression.fixed_point import FixedPoint
-from secagg.contract import Layout, Payload, RingSegment, encode_update
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment, encode_update
 from secagg.entropy import Coins
 from secagg.errors import PeerError, Reason, SecAggError
 from secagg.hybrid_key_agreement import require_mlkem
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+from secagg.identity import issue_certificate
 from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
 from secagg.parameters import ClientFloors, SecurityMode, Suite
 from secagg.prime_field import PRIME
+from secagg.protocols.dpf_indexing.configuration import SharingMode
+from secagg.protocols.dpf_indexing.one_hot_check import RoundChallenges
+from secagg.protocols.dpf_indexing.point_function_halves import PointFunctionExchange, SharedIndices
+from secagg.protocols.dpf_indexing.server_messages import AcceptedList, RoundStamp
+from secagg.protocols.dpf_indexing.upload import UploadHeader
 from secagg.protocols.enclave.attestation import Verifier
 from secagg.protocols.enclave.attestation.certificate_chains import Certificate, verify_chain
 from secagg.protocols.enclave.attestation.revocation import check_not_revoked
@@ -39,6 +45,7 @@ from secagg.ring import Ring, require_capacity
 from secagg.secret import Secret
 from secagg.shamir import Share, correct, reconstruct, split
 from secagg.simulation.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import Reader, Writer, told_to_peer
 
@@ -182,6 +189,35 @@ def dominate_a_buffer() -> None:
     buffer_with(entry_of(ALICE, upload=1), entry_of(BOB, upload=2), weights=(64, 1)).require_releasable()
 
 
+def vote_for_nothing() -> object:
+    setup = IndexingSetup(layout=Layout((IndexSegment(3, 1),)))
+    made, client = setup.configuration, setup.signing_key_of("client 1")
+    indices = SharedIndices(made, 7, ALICE, setup.payload_of(1), InsecureSeededCoins(b"indices"))
+    certificate = issue_certificate(setup.signing_key_of("authority"), ALICE, client.public_key)
+    header = UploadHeader(round_number=7, certificate=certificate, weight=1, segments=indices.headers)
+    bodies = indices.bodies(header)
+    bodies[1][0] ^= 1
+    with setup.pair_key() as pair_key:
+        zero, one = (
+            PointFunctionExchange(
+                made, ServerId(index), header, bodies[index], b"", RoundChallenges(pair_key, made.context, 7)
+            )
+            for index in (0, 1)
+        )
+    return one.conclude(zero.answer(one.propose()))
+
+
+def sign_a_list_of_somebody_else() -> None:
+    session = InsecureIndexingRound(IndexingSetup(mode=SharingMode.UNCHECKED_POINT_FUNCTIONS))
+    for number in (1, 2):
+        session.upload(number)
+    session.check()
+    stamp = RoundStamp(context=session.configuration.context, round_number=7, server=ServerId(1))
+    other = AcceptedList.signed(stamp, [], session.setup.signing_key_of("server 1"))
+    session.zero.close()
+    session.zero.agree(other.encode())
+
+
 PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.PARAMETER_OUT_OF_RANGE: lambda: ClientId(-1),
     Reason.BELOW_FLOOR: offer_a_small_cohort,
@@ -221,6 +257,8 @@ PRODUCERS: dict[Reason, Callable[[], object]] = {
         entry_of(ClientId(3), upload=3)
     ),
     Reason.WEIGHTS_UNEVEN: dominate_a_buffer,
+    Reason.ONE_HOT_REFUTED: vote_for_nothing,
+    Reason.SERVERS_DISAGREE: sign_a_list_of_somebody_else,
 }
 """For each reason a call into the library that ends in it."""
 
@@ -248,6 +286,8 @@ BLAME: dict[Reason, set[Party]] = {
     Reason.BUDGET_SPENT: {ALICE, ServerId()},
     Reason.BUFFER_FULL: {ServerId()},
     Reason.WEIGHTS_UNEVEN: set(),
+    Reason.ONE_HOT_REFUTED: {ALICE, ServerId(0)},
+    Reason.SERVERS_DISAGREE: set(),
 }
 """Whom the calls above blame: nobody where the function cannot know who sent what it was given."""
 

@@ -43,6 +43,7 @@ CORE_LEVELS = (
         "codewords",
         "contract",
         "parameters",
+        "framing",
     },
 )
 CORE_MODULES = set[str]().union(*CORE_LEVELS)

@@ -70,9 +70,14 @@ class HistogramShare(Confined):
         stop = self.blocks if count is None else first + count
         return self._usable().part(first, stop).rows()
 
+    def wipe(self) -> None:
+        """Overwrite the sum, and give it up."""
+        self._total.wipe()
+        self._given_up = True
+
     def _usable(self) -> LaneGrid:
         if self._given_up:
-            raise Misuse("an earlier client's share was added in part; begin a new sum", reason=Reason.ALREADY_SPENT)
+            raise Misuse("the sum was wiped, or holds part of a share; begin a new one", reason=Reason.ALREADY_SPENT)
         return self._total
 
     def _require_ours(self, share: ServerShare) -> None:

@@ -34,7 +34,7 @@ _NODE_WORD = np.dtype("<u8")
 _BITS: Final = Ring(1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CorrectionWords:
     """The correction words of all blocks; public, and the same for both servers."""
 

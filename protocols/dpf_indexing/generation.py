@@ -54,7 +54,7 @@ ServerShare = SeedShare | ExplicitShare | TreeShare
 Integers = npt.NDArray[np.integer[Any]]
 
 
-def generate(  # noqa: PLR0913 -- all but four have defaults
+def generate_shares(  # noqa: PLR0913 -- all but four have defaults
     shape: PointFunctionShape,
     alpha: Integers,
     beta: int | Integers = 1,

@@ -40,7 +40,7 @@ from secagg.protocols.dpf_indexing.one_hot_statement import (
 from secagg.secret import Confined, Secret
 from secagg.wire import owned_bytes
 
-REJECTED: Final = Reason.CHECK_WORDS_MISMATCH
+REJECTED: Final = Reason.ONE_HOT_REFUTED
 """The openings of an upload contradict each other."""
 _ROUND: Final = "one_hot_check"
 

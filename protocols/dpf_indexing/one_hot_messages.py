@@ -11,7 +11,7 @@ from secagg.labels import Label, bind
 from secagg.protocols.dpf_indexing.extension_field import Elements
 from secagg.protocols.dpf_indexing.one_hot_statement import DIGEST_BYTES, SEED_BYTES, CheckShape, require_seed
 from secagg.secret import Secret
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +46,12 @@ class OneHotProof:
         if self.polynomial.shape != due:
             raise Misuse(f"a proof for {self.server} has {due} coefficients; got {self.polynomial.shape}")
         return shape.field.pack(self.polynomial)
+
+    @staticmethod
+    def encoded_bytes(shape: CheckShape, server: ServerId) -> int:
+        """Return how many bytes ``encode`` gives."""
+        packed = shape.field.packed_bytes(_polynomial_values(shape, server))
+        return HEADER_BYTES + 1 + SEED_BYTES + DIGEST_BYTES + packed
 
     def encode(self, shape: CheckShape) -> bytes:
         """Return the canonical encoding, before it is sealed."""
@@ -90,6 +96,11 @@ class OneHotCommitment:
         digest = hashlib.sha256(bind(Label.ONE_HOT_COMMITMENT, *statement_and_server, opening)).digest()
         return cls(server=server, statement=statement, digest=digest)
 
+    @staticmethod
+    def encoded_bytes() -> int:
+        """Return how many bytes ``encode`` gives."""
+        return HEADER_BYTES + 1 + 2 * DIGEST_BYTES
+
     def encode(self) -> bytes:
         """Return the canonical encoding."""
         writer = Writer(MessageKind.ONE_HOT_COMMITMENT).integer(self.server.index, 1)
@@ -121,6 +132,11 @@ class OneHotOpening:
     """The share of p(tau)."""
     linear: Elements = field(repr=False)
     """The share of v, which is zero for an honest client."""
+
+    @staticmethod
+    def encoded_bytes(shape: CheckShape) -> int:
+        """Return how many bytes ``encode`` gives."""
+        return HEADER_BYTES + 1 + 2 * DIGEST_BYTES + _opened_bytes(shape)
 
     def encode(self, shape: CheckShape) -> bytes:
         """Return the canonical encoding."""

@@ -222,7 +222,7 @@ class UploadContext:
             return self.shape.field.sample(LaneStream(self.shape.base, stream_key), 0, count)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Challenges:
     """The random coefficients of the check, which follow from everything that the client chose."""
 

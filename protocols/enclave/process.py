@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from secagg.entropy import Coins
-from secagg.errors import (
-    AuthenticationFailed,
-    CapacityExceeded,
-    ContractViolation,
-    InternalError,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-    ThresholdNotMet,
-    UnexpectedMessage,
-    blaming,
-)
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId, Party, ServerId
+from secagg.errors import InternalError, MalformedMessage, Misuse, SecAggError, UnexpectedMessage, blaming
+from secagg.framing import encode_refusal, listening, receive_frame, send_frame
+from secagg.identifiers import ServerId
 from secagg.protocols.enclave.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.enclave import Enclave
 from secagg.protocols.enclave.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
@@ -41,35 +27,16 @@ MAXIMUM_REQUEST_BYTES: Final = 1 << 30
 MAXIMUM_OFFER_BYTES: Final = 1 << 14
 MAXIMUM_WORD_BYTES: Final = 1 << 6
 MAXIMUM_DOCUMENT_BYTES: Final = 1 << 20
-MAXIMUM_TEXT_CHARACTERS: Final = 1 << 10
-MAXIMUM_TEXT_BYTES: Final = 4 * MAXIMUM_TEXT_CHARACTERS
 WEIGHT_BYTES: Final = 2
-PARTY_BYTES: Final = 1 + CLIENT_ID_BYTES
 VERSION_BYTES: Final = 8
 SIMULATED: Final = "simulated"
 """The format of evidence that no hardware has made."""
-REFUSALS: Final = (
-    InvalidParameters,
-    Misuse,
-    MalformedMessage,
-    UnexpectedMessage,
-    AuthenticationFailed,
-    PeerMisbehaved,
-    ThresholdNotMet,
-    CapacityExceeded,
-    ContractViolation,
-    InternalError,
-)
-"""The errors that a host is told, each by its place here."""
 _BARE_REQUESTS: Final = (
     MessageKind.OPEN_BUFFER,
     MessageKind.RELEASE_BUFFER,
     MessageKind.GIVE_UP_BUFFER,
     MessageKind.DESTROY_ENCLAVE,
 )
-_LENGTH_BYTES: Final = 8
-_PIECE_BYTES: Final = 1 << 20
-_OWNER_ONLY: Final = 0o600
 
 Quote = Callable[[bytes], tuple[str, bytes]]
 """Makes evidence that holds 64 bytes: the name of its format, as ``EvidenceFormat`` has it, and the document."""
@@ -88,7 +55,7 @@ def serve(
     Raises:
         InvalidParameters: no socket can be made at the path.
     """
-    with _listening(socket_path) as listener:
+    with listening(socket_path) as listener:
         ready()
         while True:
             # A host that goes away, or that announces a frame that is too long, has ended its epoch and nothing else.
@@ -169,28 +136,6 @@ def encode_attested_offer(offer: EnclaveOffer, evidence_format: str, document: b
     return writer.variable(document, MAXIMUM_DOCUMENT_BYTES).finish()
 
 
-def encode_refusal(error: SecAggError) -> bytes:
-    """Return an error as a message: its class, reason, sentence and culprits, and what two classes have besides."""
-    needed, present, expected, received = 0, 0, "", ""
-    if isinstance(error, ThresholdNotMet):
-        needed, present = error.needed, error.present
-    if isinstance(error, UnexpectedMessage):
-        expected, received = error.expected, error.received
-    culprits = error.culprits if isinstance(error, PeerError) else frozenset[Party]()
-    writer = Writer(MessageKind.ENCLAVE_REFUSAL).integer(REFUSALS.index(type(error)), 1)
-    for text in (error.reason.value, str(error), expected, received):
-        writer.variable(text[:MAXIMUM_TEXT_CHARACTERS].encode(errors="replace"), MAXIMUM_TEXT_BYTES)
-    writer.integer(needed, 8).integer(present, 8).integer(len(culprits), 1)
-    for party in sorted(map(_encode_party, culprits)):
-        writer.fixed(party, PARTY_BYTES)
-    return writer.finish()
-
-
-def _encode_party(party: Party) -> bytes:
-    number = party.value if isinstance(party, ClientId) else party.index
-    return bytes([isinstance(party, ServerId)]) + number.to_bytes(PARTY_BYTES - 1, "big")
-
-
 def _done(weight: int = 0) -> bytes:
     """Return the answer to what was done; only an upload that was taken has a weight."""
     return Writer(MessageKind.ENCLAVE_DONE).integer(weight, WEIGHT_BYTES).finish()
@@ -211,37 +156,6 @@ def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | None:
 # --- The socket -------------------------------------------------------------------------------------------------------
 
 
-def send_frame(connection: socket.socket, message: bytes) -> None:
-    """Send a message behind its length."""
-    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
-    connection.sendall(message)
-
-
-def receive_frame(connection: socket.socket, limit: int) -> bytes:
-    """Receive a message of at most ``limit`` bytes; no more is allocated than has come, and a piece.
-
-    Raises:
-        MalformedMessage: a longer one is announced; nothing of it was read.
-        ConnectionResetError: the other end closed the connection.
-    """
-    length = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
-    if length > limit:
-        sentence = f"a frame declares {length} bytes and {limit} is the limit"
-        raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
-    return _receive(connection, length)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    pieces = list[bytes]()
-    while size:
-        piece = connection.recv(min(size, _PIECE_BYTES))
-        if not piece:
-            raise ConnectionResetError("the other end closed the connection")
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
-
-
 def _serve_host(connection: socket.socket, listener: socket.socket, service: EnclaveService) -> None:
     """Answer one host until it goes away or announces a frame that is too long; then its epoch ends."""
     try:
@@ -255,22 +169,3 @@ def _serve_host(connection: socket.socket, listener: socket.socket, service: Enc
             send_frame(connection, service.answer(receive_frame(connection, MAXIMUM_REQUEST_BYTES)))
     finally:
         service.destroy()
-
-
-@contextmanager
-def _listening(path: Path) -> Generator[socket.socket]:
-    """Listen at a path that nothing is at yet, for nobody but this user; remove it at the end."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        try:
-            listener.bind(str(path))
-        except OSError as error:
-            raise InvalidParameters(
-                f"no socket can be made at {path} ({error}); remove what is left of another, or name another path"
-            ) from None
-        try:
-            # Nobody can connect before ``listen``, so nobody connects under the mode that ``bind`` has left.
-            path.chmod(_OWNER_ONLY)
-            listener.listen()
-            yield listener
-        finally:
-            path.unlink(missing_ok=True)

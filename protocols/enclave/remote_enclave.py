@@ -9,18 +9,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, Self, TypeVar
 
-from secagg.errors import (
-    AuthenticationFailed,
-    InternalError,
-    MalformedMessage,
-    PeerError,
-    Reason,
-    SecAggError,
-    ThresholdNotMet,
-    UnexpectedMessage,
-    blaming,
-)
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId, Party, ServerId
+from secagg.errors import MalformedMessage, PeerError, Reason, blaming
+from secagg.framing import decode_refusal, receive_frame, send_frame
+from secagg.identifiers import ServerId
 from secagg.layout import IndexSegment
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
 from secagg.protocols.enclave.configuration import EnclaveConfiguration
@@ -29,15 +20,10 @@ from secagg.protocols.enclave.process import (
     MAXIMUM_DOCUMENT_BYTES,
     MAXIMUM_OFFER_BYTES,
     MAXIMUM_REQUEST_BYTES,
-    MAXIMUM_TEXT_BYTES,
     MAXIMUM_WORD_BYTES,
-    REFUSALS,
     SIMULATED,
     VERSION_BYTES,
     WEIGHT_BYTES,
-    encode_refusal,
-    receive_frame,
-    send_frame,
 )
 from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
 from secagg.wire import MessageKind, Reader, Writer, message_kind
@@ -46,13 +32,6 @@ _SHORT_ANSWER_BYTES: Final = 1 << 21
 """No answer but a release is longer: a refusal, or an offer with its evidence."""
 _ELEMENT_BYTES: Final = 8
 """No element of an aggregate has more."""
-_REASONS: Final[dict[type[SecAggError], Reason]] = {
-    AuthenticationFailed: Reason.AUTHENTICATION_FAILED,
-    ThresholdNotMet: Reason.THRESHOLD_NOT_MET,
-    InternalError: Reason.INTERNAL_ERROR,
-}
-"""The errors that are raised for one reason only."""
-
 Answer = TypeVar("Answer")
 
 
@@ -198,7 +177,7 @@ class RemoteEnclave:
             try:
                 send_frame(self._connection, request)
                 answer = receive_frame(self._connection, max(limit, _SHORT_ANSWER_BYTES))
-                if message_kind(answer) is not MessageKind.ENCLAVE_REFUSAL:
+                if message_kind(answer) is not MessageKind.REFUSAL:
                     return read(answer)
                 refusal = decode_refusal(answer)
             except (OSError, PeerError) as error:
@@ -227,40 +206,6 @@ def decode_attested_offer(message: bytes) -> tuple[EnclaveOffer, Evidence | Simu
         return offer, Evidence(EvidenceFormat(name.decode()), document)
     except ValueError:
         raise MalformedMessage("the evidence is of no known format", reason=Reason.NOT_CANONICAL) from None
-
-
-def decode_refusal(message: bytes) -> SecAggError:
-    """Read back the error that an enclave refused with.
-
-    Raises:
-        MalformedMessage: anything that ``encode_refusal`` would not have written.
-    """
-    reader = Reader(message, MessageKind.ENCLAVE_REFUSAL)
-    try:
-        kind = REFUSALS[reader.integer(1)]
-        reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
-        needed, present = reader.integer(8), reader.integer(8)
-        culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
-        # As when an error is unpickled: the constructors would compose the sentence anew.
-        error = kind.__new__(kind, sentence)
-        error.reason = Reason(reason)
-    except (IndexError, ValueError):
-        raise MalformedMessage("this is no refusal", reason=Reason.NOT_CANONICAL) from None
-    reader.finish()
-    if isinstance(error, PeerError):
-        error.culprits, error.round_name = culprits, None
-    if isinstance(error, UnexpectedMessage):
-        error.expected, error.received = expected, received
-    if isinstance(error, ThresholdNotMet):
-        error.needed, error.present, error.round_name = needed, present, None
-    if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
-        raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
-    return error
-
-
-def _read_party(reader: Reader) -> Party:
-    tag, number = reader.integer(1), reader.integer(CLIENT_ID_BYTES)
-    return (ClientId, ServerId)[tag](number)
 
 
 def _read_weight(answer: bytes) -> int:

@@ -8,9 +8,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from secagg.errors import SecAggError
+from secagg.cli.training_options import add_training_options
+from secagg.errors import InvalidParameters, SecAggError
+
+if TYPE_CHECKING:
+    from secagg.simulation.synthetic_updates import UpdateSetting
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.compression.paper_tables``, which is imported when it is needed."""
@@ -70,69 +74,48 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
-    _add_training_options(commands)
+    _add_indexing_server_options(
+        commands.add_parser(
+            "indexing-server",
+            help="one of the two servers of the protocol with point functions, in a process of its own",
+            description="Run server 0 or server 1 of one round in a process of its own, until SIGTERM or SIGINT. It "
+            "goes on from its journal when it is started again with the same arguments.",
+        )
+    )
+    add_training_options(commands)
     return parser
 
 
-def _add_training_options(commands: Any) -> None:  # noqa: ANN401 -- argparse gives it no public name
-    changes: dict[str, Any] = {
-        "action": "append",
-        "default": [],
-        "metavar": "KEY=VALUE",
-        "help": "change a value, such as compression.bits=4",
-    }
-    trained = commands.add_parser(
-        "train",
-        help="federated learning through secure aggregation, on a CPU or a GPU (extra `train`)",
-        description="Train a model over many simulated clients, with every update encoded, summed and decoded.",
+def _add_indexing_server_options(command: argparse.ArgumentParser) -> None:
+    # All but --threads are needed to serve, and none of them to make keys.
+    command.add_argument("--role", type=int, choices=(0, 1), help="which of the two servers this is")
+    command.add_argument("--socket", type=Path, metavar="PATH", help="where the front end and the operator connect")
+    command.add_argument(
+        "--peer-socket", type=Path, metavar="PATH", help="where server 0 listens for server 1, and for nobody else"
     )
-    which = trained.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--preset", metavar="NAME", help="fashion-, vader-, celeba-, femnist- or sent140-, with none, sq, prune or pq"
+    command.add_argument("--configuration", type=Path, metavar="FILE", help="an encoded IndexingConfiguration")
+    command.add_argument("--keys", type=Path, metavar="FILE", help="as `secagg indexing-server keys` makes it")
+    command.add_argument("--journal", type=Path, metavar="PATH", help="what is written down, for one round")
+    command.add_argument("--round", type=int, metavar="N", help="the number of the round")
+    command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
+    command.set_defaults(run=_indexing_server)
+    commands = command.add_subparsers(metavar="COMMAND")
+    keys = commands.add_parser(
+        "keys",
+        help="make the key files of both servers",
+        description="Make the key files of both servers and print their public keys. Whoever holds both files can "
+        "sign for both servers: hand each operator its own over a secret channel, and keep neither.",
     )
-    which.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, such as the one in a run's folder")
-    trained.add_argument("--set", **changes)
-    trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
-    trained.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
-    trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
-    trained.add_argument("--tensorboard", action="store_true", help="write its logs too, where it is installed")
-    trained.set_defaults(run=_train)
-    swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
-    swept.add_argument("grid", type=Path, metavar="GRID.toml")
-    swept.add_argument("--jobs", type=int, default=1, help="how many processes (default: %(default)s)")
-    swept.add_argument("--out", type=Path, metavar="DIR", help="(default: build/sweeps/GRID)")
-    swept.set_defaults(run=_sweep)
-    plotted = commands.add_parser("plot", help="figures of runs and sweeps, and one report with all of them")
-    plotted.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="of a run, or of a sweep")
-    plotted.add_argument("--out", type=Path, metavar="DIR", help="(default: figures in the first folder)")
-    plotted.set_defaults(run=_plot)
-    data = commands.add_parser("data", help="prepare training data, or say what is there")
-    steps = data.add_subparsers(required=True, metavar="COMMAND")
-    for name, meant in (
-        ("prepare", "read a data set once and keep it in a form that loads fast"),
-        ("info", "count it"),
-    ):
-        step = steps.add_parser(name, help=meant)
-        step.add_argument("name", metavar="DATA", help="fashion, fashion-full, vader, femnist, celeba or sent140")
-        step.add_argument("--root", type=Path, metavar="PATH", help="where its files are")
-        step.set_defaults(run=_data, prepares=name == "prepare")
-    estimated = commands.add_parser("estimate", help="what a run will take, by a few timed clients")
-    estimated.add_argument("preset", metavar="PRESET")
-    estimated.add_argument("--set", **changes)
-    bench = commands.add_parser("bench", help="how fast this machine is")
-    measured = bench.add_subparsers(required=True, metavar="WHAT").add_parser(
-        "engines",
-        help="how many clients each engine trains in a second, and how near that is to what the device can do",
+    keys.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the two files go")
+    keys.set_defaults(run=_indexing_keys)
+    erase = commands.add_parser(
+        "erase",
+        help="overwrite and remove the journal of a round that is over",
+        description="Overwrite and remove the journal of a round whose result both operators have. It holds the key "
+        "of the round and the uploads that it opens; no server goes on with the round afterwards.",
     )
-    measured.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    measured.add_argument(
-        "--load", action="append", default=[], help="celeba, femnist, sent140, fashion (default: all)"
-    )
-    measured.add_argument("--engine", action="append", default=[], help="(default: all)")
-    measured.add_argument("--clients", type=int, help="how many in a round")
-    measured.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    measured.set_defaults(run=_bench_engines)
-    estimated.set_defaults(run=_estimate)
+    erase.add_argument("--journal", type=Path, required=True, metavar="PATH", help="what was written down")
+    erase.set_defaults(run=_erase_indexing_journal)
 
 
 def _add_plan_options(command: argparse.ArgumentParser) -> None:
@@ -173,7 +156,10 @@ def _add_enclave_options(command: argparse.ArgumentParser) -> None:
 
 def _add_round_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--protocol", choices=("pairwise", "enclave"), default="pairwise", help="who adds up (default: %(default)s)"
+        "--protocol",
+        choices=("pairwise", "enclave", "two-server"),
+        default="pairwise",
+        help="who adds up (default: %(default)s)",
     )
     command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
     command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")
@@ -181,10 +167,16 @@ def _add_round_options(command: argparse.ArgumentParser) -> None:
         "--drop",
         type=int,
         help="how many drop out (default: one in twenty), dealt out in turn to: before uploading, before unmasking, "
-        "before sharing keys, before the consistency check (active mode), before advertising keys",
+        "before sharing keys, before the consistency check (active mode), before advertising keys; with two servers: "
+        "before uploading, after the half for server 0, after the half for server 1",
     )
     command.add_argument("--corrupted", type=int, help="how many the plan withstands (default: one in twenty)")
-    command.add_argument("--mode", choices=("active", "semi_honest"), default="active", help="(default: %(default)s)")
+    command.add_argument(
+        "--mode",
+        choices=("active", "semi_honest", "checked", "unchecked"),
+        help="of pairwise masks: active or semi_honest (default: active); of two servers: whether clients are checked "
+        "(default: checked)",
+    )
     command.add_argument("--graph", choices=("sparse", "full"), default="sparse", help="(default: %(default)s)")
     command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
     command.add_argument(
@@ -193,15 +185,16 @@ def _add_round_options(command: argparse.ArgumentParser) -> None:
         default=16,
         help="bits of one input value; the ring has as many more as the sum needs (default: %(default)s)",
     )
-    enclave = command.add_argument_group("of the enclave, whose hardware is simulated")
-    enclave.add_argument(
+    compressed = command.add_argument_group("of the enclave and of two servers")
+    compressed.add_argument(
         "--compression",
         choices=("none", "sq", "pruning", "pq"),
         default="pq",
         help="what is done with a model of that dimension (default: %(default)s)",
     )
-    enclave.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
-    enclave.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
+    compressed.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
+    compressed.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
+    enclave = command.add_argument_group("of the enclave, whose hardware is simulated")
     enclave.add_argument(
         "--release",
         choices=("decoded-sum", "histogram"),
@@ -213,6 +206,13 @@ def _add_round_options(command: argparse.ArgumentParser) -> None:
         choices=("oblivious", "direct"),
         default="oblivious",
         help="whether counting touches all counters or those that the indices name (default: %(default)s)",
+    )
+    servers = command.add_argument_group("of two servers")
+    servers.add_argument(
+        "--depth", type=int, help="of the trees of all point functions, from 0 (default: the shortest upload)"
+    )
+    servers.add_argument(
+        "--cheat", type=int, default=0, help="how many clients vote more than once in a block (default: %(default)s)"
     )
     command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     command.add_argument(
@@ -228,9 +228,24 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo(clients=options.clients, drop=options.drop, out=options.out)
 
 
+_ROUND_MODES: dict[str, tuple[str, ...]] = {
+    "pairwise": ("active", "semi_honest"),
+    "enclave": (),
+    "two-server": ("checked", "unchecked"),
+}
+"""What ``--mode`` may be, the default first."""
+
+
 def _round(options: argparse.Namespace) -> int:
+    modes = _ROUND_MODES[options.protocol]
+    if options.mode is not None and options.mode not in modes:
+        allowed = f"is {' or '.join(modes)}" if modes else "is not for it"
+        raise InvalidParameters(f"--mode {options.mode} and --protocol {options.protocol}: there --mode {allowed}")
     if options.protocol == "enclave":
         return _enclave_round(options)
+    options.mode = options.mode or modes[0]
+    if options.protocol == "two-server":
+        return _two_server_round(options)
     from secagg.cli.round import run_round
     from secagg.parameters import SecurityMode, Suite
     from secagg.protocols.pairwise_mask import Topology
@@ -260,14 +275,10 @@ def _serve_enclave(options: argparse.Namespace) -> int:
     return serve_enclave(socket_path=options.socket, threads=options.threads)
 
 
-def _enclave_round(options: argparse.Namespace) -> int:
-    from secagg.cli.enclave_round import EnclaveSetting, run_enclave_round
-    from secagg.parameters import Suite
-    from secagg.protocols.enclave.configuration import ReleaseForm
-    from secagg.protocols.enclave.histogram import Accumulation
+def _update_setting(options: argparse.Namespace) -> UpdateSetting:
     from secagg.simulation.synthetic_updates import Compression, UpdateSetting
 
-    updates = UpdateSetting(
+    return UpdateSetting(
         clients=options.clients,
         dimension=options.dimension,
         compression=Compression(options.compression),
@@ -275,6 +286,60 @@ def _enclave_round(options: argparse.Namespace) -> int:
         block_size=options.block_size,
         seed=options.seed,
     )
+
+
+def _two_server_round(options: argparse.Namespace) -> int:
+    from secagg.cli.two_server_round import MODES, TwoServerSetting, run_two_server_round
+    from secagg.parameters import Suite
+
+    setting = TwoServerSetting(
+        drop=options.clients // 20 if options.drop is None else options.drop,
+        cheat=options.cheat,
+        suite=Suite[options.suite.upper()],
+        mode=MODES[options.mode],
+        depth=options.depth,
+        threads=options.threads,
+    )
+    return run_two_server_round(_update_setting(options), setting, options.json)
+
+
+def _indexing_server(options: argparse.Namespace) -> int:
+    from secagg.cli.indexing_server import ServerSetting, serve_indexing
+
+    needed = ("role", "socket", "peer_socket", "configuration", "keys", "journal", "round")
+    if missing := [f"--{name.replace('_', '-')}" for name in needed if getattr(options, name) is None]:
+        raise InvalidParameters(f"a server also needs {', '.join(missing)}; see secagg indexing-server --help")
+    setting = ServerSetting(
+        role=options.role,
+        socket_path=options.socket,
+        peer_socket_path=options.peer_socket,
+        configuration=options.configuration,
+        keys=options.keys,
+        journal=options.journal,
+        round_number=options.round,
+        threads=options.threads,
+    )
+    return serve_indexing(setting)
+
+
+def _indexing_keys(options: argparse.Namespace) -> int:
+    from secagg.cli.indexing_server import make_keys
+
+    return make_keys(options.out)
+
+
+def _erase_indexing_journal(options: argparse.Namespace) -> int:
+    from secagg.cli.indexing_server import erase_journal
+
+    return erase_journal(options.journal)
+
+
+def _enclave_round(options: argparse.Namespace) -> int:
+    from secagg.cli.enclave_round import EnclaveSetting, run_enclave_round
+    from secagg.parameters import Suite
+    from secagg.protocols.enclave.configuration import ReleaseForm
+    from secagg.protocols.enclave.histogram import Accumulation
+
     setting = EnclaveSetting(
         drop=options.clients // 20 if options.drop is None else options.drop,
         suite=Suite[options.suite.upper()],
@@ -282,52 +347,7 @@ def _enclave_round(options: argparse.Namespace) -> int:
         accumulation=Accumulation[options.accumulation.upper()],
         threads=options.threads,
     )
-    return run_enclave_round(updates, setting, options.json)
-
-
-def _train(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_training
-
-    return run_training(options)
-
-
-def _sweep(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_sweep
-
-    return run_sweep(options)
-
-
-def _plot(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_plot
-
-    return run_plot(options)
-
-
-def _data(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_data
-
-    return run_data(options)
-
-
-def _bench_engines(options: argparse.Namespace) -> int:
-    from secagg.cli.train import require_torch
-
-    require_torch()
-    from secagg.cli.bench_engines import run_bench_engines
-
-    return run_bench_engines(
-        device=options.device,
-        loads=options.load,
-        engines=options.engine,
-        clients=options.clients,
-        report=options.json,
-    )
-
-
-def _estimate(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_estimate
-
-    return run_estimate(options)
+    return run_enclave_round(_update_setting(options), setting, options.json)
 
 
 def _sizes(options: argparse.Namespace) -> int:

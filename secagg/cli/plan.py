@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 from secagg.cli.figures import in_bytes
 from secagg.compression.paper_models import CELEBA, FEMNIST_3_CHANNEL, SENT140, Shapes
 from secagg.errors import InvalidParameters
+from secagg.protocols.dpf_indexing.run import BATCH
 from secagg.simulation.cost_advice import advice
 from secagg.simulation.cost_model import TRUST, Comparison, Option, Protocol, compare
 from secagg.simulation.pairwise_costs import ONE_IN
@@ -178,8 +179,8 @@ def _notes(request: PlanRequest, protocols: set[Protocol]) -> Iterator[str]:
     if Protocol.ENCLAVE in protocols:
         yield "Enclave: between is what enters it. Its evidence, some kilobytes, more or less by vendor, comes on top."
     if protocols & {Protocol.POINT_FUNCTIONS, Protocol.INDEX_SHARING}:
-        yield "Two servers: between holds what a dealer sends. Envelopes, and the shares of the sum that are exchanged"
-        yield "once a round, come on top."
+        yield f"Two servers: between is for batches of {BATCH} uploads, with what a dealer sends besides its proofs."
+        yield "The shares of the sum, which are exchanged once a round, come on top."
 
 
 def _number(protocol: Protocol) -> int:

@@ -44,7 +44,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
 
 
 def _against(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Compare packed values alone: there are no messages of a protocol around point functions yet to compare with."""
+    """Compare packed values alone; what the messages around them add is a matter of the protocol."""
     counted = comparison.shortest(Protocol.POINT_FUNCTIONS)
     decoded = comparison.shortest(Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)
     quantized = comparison.shortest(Protocol.PAIRWISE, Scheme.SCALAR)
@@ -107,7 +107,11 @@ def _form(request: PlanRequest) -> str:
 def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     giving = comparison.giving(request.learn)
     usable = [option for option in giving if option.status is Status.AVAILABLE]
-    for protocol, name in ((Protocol.PAIRWISE, "pairwise masks"), (Protocol.ENCLAVE, "the enclave")):
+    for protocol, name in (
+        (Protocol.PAIRWISE, "pairwise masks"),
+        (Protocol.ENCLAVE, "the enclave"),
+        (Protocol.POINT_FUNCTIONS, "two servers"),
+    ):
         found = next((option for option in usable if option.protocol is protocol), None)
         if found is None and comparison.shortest(protocol) is not None:
             yield f"No scheme of this library gives the {request.learn} with {name}."
@@ -119,7 +123,7 @@ def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     without_hardware = [option for option in giving if option.protocol is not Protocol.ENCLAVE]
     if without_hardware and without_hardware[0].protocol is Protocol.INDEX_SHARING:
         yield (
-            "Without an enclave the shortest upload would be that of shared indices, "
+            "Without an enclave the shortest upload is that of shared indices, "
             f"{without_hardware[0].bits_per_weight:.2f} bits a weight, for two servers and a dealer that are all "
             "semi-honest."
         )

@@ -7,7 +7,7 @@ model itself comes to every client in any case. Work is that of the busiest mach
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil
@@ -16,15 +16,17 @@ from typing import Final
 from secagg.aead import TAG_BYTES
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.hpke import sealing_sizes
-from secagg.identifiers import AttemptContext, ClientId
+from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.identity import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.layout import IndexSegment, RingSegment
+from secagg.parameters import LEAST_COHORT
+from secagg.protocols.dpf_indexing.configuration import NO_DEALER, SERVERS, IndexingConfiguration, SharingMode
 from secagg.protocols.dpf_indexing.correction_words import CorrectionWords
 from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
-from secagg.protocols.dpf_indexing.lane_field import LaneField
-from secagg.protocols.dpf_indexing.lane_grid import require_blocks
-from secagg.protocols.dpf_indexing.lane_group import FieldLanes, LaneGroup, RingLanes
-from secagg.protocols.dpf_indexing.one_hot_statement import DIGEST_BYTES, NONCE_BYTES, SEED_BYTES, CheckShape
+from secagg.protocols.dpf_indexing.message_sizes import batch_bytes, half_bytes, offers_bytes
+from secagg.protocols.dpf_indexing.one_hot_statement import DIGEST_BYTES
+from secagg.protocols.dpf_indexing.run import BATCH
+from secagg.protocols.dpf_indexing.seeds import SEED_BYTES
 from secagg.protocols.dpf_indexing.shape import PointFunctionShape
 from secagg.protocols.enclave.messages import (
     EPOCH_BYTES,
@@ -57,16 +59,14 @@ class Status(StrEnum):
     AVAILABLE = "available"
     PROTOCOL_ONLY = "protocol only"
     """There is no scheme that encodes so; a platform that brings one can use the protocol."""
-    KERNELS_ONLY = "kernels only"
-    """The mathematics is there, and no protocol around it."""
     NOT_BUILT = "not built"
 
 
 PROTOCOL_STATUS: Final[Mapping[Protocol, Status]] = {
     Protocol.PAIRWISE: Status.AVAILABLE,
     Protocol.ENCLAVE: Status.AVAILABLE,
-    Protocol.POINT_FUNCTIONS: Status.KERNELS_ONLY,
-    Protocol.INDEX_SHARING: Status.NOT_BUILT,
+    Protocol.POINT_FUNCTIONS: Status.AVAILABLE,
+    Protocol.INDEX_SHARING: Status.AVAILABLE,
 }
 """The one place that says which protocols there are."""
 SCHEMES_TO_BRING: Final = frozenset({Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT})
@@ -144,8 +144,8 @@ def compare(request: PlanRequest) -> Comparison:
     makers: dict[str, Callable[[], Iterator[Option]]] = {
         "pairwise masks": lambda: _pairwise(request),
         "the enclave": lambda: _enclave(request),
-        "point functions": lambda: _point_functions(request, RingLanes(request.count_bits)),
-        "checked point functions": lambda: _point_functions(request, _checked_lanes(request)),
+        "point functions": lambda: _point_functions(request, SharingMode.UNCHECKED_POINT_FUNCTIONS),
+        "checked point functions": lambda: _point_functions(request, SharingMode.CHECKED_POINT_FUNCTIONS),
         "shared indices": lambda: _index_sharing(request),
     }
     for name, maker in makers.items():
@@ -232,105 +232,113 @@ def _empty_upload(overhead: int) -> SealedUpload:
 # --- Two servers ------------------------------------------------------------------------------------------------------
 
 
-def _checked_lanes(request: PlanRequest) -> FieldLanes:
-    """Return the lanes in which clients can be checked; there may be no field for so many."""
-    return FieldLanes(LaneField.for_total_weight(request.clients).modulus)
+def _configured(request: PlanRequest, mode: SharingMode, depth: int | None = None) -> IndexingConfiguration:
+    """Return the configuration of a round, with keys that nobody has."""
+    keys = [bytes([number]) * IDENTITY_KEY_BYTES for number in range(1, 5)]
+    return IndexingConfiguration(
+        task=b"a plan",
+        suite=request.suite,
+        authority=keys[0],
+        server_keys=(keys[1], keys[2]),
+        dealer_key=keys[3] if mode is SharingMode.SEMI_HONEST_INDEX_SHARING else NO_DEALER,
+        layout=request.layout(Scheme.PRODUCT),
+        mode=mode,
+        depth=depth,
+        minimum_cohort=LEAST_COHORT,
+        maximum_cohort=request.clients,
+        maximum_rejections=0,
+        expiry=1,
+    )
 
 
-@dataclass(slots=True)
-class _Share:
-    """What the point functions of one client come to, tensor by tensor."""
-
-    payload_bytes: int = 0
-    overhead_bytes: int = 0
-    """Seeds, nonces and proofs."""
-    between_bytes: int = 0
-    cipher_calls: Fraction = Fraction(0)
-    word_operations: int = 0
-    depths: set[int] = field(default_factory=set[int])
-
-    def add(self, shape: PointFunctionShape, blocks: int) -> None:
-        """Add one tensor's; one server relays the correction words to the other."""
-        require_blocks(blocks)
-        self.depths.add(shape.depth)
-        if shape.depth:
-            relayed = CorrectionWords.encoded_bytes(shape, blocks)
-            self.payload_bytes += relayed
-            self.overhead_bytes += 2 * SEED_BYTES + NONCE_BYTES
-            self.between_bytes += relayed
-        else:
-            self.payload_bytes += ExplicitShare.encoded_bytes(shape, blocks)
-            self.overhead_bytes += SEED_BYTES + NONCE_BYTES
-        self.cipher_calls += Fraction(shape.cipher_calls) * blocks
-        self.word_operations += shape.codewords * blocks
-
-    def check(self, codewords: int, blocks: int, clients: int) -> None:
-        """Add the proof that each block holds one vote, and what the servers open for it."""
-        shape = CheckShape.plan(total_weight=clients, codewords=codewords, blocks=blocks)
-        proof = _HEADER_BYTES + 1 + SEED_BYTES + DIGEST_BYTES
-        self.overhead_bytes += 2 * proof + shape.field.packed_bytes(shape.proof_points)
-        commitment = _HEADER_BYTES + 1 + 2 * DIGEST_BYTES
-        opened = shape.field.packed_bytes(shape.rows) + 2 * shape.field.packed_bytes(1)
-        self.between_bytes += 2 * (2 * commitment + opened)
-        # Two products of the whole share, with an element for each codeword and with one for each row.
-        self.word_operations += 2 * shape.field.degree * codewords * blocks
-
-
-def _point_functions(request: PlanRequest, lanes: LaneGroup) -> Iterator[Option]:
+def _point_functions(request: PlanRequest, mode: SharingMode) -> Iterator[Option]:
     """Yield the explicit shares of all tensors, and the cheapest trees where these are shorter."""
-    explicit, cheapest = _Share(), _Share()
-    for cut in request.tensors:
-        flat = PointFunctionShape(codewords=cut.codewords, group=lanes, depth=0, derives_last_lane=True)
-        for share, shape in ((explicit, flat), (cheapest, PointFunctionShape.cheapest(cut.codewords, lanes))):
-            share.add(shape, cut.blocks)
-            if isinstance(lanes, FieldLanes):
-                share.check(cut.codewords, cut.blocks, request.clients)
-    for share in (explicit, cheapest) if cheapest.depths != {0} else (explicit,):
-        yield _two_servers(request, Protocol.POINT_FUNCTIONS, share, _variant(share.depths, lanes))
+    for depth in (0, None):
+        configuration = _configured(request, mode, depth)
+        shapes = [(configuration.shape(segment), segment.blocks) for _, segment in configuration.index_segments]
+        depths = {shape.depth for shape, _ in shapes}
+        if depth is None and depths == {0}:
+            continue
+        payload = sum(
+            CorrectionWords.encoded_bytes(shape, blocks) if shape.depth else ExplicitShare.encoded_bytes(shape, blocks)
+            for shape, blocks in shapes
+        )
+        operations = sum(shape.codewords * blocks for shape, blocks in shapes)
+        if configuration.is_checked:
+            # Two products of the whole share, with an element for each codeword and with one for each row.
+            operations += sum(
+                2 * configuration.check_shape(segment).field.degree * segment.codewords * segment.blocks
+                for _, segment in configuration.index_segments
+            )
+        yield _two_servers(
+            request,
+            configuration,
+            payload_bytes=payload,
+            dealt_bytes=0,
+            cipher_calls=sum((Fraction(shape.cipher_calls) * blocks for shape, blocks in shapes), Fraction(0)),
+            word_operations=operations,
+            variant=_variant(depths, configuration),
+        )
 
 
-def _variant(depths: set[int], lanes: LaneGroup) -> str:
+def _variant(depths: set[int], configuration: IndexingConfiguration) -> str:
     least, greatest = min(depths), max(depths)
     depth = f"depth {least}" if least == greatest else f"depths {least} to {greatest}"
-    return f"{depth}, checked" if isinstance(lanes, FieldLanes) else depth
+    return f"{depth}, checked" if configuration.is_checked else depth
 
 
 def _index_sharing(request: PlanRequest) -> Iterator[Option]:
     """Yield the mode in which the servers turn shares of an index into shares of its vector, with what a dealer dealt.
 
-    One server gets a seed for its shares of the indices, the other one the differences. Each publishes its index less
-    that of a random vector, of which the dealer sent one server a seed and the other one an explicit share.
+    For each client the dealer sends one server a seed and the other one an explicit share, of lanes that a field has;
+    its proof is one for a whole batch of clients, and not counted.
     """
-    lanes, share = RingLanes(request.count_bits), _Share()
-    for cut in request.tensors:
-        require_blocks(cut.blocks)
-        dealt = PointFunctionShape(codewords=cut.codewords, group=lanes, depth=0, derives_last_lane=True)
-        packed = IndexSegment(cut.codewords, cut.blocks).payload_bytes
-        share.payload_bytes += packed
-        share.overhead_bytes += SEED_BYTES + NONCE_BYTES
-        share.between_bytes += 2 * packed + ExplicitShare.encoded_bytes(dealt, cut.blocks) + SEED_BYTES
-        share.cipher_calls += Fraction(dealt.cipher_calls) * cut.blocks
-        share.word_operations += cut.codewords * cut.blocks
-    yield _two_servers(request, Protocol.INDEX_SHARING, share, "")
+    configuration = _configured(request, SharingMode.SEMI_HONEST_INDEX_SHARING)
+    dealt = [
+        (
+            PointFunctionShape(codewords=segment.codewords, group=configuration.group, depth=0, derives_last_lane=True),
+            segment.blocks,
+        )
+        for _, segment in configuration.index_segments
+    ]
+    yield _two_servers(
+        request,
+        configuration,
+        payload_bytes=sum(segment.payload_bytes for _, segment in configuration.index_segments),
+        dealt_bytes=sum(SEED_BYTES + ExplicitShare.encoded_bytes(shape, blocks) for shape, blocks in dealt),
+        cipher_calls=sum((Fraction(shape.cipher_calls) * blocks for shape, blocks in dealt), Fraction(0)),
+        word_operations=sum(shape.codewords * blocks for shape, blocks in dealt),
+        variant="",
+    )
 
 
-def _two_servers(request: PlanRequest, protocol: Protocol, share: _Share, variant: str) -> Option:
-    """Add what is sent plain, a seed for one server and the difference for the other, without any envelopes."""
-    plain = request.plain
-    segments = plain.require_rings() if plain else ()
-    plain_bytes = sum(segment.payload_bytes for segment in segments)
-    calls = share.cipher_calls + mask_cipher_calls(segments)
-    operations = share.word_operations + sum(segment.length for segment in segments)
+def _two_servers(  # noqa: PLR0913 -- what the modes differ in
+    request: PlanRequest,
+    configuration: IndexingConfiguration,
+    *,
+    payload_bytes: int,
+    dealt_bytes: int,
+    cipher_calls: Fraction,
+    word_operations: int,
+    variant: str,
+) -> Option:
+    """Add what is sent plain, which one server expands and the other one is sent; envelopes, proofs and signatures."""
+    segments = configuration.ring_segments
+    is_dealt = configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING
+    full, rest = divmod(request.clients, BATCH)
+    between = full * batch_bytes(configuration, BATCH).total
+    between += batch_bytes(configuration, rest).total if rest else 0
+    operations = word_operations + sum(segment.length for segment in segments)
     return Option(
         scheme=Scheme.PRODUCT,
-        protocol=protocol,
+        protocol=Protocol.INDEX_SHARING if is_dealt else Protocol.POINT_FUNCTIONS,
         described=request.describe(Scheme.PRODUCT),
         variant=variant,
         learned=Learned.HISTOGRAM,
         weights=request.weights,
-        payload_bytes=share.payload_bytes + plain_bytes,
-        up_bytes=share.payload_bytes + share.overhead_bytes + plain_bytes + (SEED_BYTES if plain else 0),
-        down_bytes=request.public_bytes(Scheme.PRODUCT),
-        between_bytes=share.between_bytes,
-        work=Work(ceil(request.clients * calls), request.clients * operations),
+        payload_bytes=payload_bytes + sum(segment.payload_bytes for segment in segments),
+        up_bytes=sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
+        down_bytes=offers_bytes(configuration) + request.public_bytes(Scheme.PRODUCT),
+        between_bytes=round(between / request.clients) + dealt_bytes,
+        work=Work(ceil(request.clients * (cipher_calls + mask_cipher_calls(segments))), request.clients * operations),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,11 @@ from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMess
 from secagg.hybrid_key_agreement import SEALING_OVERHEAD_BYTES, HybridKeyPair
 from secagg.identifiers import ClientId, Party, SessionContext
 from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.protocols.dpf_indexing.server import IndexingServer
+from secagg.protocols.dpf_indexing.server_state import ServerState as IndexingState
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState
 from secagg.secret import Secret
+from secagg.simulation.indexing_rounds import InsecureIndexingRound
 from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, same_sum
 
 KeyPair = X25519KeyPair | HybridKeyPair
@@ -159,5 +162,63 @@ def nothing_is_released() -> Callable[..., SecAggError]:
         with pytest.raises(Misuse):
             session.server.unmask()
         return caught.value
+
+    return check
+
+
+# --- Two servers ------------------------------------------------------------------------------------------------------
+
+
+def _memory_of(server: IndexingServer) -> tuple[object, ...]:
+    """Return what a server remembers of a round: who is how far, and its share of the sums."""
+    state: IndexingState = vars(server)["_state"]
+    totals: dict[int, Any] = vars(state.totals)["_totals"]
+    sums = [
+        (weight, [part.tobytes() for part in total.vectors], [part.rows().tobytes() for part in counted])
+        for weight, total in sorted(totals.items())
+        for counted in [total.histograms.values()]
+    ]
+    return repr(server), server.waiting(), server.rejected, sums
+
+
+@pytest.fixture
+def memory_of() -> Callable[[IndexingServer], tuple[object, ...]]:
+    """Return what a server remembers, to compare with what it remembers later."""
+    return _memory_of
+
+
+@pytest.fixture
+def raises_exactly() -> Callable[..., SecAggError]:
+    """Check that a step ends with exactly this error and this blame, and that the servers remember what they did."""
+
+    def check(
+        step: Callable[[], object],
+        kind: type[SecAggError],
+        reason: Reason,
+        *culprits: Party,
+        unchanged: Iterable[IndexingServer] = (),
+    ) -> SecAggError:
+        before = [(server, _memory_of(server)) for server in unchanged]
+        with pytest.raises(SecAggError) as caught:
+            step()
+        assert (type(caught.value), caught.value.reason) == (kind, reason), str(caught.value)
+        if isinstance(caught.value, PeerError):
+            assert caught.value.culprits == frozenset(culprits)
+        for server, memory in before:
+            assert _memory_of(server) == memory
+        return caught.value
+
+    return check
+
+
+@pytest.fixture
+def sum_is_exact() -> Callable[..., None]:
+    """Let both servers finish, and check that they release the exact sum of exactly these clients."""
+
+    def check(made: InsecureIndexingRound, *numbers: int, weights: Sequence[int] | None = None) -> None:
+        ideal = made.ideal(numbers, weights).encode()
+        for result in made.finish():
+            assert result.counted == tuple(ClientId(number) for number in numbers)
+            assert result.aggregate.encode() == ideal
 
     return check

@@ -35,6 +35,7 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
+from secagg.framing import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.identifiers import ClientId, ServerId
 from secagg.identity import SigningKey, issue_certificate
 from secagg.layout import IndexSegment, Layout, RingSegment
@@ -51,16 +52,12 @@ from secagg.protocols.enclave.process import (
     MAXIMUM_REQUEST_BYTES,
     SIMULATED,
     EnclaveService,
-    encode_refusal,
-    receive_frame,
-    send_frame,
     serve,
 )
 from secagg.protocols.enclave.remote_enclave import (
     EnclaveLost,
     RemoteEnclave,
     decode_attested_offer,
-    decode_refusal,
 )
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
@@ -614,7 +611,7 @@ class Twin:
 
 def outcome_of(answer: bytes) -> object:
     match message_kind(answer):
-        case MessageKind.ENCLAVE_REFUSAL:
+        case MessageKind.REFUSAL:
             return told(decode_refusal(answer))
         case MessageKind.BUFFER_RELEASE:
             return answer

@@ -24,24 +24,21 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
+from secagg.framing import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.layout import Layout, RingSegment
 from secagg.parameters import Suite
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
 from secagg.protocols.enclave.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.process import (
-    REFUSALS,
     SIMULATED,
     EnclaveService,
     encode_attested_offer,
-    encode_refusal,
-    receive_frame,
 )
 from secagg.protocols.enclave.remote_enclave import (
     EnclaveLost,
     RemoteEnclave,
     decode_attested_offer,
-    decode_refusal,
 )
 from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from secagg.errors import PeerMisbehaved
-from secagg.protocols.dpf_indexing.generation import generate
+from secagg.protocols.dpf_indexing.generation import generate_shares
 from secagg.protocols.dpf_indexing.lane_group import FieldLanes
 from secagg.protocols.dpf_indexing.one_hot_proof import prove
 from secagg.protocols.dpf_indexing.one_hot_statement import CheckShape
@@ -38,7 +38,7 @@ def upload_of(plain: ModuleType, modulus: int, depth: int, *, derives_last_lane:
     )
     coins, context = InsecureSeededCoins(b"real shares"), plain.a_context(shape)
     assignments = plain.unit_matrix(shape).argmax(axis=1)
-    shares = generate(points, assignments, context=context.attempt.digest, client=context.client, coins=coins)
+    shares = generate_shares(points, assignments, context=context.attempt.digest, client=context.client, coins=coins)
     corrections = getattr(shares[0], "correction", None)
     correction_digest = hashlib.sha256(b"").digest() if corrections is None else corrections.digest
     bound = plain.a_context(shape, nonce=shares[0].binding.nonce, correction_digest=correction_digest)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from secagg.identifiers import ClientId
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
 from secagg.protocols.dpf_indexing.shape import PointFunctionShape
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -46,7 +46,7 @@ def share() -> Share:
         shape: PointFunctionShape, alpha: Any, beta: Any = 1, *, seed: bytes = b"coins", client: int = 5, **rest: Any
     ) -> tuple[ServerShare, ServerShare]:
         options: dict[str, Any] = {"context": CONTEXT, "coins": InsecureSeededCoins(seed)} | rest
-        return generate(shape, np.asarray(alpha), beta, client=ClientId(client), **options)
+        return generate_shares(shape, np.asarray(alpha), beta, client=ClientId(client), **options)
 
     return shared
 

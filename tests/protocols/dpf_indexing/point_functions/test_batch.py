@@ -16,7 +16,7 @@ from secagg.identifiers import ClientId
 from secagg.protocols.dpf_indexing import tree_share
 from secagg.protocols.dpf_indexing.batch import HistogramShare, evaluate
 from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare, SeedShare
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
 from secagg.protocols.dpf_indexing.lane_grid import LaneGrid
 from secagg.protocols.dpf_indexing.lane_group import FieldLanes, LaneGroup, RingLanes
 from secagg.protocols.dpf_indexing.shape import RUN_BLOCKS, PointFunctionShape, greatest_depth
@@ -229,7 +229,7 @@ def test_threads_that_are_none_are_refused_before_coins_are_drawn(threads: Any) 
             raise AssertionError(count)
 
     with pytest.raises(InvalidParameters, match="threads"):
-        generate(TREE, np.arange(3), context=bytes(32), client=ClientId(0), coins=NoCoins(), threads=threads)
+        generate_shares(TREE, np.arange(3), context=bytes(32), client=ClientId(0), coins=NoCoins(), threads=threads)
 
 
 def test_a_share_of_another_kind_is_not_added(share: Share) -> None:
@@ -319,14 +319,14 @@ def test_seeds_of_a_failed_generation_are_overwritten(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Secret, "random", recorded)
     for shape in (EXPLICIT, TREE):
         with pytest.raises(InvalidParameters):
-            generate(shape, np.arange(3), context=b"short", client=ClientId(0), coins=InsecureSeededCoins(b""))
+            generate_shares(shape, np.arange(3), context=b"short", client=ClientId(0), coins=InsecureSeededCoins(b""))
 
     def fails(*_: Any) -> Any:
         raise ArithmeticError
 
     monkeypatch.setattr("secagg.protocols.dpf_indexing.generation.CounterStream", fails)
     with pytest.raises(ArithmeticError):
-        generate(TREE, np.arange(3), context=bytes(32), client=ClientId(0), coins=InsecureSeededCoins(b""))
+        generate_shares(TREE, np.arange(3), context=bytes(32), client=ClientId(0), coins=InsecureSeededCoins(b""))
     assert len(made) == 2
     assert all(secret.is_wiped for secret in made)
 

@@ -1,0 +1,323 @@
+"""Clients that vote otherwise than once in every block, through the whole protocol.
+
+| attack | defence |
+|---|---|
+| two votes in a block, none, half or negative ones, or many whose sum wraps | both servers reject the upload |
+| one block too many is made up for by another block | every block is checked by itself |
+| the shares are good and the proof is another's, of another round, or random | it is bound to what it is for |
+| cheats until only few honest clients are left | rejections are counted, and the minimum cohort stands |
+| cheats as much as the weight of others allows | the unit vector is checked, and the servers multiply |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.layout import IndexSegment, Layout, RingSegment
+from secagg.protocols.dpf_indexing import point_function_halves
+from secagg.protocols.dpf_indexing.configuration import SharingMode
+from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
+from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
+from secagg.protocols.dpf_indexing.one_hot_messages import OneHotProof
+from secagg.protocols.dpf_indexing.one_hot_proof import prove
+from secagg.protocols.dpf_indexing.tree_share import TreeShare
+from secagg.secret import Secret
+from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+
+Check = Callable[..., Any]
+Shares = tuple[ServerShare, ServerShare]
+Forge = Callable[[Any, Shares], Shares]
+BLOCKS = 5
+ONE_SEGMENT = Layout((RingSegment(20, 6), IndexSegment(8, BLOCKS)))
+SETUP = IndexingSetup(layout=ONE_SEGMENT)
+halves: Any = point_function_halves
+
+
+def with_lanes(shares: Shares, added: dict[tuple[int, int], int]) -> Shares:
+    """Add to lanes (block, lane) of what is sent, without or with a tree."""
+    zero, one = shares
+    shape = zero.shape
+    order = shape.group.order
+    if isinstance(one, ExplicitShare):
+        lanes = shape.group.unpack(memoryview(one.encode()), one.blocks * shape.sent_lanes)
+        rows = lanes.reshape(shape.sent_lanes, one.blocks)
+        for (block, lane), value in added.items():
+            rows[lane, block] = (int(rows[lane, block]) + value) % order
+        return zero, ExplicitShare(shape, one.blocks, one.binding, lanes)
+    assert isinstance(zero, TreeShare)
+    assert isinstance(one, TreeShare)
+    leaf = zero.correction.leaf.copy()
+    for (block, lane), value in added.items():
+        place = lane // shape.lanes_per_piece, block, lane % shape.lanes_per_piece
+        leaf[place] = (int(leaf[place]) + value) % order
+    correction = replace(zero.correction, leaf=leaf)
+    return (
+        TreeShare(0, zero.binding, zero.seed, correction),
+        TreeShare(1, one.binding, one.seed, correction),
+    )
+
+
+def two_votes(_: Any, shares: Shares) -> Shares:
+    return with_lanes(shares, {(0, 0): 1, (0, 1): 1})
+
+
+def only_in_the_last_block(_: Any, shares: Shares) -> Shares:
+    return with_lanes(shares, {(BLOCKS - 1, 0): 2})
+
+
+def negative_votes(_: Any, shares: Shares) -> Shares:
+    return with_lanes(shares, {(1, 0): shares[0].shape.group.order - 2})
+
+
+def halves_of_votes(_: Any, shares: Shares) -> Shares:
+    order = shares[0].shape.group.order
+    return with_lanes(shares, {(2, 0): (order + 1) // 2, (2, 1): (order + 1) // 2 - 1})
+
+
+def made_up_for_by_another_block(_: Any, shares: Shares) -> Shares:
+    order = shares[0].shape.group.order
+    return with_lanes(shares, {(0, 0): 1, (1, 0): order - 1, (0, 1): 1, (1, 1): order - 1})
+
+
+def many_that_wrap(_: Any, shares: Shares) -> Shares:
+    """Add so much to two lanes that only their sum is nothing."""
+    order = shares[0].shape.group.order
+    return with_lanes(shares, {(3, 0): 60, (3, 1): order - 60})
+
+
+FORGERIES = (
+    two_votes,
+    only_in_the_last_block,
+    negative_votes,
+    halves_of_votes,
+    made_up_for_by_another_block,
+    many_that_wrap,
+)
+VALUES = {"nothing": 0, "two": 2, "minus one": 126, "half": 64}
+
+
+def worth(value: int) -> Callable[..., Shares]:
+    """Return what shares vectors that are this value where they should be 1."""
+
+    def generate_otherwise(shape: Any, alpha: Any, **named: Any) -> Shares:
+        return generate_shares(shape, alpha, value, **named)
+
+    return generate_otherwise
+
+
+def forging(forge: Forge) -> Callable[..., Shares]:
+    def share_and_forge(shape: Any, *args: Any, **named: Any) -> Shares:
+        return forge(shape, generate_shares(shape, *args, **named))
+
+    return share_and_forge
+
+
+def upload_forged(made: InsecureIndexingRound, number: int, forge: Forge, **named: Any) -> None:
+    """Let a client share something else, with a digest and a proof that fit as well as they can."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halves, "generate_shares", forging(forge))
+        forged = made.share(number, **named)
+    made.deliver(forged)
+
+
+def is_rejected_by_both(made: InsecureIndexingRound, *numbers: int) -> None:
+    for server in made.servers:
+        assert set(server.rejected) == {ClientId(number) for number in numbers}
+        assert server.waiting() == ()
+
+
+# --- Votes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_whoever_does_not_vote_once_in_every_block_is_rejected_by_both_servers(
+    forge: Forge, depth: int, sum_is_exact: Check
+) -> None:
+    made = InsecureIndexingRound(replace(SETUP, depth=depth))
+    made.upload(1)
+    upload_forged(made, 2, forge)
+    made.upload(3)
+    made.check()
+    is_rejected_by_both(made, 2)
+    sum_is_exact(made, 1, 3)
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_tree_with_another_value_at_its_leaf_is_rejected(value: str, sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(replace(SETUP, depth=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halves, "generate_shares", worth(VALUES[value]))
+        made.upload(1)
+    made.upload(2)
+    made.upload(3)
+    made.check()
+    is_rejected_by_both(made, 1)
+    sum_is_exact(made, 2, 3)
+
+
+def test_the_second_of_two_segments_is_checked_as_well(sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(IndexingSetup())
+
+    def in_the_tree(_: Any, shares: Shares) -> Shares:
+        return with_lanes(shares, {(0, 0): 2}) if shares[0].shape.depth else shares
+
+    upload_forged(made, 1, in_the_tree)
+    for number in (2, 3):
+        made.upload(number)
+    made.check()
+    is_rejected_by_both(made, 1)
+    sum_is_exact(made, 2, 3)
+
+
+def test_without_the_check_a_client_moves_the_votes_of_others() -> None:
+    """What the check is for; the other mode says so in its name."""
+    made = InsecureIndexingRound(replace(SETUP, mode=SharingMode.UNCHECKED_POINT_FUNCTIONS))
+    victim = int(made.setup.payload_of(2).values[1][0])
+    wanted = (victim + 1) % 7
+
+    def steal(shape: Any, shares: Shares) -> Shares:
+        # The derived lane takes part by itself.
+        taken = {(0, victim): shape.group.order - 1} if victim < shape.codewords - 1 else {}
+        return with_lanes(shares, {(0, wanted): 1, **taken})
+
+    upload_forged(made, 1, steal)
+    for number in (2, 3):
+        made.upload(number)
+    made.check()
+    assert made.zero.rejected == {}
+    due = np.asarray(made.ideal((1, 2, 3)).values[1]).astype(int)
+    due[0, victim] -= 1
+    due[0, wanted] += 1
+    assert np.array_equal(np.asarray(made.finish()[0].aggregate.values[1]), due)
+
+
+def test_a_weight_is_no_licence_to_vote_more_often(sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(replace(SETUP, weights=(1, 3), depth=1))
+    for number in (1, 2):
+        made.upload(number, weight=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halves, "generate_shares", worth(3))
+        made.upload(3)
+        made.upload(4, weight=3)
+    made.check()
+    is_rejected_by_both(made, 3, 4)
+    sum_is_exact(made, 1, 2, weights=[3, 3])
+
+
+def test_a_rejected_client_has_no_second_vote(raises_exactly: Check, sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(SETUP)
+    upload_forged(made, 1, two_votes)
+    for number in (2, 3):
+        made.upload(number)
+    made.check()
+    made.clients[0] = made.new_client(1)
+    for server, half in zip(made.servers, made.share(1), strict=True):
+        raises_exactly(
+            lambda server=server, half=half: server.receive(half.encode()),
+            PeerMisbehaved,
+            Reason.ALREADY_ANSWERED,
+            ClientId(1),
+            unchanged=[server],
+        )
+    sum_is_exact(made, 2, 3)
+
+
+# --- Proofs -----------------------------------------------------------------------------------------------------------
+
+
+def upload_with_proofs(
+    made: InsecureIndexingRound, number: int, change: Callable[[Any, Any], tuple[OneHotProof, OneHotProof]]
+) -> None:
+    """Let a client send other proofs; ``change`` gets the arguments of ``prove`` and the honest proofs."""
+
+    def proving(*args: Any) -> tuple[OneHotProof, OneHotProof]:
+        return change(args, prove(*args))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halves, "prove", proving)
+        made.deliver(made.share(number))
+
+
+def again(args: Any, changes: dict[str, Any]) -> tuple[OneHotProof, OneHotProof]:
+    context, *others = args
+    proofs = prove(replace(context, **changes), *others)
+    return proofs[0], proofs[1]
+
+
+def other_polynomial(_: Any, proofs: Any) -> tuple[OneHotProof, OneHotProof]:
+    return proofs[0], replace(proofs[1], polynomial=(proofs[1].polynomial + 1) % 127)
+
+
+def other_seed(_: Any, proofs: Any) -> tuple[OneHotProof, OneHotProof]:
+    return replace(proofs[0], seed=Secret("one-hot seed", bytes(32))), proofs[1]
+
+
+def other_part(_: Any, proofs: Any) -> tuple[OneHotProof, OneHotProof]:
+    return proofs[0], replace(proofs[1], other_part=bytes(32))
+
+
+PROOFS: dict[str, Callable[[Any, Any], tuple[OneHotProof, OneHotProof]]] = {
+    "polynomial": other_polynomial,
+    "seed": other_seed,
+    "part": other_part,
+    "client": lambda args, _: again(args, {"client": ClientId(9)}),
+    "round": lambda args, _: again(args, {"round_number": 8}),
+    "nonce": lambda args, _: again(args, {"nonce": bytes(16)}),
+    "weight": lambda args, _: again(args, {"weight": 2}),
+    "segment": lambda args, _: again(args, {"segment": 0}),
+    "layout": lambda args, _: again(args, {"layout_digest": bytes(32)}),
+    "correction": lambda args, _: again(args, {"correction_digest": bytes(32)[:-1] + b"\1"}),
+}
+
+
+@pytest.mark.parametrize("what", PROOFS)
+def test_a_proof_of_anything_else_is_rejected_by_both_servers(what: str, sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(SETUP)
+    upload_with_proofs(made, 1, PROOFS[what])
+    for number in (2, 3):
+        made.upload(number)
+    made.check()
+    is_rejected_by_both(made, 1)
+    sum_is_exact(made, 2, 3)
+
+
+# --- Many cheats ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cheats", [2, 3])
+def test_too_many_cheats_end_the_round_at_both_servers(cheats: int, raises_exactly: Check, sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(replace(SETUP, maximum_rejections=2))
+    for number in range(1, 6):
+        if number <= cheats:
+            upload_forged(made, number, two_votes)
+        else:
+            made.upload(number)
+    made.check()
+    if cheats == 2:
+        sum_is_exact(made, 3, 4, 5)
+        return
+    for server in made.servers:
+        raises_exactly(server.close, PeerMisbehaved, Reason.ONE_HOT_REFUTED)
+        assert "failed" in repr(server)
+
+
+def test_cheats_do_not_lead_below_the_minimum_cohort(raises_exactly: Check, sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(replace(SETUP, minimum_cohort=3))
+    for number in (1, 2):
+        upload_forged(made, number, two_votes)
+    for number in (3, 4):
+        made.upload(number)
+    made.check()
+    for server in made.servers:
+        raises_exactly(server.close, ThresholdNotMet, Reason.THRESHOLD_NOT_MET, unchanged=[server])
+    made.upload(5)
+    made.check()
+    sum_is_exact(made, 3, 4, 5)

@@ -1,0 +1,333 @@
+"""Offers and configurations that a client does not follow, and servers that are not who they say.
+
+| attack | defence |
+|---|---|
+| a configuration that is weaker than it looks, in any one of its numbers | the client's own floors, every one of them |
+| one party is both servers, or certifies the clients as well | their keys differ, and a client names the two itself |
+| a server offers a key in the other's name, or a weak or old one | offers are signed, for one round and server |
+| bytes that encode nothing, or something in a second way | decoders take canonical bytes, and lengths first |
+| a server is started with another's key | it is refused where it starts |
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+)
+from secagg.identifiers import ClientId, ServerId
+from secagg.identity import issue_certificate
+from secagg.layout import IndexSegment, Layout, RingSegment
+from secagg.parameters import Suite
+from secagg.protocols.dpf_indexing.client import Client
+from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.dpf_indexing.floors import IndexingFloors
+from secagg.protocols.dpf_indexing.journal import NoJournal
+from secagg.protocols.dpf_indexing.ledger import UploadLedger
+from secagg.protocols.dpf_indexing.server import IndexingServer
+from secagg.protocols.dpf_indexing.server_messages import RoundStamp, ServerOffer
+from secagg.simulation.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
+
+Check = Callable[..., Any]
+SETUP = IndexingSetup(minimum_cohort=5)
+Offers = tuple[bytes, bytes]
+
+
+class NoCoins:
+    """Coins of a client that must not begin to share."""
+
+    def draw(self, count: int) -> bytearray:
+        raise AssertionError(f"{count} coins are drawn for servers that are refused")
+
+
+def client_of(made: InsecureIndexingRound, floors: IndexingFloors | None = None, **named: Any) -> Client:
+    setup = made.setup
+    key = setup.signing_key_of("client 1")
+    brings: dict[str, Any] = {
+        "certificate": issue_certificate(setup.signing_key_of("authority"), ClientId(1), key.public_key),
+        "layout": setup.layout,
+        "capacity": setup.capacity,
+        "ledger": UploadLedger(setup.task),
+        "coins": NoCoins(),
+    }
+    return Client(signing_key=key, floors=floors or made.floors, **{**brings, **named})
+
+
+def shares(made: InsecureIndexingRound, client: Client, **named: Any) -> Any:
+    given: dict[str, Any] = {
+        "configuration": made.configuration,
+        "round_number": 7,
+        "offers": (made.zero.offer, made.one.offer),
+        "now": NOW,
+    }
+    return client.share(made.setup.payload_of(1), **{**given, **named})
+
+
+def is_below(made: InsecureIndexingRound, client: Client, match: str, **named: Any) -> None:
+    with pytest.raises(InvalidParameters, match=match) as caught:
+        shares(made, client, **named)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert client.ledger.last_round == -1
+
+
+# --- Floors -----------------------------------------------------------------------------------------------------------
+
+
+def key_of(party: str) -> bytes:
+    return SETUP.signing_key_of(party).public_key
+
+
+WEAKER: dict[str, tuple[dict[str, Any], str]] = {
+    "suite": ({"suite": Suite.CLASSIC}, "suite"),
+    "mode": ({"mode": SharingMode.UNCHECKED_POINT_FUNCTIONS}, "mode unchecked_point_functions"),
+    "dealer": (
+        {"mode": SharingMode.SEMI_HONEST_INDEX_SHARING, "dealer_key": bytes(range(32))},
+        "mode semi_honest_index_sharing",
+    ),
+    "authority": ({"authority": key_of("client 9")}, "another authority"),
+    "server 0": ({"server_keys": (key_of("client 9"), key_of("server 1"))}, "the servers are not the two"),
+    "server 1": ({"server_keys": (key_of("server 0"), key_of("client 9"))}, "the servers are not the two"),
+    "both swapped": ({"server_keys": (key_of("server 1"), key_of("server 0"))}, "the servers are not the two"),
+    "cohort": ({"minimum_cohort": 4}, "cohort of 4"),
+    "weight": ({"weights": (1, 2)}, "weigh 2"),
+    "layout": ({"layout": Layout(MIXED_LAYOUT.segments[:3])}, "layout"),
+    "codebook": (
+        {"layout": Layout((RingSegment(20, 6), IndexSegment(9, 5), RingSegment(7, 3), IndexSegment(200, 4)))},
+        "layout",
+    ),
+    "expiry": ({"expiry": int(NOW.timestamp())}, "expired"),
+}
+
+
+@pytest.mark.parametrize("what", WEAKER)
+def test_a_configuration_that_is_weaker_in_anything_is_refused(what: str) -> None:
+    changes, match = WEAKER[what]
+    made = InsecureIndexingRound(replace(SETUP, suite=Suite.HYBRID if what == "suite" else Suite.CLASSIC))
+    is_below(made, client_of(made), match, configuration=replace(made.configuration, **changes))
+
+
+def test_a_configuration_that_just_meets_the_floors_is_followed() -> None:
+    made = InsecureIndexingRound(SETUP)
+    client = client_of(made, coins=SETUP.coins_of("client 1"))
+    shares(made, client, now=NOW + timedelta(days=1, seconds=-1))
+    is_below(made, client_of(made), "expired", now=NOW + timedelta(days=1))
+
+
+def test_a_client_with_default_floors_refuses_all_modes_but_the_checked_one() -> None:
+    made = InsecureIndexingRound(SETUP)
+    floors = made.floors
+    default = IndexingFloors(
+        suites=floors.suites,
+        authority=floors.authority,
+        server_keys=floors.server_keys,
+        minimum_cohort=floors.minimum_cohort,
+        maximum_length=floors.maximum_length,
+    )
+    assert default.modes == {SharingMode.CHECKED_POINT_FUNCTIONS}
+    for mode in set(SharingMode) - default.modes:
+        dealer: Any = {"dealer_key": bytes(range(32))} if mode is SharingMode.SEMI_HONEST_INDEX_SHARING else {}
+        is_below(
+            made,
+            client_of(made, default),
+            "mode",
+            configuration=replace(made.configuration, mode=mode, **dealer),
+        )
+
+
+@pytest.mark.parametrize("believed_in", [None, bytes(32), bytes(range(1, 33))])
+def test_a_dealer_is_one_whom_the_client_names(believed_in: bytes | None) -> None:
+    made = InsecureIndexingRound(SETUP)
+    mode = SharingMode.SEMI_HONEST_INDEX_SHARING
+    floors = replace(made.floors, modes=frozenset({mode}), dealer_key=believed_in)
+    configuration = replace(made.configuration, mode=mode, dealer_key=bytes(range(32)))
+    is_below(made, client_of(made, floors), "dealer", configuration=configuration)
+
+
+def test_longer_vectors_than_a_client_will_share_are_refused() -> None:
+    made = InsecureIndexingRound(SETUP)
+    short = replace(made.floors, maximum_length=made.floors.maximum_length - 1)
+    is_below(made, client_of(made, short), "longer than")
+
+
+def test_more_weight_than_the_codec_holds_is_refused() -> None:
+    made = InsecureIndexingRound(SETUP)
+    most = made.configuration.maximum_total_weight
+    with pytest.raises(InvalidParameters, match="capacity"):
+        shares(made, client_of(made, capacity=most - 1))
+    shares(made, client_of(made, capacity=most, coins=SETUP.coins_of("client 1")))
+
+
+@pytest.mark.parametrize("weight", [0, 2, -1, True, 1.0])
+def test_a_client_has_a_weight_that_is_allowed(weight: Any) -> None:
+    made = InsecureIndexingRound(SETUP)
+    with pytest.raises(InvalidParameters, match="a weight is one of"):
+        shares(made, client_of(made), weight=weight)
+
+
+# --- In one hand ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"server_keys": (key_of("server 0"), key_of("server 0"))},
+        {"authority": key_of("server 0")},
+        {"authority": key_of("server 1")},
+        {
+            "mode": SharingMode.SEMI_HONEST_INDEX_SHARING,
+            "dealer_key": key_of("server 1"),
+        },
+        {"authority": bytes(32)},
+    ],
+)
+def test_no_party_has_two_parts(keys: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="keys of their own"):
+        replace(SETUP.configuration, **keys)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"mode": SharingMode.SEMI_HONEST_INDEX_SHARING}, {"dealer_key": bytes(range(32))}],
+)
+def test_a_dealer_belongs_to_index_sharing_and_to_nothing_else(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="index sharing has a dealer"):
+        replace(SETUP.configuration, **changes)
+
+
+@pytest.mark.parametrize("party", ["server 1", "client 1", "authority"])
+def test_a_server_is_not_started_with_anothers_key(party: str) -> None:
+    made = InsecureIndexingRound(SETUP)
+    with SETUP.pair_key() as key, pytest.raises(InvalidParameters, match="the signing key is not the one"):
+        IndexingServer(
+            made.configuration,
+            ServerId(0),
+            round_number=7,
+            signing_key=SETUP.signing_key_of(party),
+            pair_key=key,
+            journal=NoJournal(),
+            coins=SETUP.coins_of("server 0"),
+        )
+
+
+def test_a_client_of_another_authority_is_not_even_made() -> None:
+    made = InsecureIndexingRound(SETUP)
+    key = SETUP.signing_key_of("client 1")
+    stranger = issue_certificate(SETUP.signing_key_of("server 1"), ClientId(1), key.public_key)
+    with pytest.raises(AuthenticationFailed):
+        client_of(made, certificate=stranger)
+    other = issue_certificate(SETUP.signing_key_of("authority"), ClientId(1), key_of("client 2"))
+    with pytest.raises(InvalidParameters, match="another key"):
+        client_of(made, certificate=other)
+
+
+# --- Offers -----------------------------------------------------------------------------------------------------------
+
+
+def is_refused(made: InsecureIndexingRound, offers: Offers, raises_exactly: Check, *outcome: Any) -> None:
+    client = client_of(made)
+    raises_exactly(lambda: shares(made, client, offers=offers), *outcome)
+    assert client.ledger.last_round == -1
+
+
+def stamp(made: InsecureIndexingRound, index: int, **changes: Any) -> RoundStamp:
+    genuine = RoundStamp(context=made.configuration.context, round_number=7, server=ServerId(index))
+    return replace(genuine, **changes)
+
+
+def offered(made: InsecureIndexingRound, index: int, signer: str, **changes: Any) -> bytes:
+    key = bytes(made.servers[1 - index].offer[48:80])
+    return ServerOffer.signed(stamp(made, index, **changes), key, SETUP.signing_key_of(signer)).encode(
+        made.configuration
+    )
+
+
+@pytest.mark.parametrize("signer", ["server 1", "client 1", "authority"])
+def test_a_server_does_not_offer_a_key_in_the_others_name(signer: str, raises_exactly: Check) -> None:
+    """With both keys it would hold both halves."""
+    made = InsecureIndexingRound(SETUP)
+    forged = offered(made, 0, signer)
+    outcome = AuthenticationFailed, Reason.AUTHENTICATION_FAILED, ServerId(0)
+    is_refused(made, (forged, made.one.offer), raises_exactly, *outcome)
+
+
+def test_no_byte_of_an_offer_can_be_altered_cut_or_added(raises_exactly: Check) -> None:
+    made = InsecureIndexingRound(SETUP)
+    offer, client = made.zero.offer, client_of(made)
+    for position in range(len(offer)):
+        altered = bytearray(offer)
+        altered[position] ^= 1 << position % 8
+        with pytest.raises(PeerError):
+            shares(made, client, offers=(bytes(altered), made.one.offer))
+    for size in range(len(offer)):
+        is_cut = MalformedMessage, Reason.TRUNCATED, ServerId(0)
+        is_refused(made, (offer[:size], made.one.offer), raises_exactly, *is_cut)
+    for wrong in (offer + b"\0", offer * 2):
+        is_longer = MalformedMessage, Reason.TRAILING_BYTES, ServerId(0)
+        is_refused(made, (wrong, made.one.offer), raises_exactly, *is_longer)
+    assert client.ledger.last_round == -1
+
+
+@pytest.mark.parametrize("weak", [bytes(32), (1).to_bytes(32, "little"), b"\xff" * 32])
+def test_a_weak_key_is_refused_although_its_server_signed_it(weak: bytes) -> None:
+    made = InsecureIndexingRound(SETUP)
+    signed = ServerOffer.signed(stamp(made, 1), weak, SETUP.signing_key_of("server 1")).encode(made.configuration)
+    with pytest.raises(PeerError) as caught:
+        shares(made, client_of(made), offers=(made.zero.offer, signed))
+    assert caught.value.reason in {Reason.PUBLIC_KEY_LOW_ORDER, Reason.PUBLIC_KEY_NOT_CANONICAL}
+    assert caught.value.culprits == {ServerId(1)}
+
+
+def test_what_is_sealed_to_a_key_of_another_round_is_opened_by_nobody(raises_exactly: Check) -> None:
+    made, later = InsecureIndexingRound(SETUP), InsecureIndexingRound(replace(SETUP, round_number=8))
+    is_elsewhere = PeerMisbehaved, Reason.WRONG_SESSION, ServerId(1)
+    is_refused(made, (made.zero.offer, later.one.offer), raises_exactly, *is_elsewhere)
+
+
+# --- Bytes that encode nothing ----------------------------------------------------------------------------------------
+
+
+def test_a_configuration_has_one_encoding_and_nothing_else_is_read() -> None:
+    for setup in (SETUP, replace(SETUP, depth=1, weights=(1, 2), suite=Suite.HYBRID)):
+        encoded = setup.configuration.encode()
+        assert IndexingConfiguration.decode(encoded) == setup.configuration
+        for cut in range(len(encoded)):
+            with pytest.raises(MalformedMessage):
+                IndexingConfiguration.decode(encoded[:cut])
+        with pytest.raises(MalformedMessage):
+            IndexingConfiguration.decode(encoded + b"\0")
+        for position in range(len(encoded)):
+            for bit in (0, 3, 7):
+                altered = bytearray(encoded)
+                altered[position] ^= 1 << bit
+                try:
+                    read = IndexingConfiguration.decode(bytes(altered))
+                except PeerError:
+                    continue
+                assert read.encode() == bytes(altered), "what is read is read in one way"
+                assert read.context != setup.configuration.context
+
+
+@pytest.mark.parametrize("declared", [(1 << 32) - 1, 1 << 21])
+def test_a_declared_length_allocates_nothing(declared: int) -> None:
+    encoded = SETUP.configuration.encode()
+    for start in range(7, len(encoded) - 4, 3):
+        lie = encoded[:start] + declared.to_bytes(4, "big") + encoded[start + 4 :]
+        tracemalloc.start()
+        with suppress(PeerError):
+            IndexingConfiguration.decode(lie)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 18

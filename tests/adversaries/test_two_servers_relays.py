@@ -1,0 +1,347 @@
+"""A server that lies to the other one while they decide about uploads.
+
+| attack | defence |
+|---|---|
+| server 1 alters a bit of the correction words that it relays | server 0 compares their digest before it evaluates |
+| a message is cut, continued, of elsewhere, or declares much | it is refused whole, before anything is allocated |
+| an upload is asked about, or answered for, in two ways | what was said first stands |
+| a server opens what it did not commit to, or an echo | the upload is rejected |
+| a server speaks of uploads that nobody asked about | only what was asked about is taken |
+| a server rejects, or makes the other one reject, many | rejections are counted, and the minimum cohort stands |
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
+from secagg.identifiers import ClientId, ServerId
+from secagg.layout import IndexSegment, Layout, RingSegment
+from secagg.protocols.dpf_indexing import point_function_halves
+from secagg.protocols.dpf_indexing.configuration import SharingMode
+from secagg.protocols.dpf_indexing.point_function_halves import public_bytes
+from secagg.protocols.dpf_indexing.server import IndexingServer
+from secagg.protocols.dpf_indexing.server_messages import MAXIMUM_BATCH, RoundStamp, decode_batch, encode_batch
+from secagg.protocols.dpf_indexing.tree_share import TreeShare
+from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.wire import MessageKind
+
+Check = Callable[..., Any]
+Item = tuple[bytes, bytes | None]
+Said = tuple[bytes, bytes]
+TREE = Layout((RingSegment(20, 6), IndexSegment(200, 4)))
+PROPOSAL, ANSWER, CONCLUSION = (
+    MessageKind.INDEXING_PROPOSAL,
+    MessageKind.INDEXING_ANSWER,
+    MessageKind.INDEXING_CONCLUSION,
+)
+POINT_FUNCTIONS = (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS)
+
+
+def stamp(made: InsecureIndexingRound, kind: MessageKind) -> RoundStamp:
+    server = ServerId(0 if kind is ANSWER else 1)
+    return RoundStamp(context=made.configuration.context, round_number=made.setup.round_number, server=server)
+
+
+def items_of(made: InsecureIndexingRound, message: bytes, kind: MessageKind) -> list[Said]:
+    """Return what is said of the uploads that are not refused."""
+    said = decode_batch(message, kind, stamp(made, kind))
+    return [(upload_id, blob) for upload_id, blob in said if blob is not None]
+
+
+def batch(made: InsecureIndexingRound, kind: MessageKind, items: Sequence[Item]) -> bytes:
+    return encode_batch(kind, stamp(made, kind), items)
+
+
+def flipped(blob: bytes, position: int, bit: int = 0) -> bytes:
+    altered = bytearray(blob)
+    altered[position] ^= 1 << bit
+    return bytes(altered)
+
+
+def with_uploads(count: int, **named: Any) -> InsecureIndexingRound:
+    made = InsecureIndexingRound(IndexingSetup(population=count, **named))
+    for number in range(1, count + 1):
+        made.upload(number)
+    return made
+
+
+def hears(made: InsecureIndexingRound, kind: MessageKind) -> tuple[IndexingServer, Callable[[bytes], object], bytes]:
+    """Return who hears a message of this kind, with which step, and an honest one."""
+    proposal = made.one.propose(made.one.waiting())
+    if kind is PROPOSAL:
+        return made.zero, made.zero.answer, proposal
+    answer = made.zero.answer(proposal)
+    if kind is ANSWER:
+        return made.one, made.one.conclude, answer
+    return made.zero, made.zero.settle, made.one.conclude(answer)
+
+
+# --- The public part --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", POINT_FUNCTIONS)
+def test_server_0_rejects_an_altered_public_part_before_it_evaluates_anything(
+    mode: SharingMode, sum_is_exact: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = 30
+    made = with_uploads(clients + 2, layout=TREE, mode=mode, maximum_cohort=clients + 2, maximum_rejections=clients)
+    size = public_bytes(made.configuration)
+    honest = items_of(made, made.one.propose(made.one.waiting()), PROPOSAL)
+    altered = [
+        (upload_id, flipped(blob, place * (size - 1) // (clients - 1), place % 8))
+        for place, (upload_id, blob) in enumerate(honest[:clients])
+    ]
+
+    def evaluate(*_: object, **__: object) -> None:
+        raise AssertionError("server 0 evaluates shares under correction words that the client did not sign")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TreeShare, "accumulate", evaluate)
+        patch.setattr(TreeShare, "lanes", evaluate)
+        patch.setattr(point_function_halves, "OneHotVerifier", evaluate)
+        answer = made.zero.answer(batch(made, PROPOSAL, altered))
+    assert items_of(made, answer, ANSWER) == []
+    assert set(made.zero.rejected) == {ClientId(number) for number in range(1, clients + 1)}
+    made.zero.settle(made.one.conclude(made.zero.answer(batch(made, PROPOSAL, honest))))
+    sum_is_exact(made, clients + 1, clients + 2)
+
+
+@pytest.mark.parametrize("mode", POINT_FUNCTIONS)
+def test_server_1_refuses_an_altered_public_part_itself(mode: SharingMode, raises_exactly: Check) -> None:
+    made = InsecureIndexingRound(IndexingSetup(layout=TREE, mode=mode))
+    half = made.share(1)[1]
+    for position in range(0, len(half.public_part), 9):
+        altered = replace(half, public_part=flipped(bytes(half.public_part), position))
+        raises_exactly(
+            lambda altered=altered: made.one.receive(altered.encode()),
+            PeerMisbehaved,
+            Reason.COMMITMENT_MISMATCH,
+            ClientId(1),
+            unchanged=[made.one],
+        )
+    made.one.receive(half.encode())
+
+
+def test_server_1_cannot_relay_one_clients_public_part_for_another(sum_is_exact: Check) -> None:
+    made = with_uploads(4, layout=TREE)
+    size = public_bytes(made.configuration)
+    (first, a), (second, b), *others = items_of(made, made.one.propose(made.one.waiting()), PROPOSAL)
+    swapped = [(first, b[:size] + a[size:]), (second, a[:size] + b[size:]), *others]
+    made.zero.settle(made.one.conclude(made.zero.answer(batch(made, PROPOSAL, swapped))))
+    assert set(made.zero.rejected) == {ClientId(1), ClientId(2)}
+    sum_is_exact(made, 3, 4)
+
+
+# --- Messages that are none -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [PROPOSAL, ANSWER, CONCLUSION])
+@pytest.mark.parametrize("mode", POINT_FUNCTIONS)
+def test_a_message_that_is_cut_or_continued_changes_nothing(
+    mode: SharingMode, kind: MessageKind, raises_exactly: Check, sum_is_exact: Check
+) -> None:
+    made = with_uploads(2, mode=mode)
+    server, hear, message = hears(made, kind)
+    for cut in {*range(0, len(message), 13), *range(60), len(message) - 1}:
+        raises_exactly(
+            lambda cut=cut: hear(message[:cut]), MalformedMessage, Reason.TRUNCATED, server.peer, unchanged=[server]
+        )
+    for more in (b"\0", message):
+        raises_exactly(
+            lambda more=more: hear(message + more),
+            MalformedMessage,
+            Reason.TRAILING_BYTES,
+            server.peer,
+            unchanged=[server],
+        )
+    made.check()
+    if kind is CONCLUSION:
+        made.zero.settle(message)
+    sum_is_exact(made, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [PROPOSAL, ANSWER, CONCLUSION])
+@pytest.mark.parametrize("what", ["round", "task", "server", "kind"])
+def test_a_message_of_elsewhere_changes_nothing(what: str, kind: MessageKind, raises_exactly: Check) -> None:
+    made = with_uploads(2)
+    server, hear, message = hears(made, kind)
+    items, genuine = items_of(made, message, kind), stamp(made, kind)
+    other_task = InsecureIndexingRound(IndexingSetup(task=b"another task")).configuration.context
+    if what == "kind":
+        wrong = encode_batch(CONCLUSION if kind is not CONCLUSION else PROPOSAL, genuine, items)
+        raises_exactly(lambda: hear(wrong), UnexpectedMessage, Reason.WRONG_KIND, server.peer, unchanged=[server])
+        return
+    changes: dict[str, Any] = {
+        "round": {"round_number": 8},
+        "task": {"context": other_task},
+        "server": {"server": server.server},
+    }
+    wrong = encode_batch(kind, replace(genuine, **changes[what]), items)
+    raises_exactly(lambda: hear(wrong), PeerMisbehaved, Reason.WRONG_SESSION, server.peer, unchanged=[server])
+
+
+@pytest.mark.parametrize("kind", [PROPOSAL, ANSWER, CONCLUSION])
+def test_a_declared_length_allocates_nothing(kind: MessageKind, raises_exactly: Check) -> None:
+    made = with_uploads(2)
+    server, hear, message = hears(made, kind)
+    head = len(batch(made, kind, [])) - 4
+    lies = {
+        "uploads": message[:head] + MAXIMUM_BATCH.to_bytes(4, "big") + message[head + 4 :],
+        "bytes": message[: head + 37] + b"\xff" * 4 + message[head + 41 :],
+    }
+    for lie in lies.values():
+        tracemalloc.start()
+        with pytest.raises(MalformedMessage) as caught:
+            hear(lie)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert caught.value.reason is Reason.TRUNCATED
+        assert peak < 1 << 16
+    too_many = message[:head] + (MAXIMUM_BATCH + 1).to_bytes(4, "big") + message[head + 4 :]
+    raises_exactly(lambda: hear(too_many), MalformedMessage, Reason.LENGTH_OVER_LIMIT, server.peer, unchanged=[server])
+
+
+@pytest.mark.parametrize("kind", [PROPOSAL, ANSWER, CONCLUSION])
+def test_an_upload_stands_in_a_message_once(kind: MessageKind, raises_exactly: Check) -> None:
+    made = with_uploads(2)
+    server, hear, message = hears(made, kind)
+    first, _ = items_of(made, message, kind)
+    twice = batch(made, kind, [first, first])
+    raises_exactly(lambda: hear(twice), MalformedMessage, Reason.NOT_CANONICAL, server.peer, unchanged=[server])
+
+
+@pytest.mark.parametrize("damage", ["cut", "continued", "empty"])
+@pytest.mark.parametrize("kind", [PROPOSAL, ANSWER])
+def test_what_is_no_word_about_an_upload_rejects_that_upload_alone(
+    kind: MessageKind, damage: str, sum_is_exact: Check
+) -> None:
+    made = with_uploads(3)
+    server, hear, message = hears(made, kind)
+    (first, blob), *others = items_of(made, message, kind)
+    damaged = {"cut": blob[:-1], "continued": blob + b"\0", "empty": b""}[damage]
+    heard = hear(batch(made, kind, [(first, damaged), *others]))
+    assert set(server.rejected) == {ClientId(1)}
+    assert isinstance(heard, bytes)
+    made.zero.settle(made.one.conclude(heard) if kind is PROPOSAL else heard)
+    made.check()
+    sum_is_exact(made, 2, 3)
+
+
+# --- Said twice, or something else ------------------------------------------------------------------------------------
+
+
+def test_an_upload_is_asked_about_once(raises_exactly: Check, sum_is_exact: Check) -> None:
+    """A second commitment, after server 1 has seen the opening, would let it choose what it opens."""
+    made = with_uploads(2)
+    proposal = made.one.propose(made.one.waiting())
+    answer = made.zero.answer(proposal)
+    (first, blob), second = items_of(made, proposal, PROPOSAL)
+    another = batch(made, PROPOSAL, [(first, flipped(blob, len(blob) - 1)), second])
+    raises_exactly(
+        lambda: made.zero.answer(another),
+        PeerMisbehaved,
+        Reason.ALREADY_ANSWERED,
+        ServerId(1),
+        unchanged=[made.zero],
+    )
+    assert made.zero.answer(proposal) == answer
+    made.zero.settle(made.one.conclude(answer))
+    sum_is_exact(made, 1, 2)
+
+
+def test_an_upload_that_was_decided_is_not_opened_again(memory_of: Check, sum_is_exact: Check) -> None:
+    made = with_uploads(3)
+    answer = made.zero.answer(made.one.propose(made.one.waiting()))
+    (first, blob), (second, other), third = items_of(made, answer, ANSWER)
+    lie = [(first, flipped(blob, len(blob) - 1)), (second, other), third]
+    conclusion = made.one.conclude(batch(made, ANSWER, lie))
+    assert [upload_id for upload_id, _ in items_of(made, conclusion, CONCLUSION)] == [second, third[0]]
+    before = memory_of(made.one)
+    again = made.one.conclude(answer)
+    assert items_of(made, again, CONCLUSION) == []
+    assert memory_of(made.one) == before
+    made.zero.settle(conclusion)
+    sum_is_exact(made, 2, 3)
+
+
+@pytest.mark.parametrize("lie", ["opening", "commitment", "echo", "another upload"])
+def test_server_0_opens_what_it_committed_to(lie: str, sum_is_exact: Check) -> None:
+    made = with_uploads(4)
+    proposal = made.one.propose(made.one.waiting())
+    asked = dict(items_of(made, proposal, PROPOSAL))
+    (first, blob), (second, other), *others = items_of(made, made.zero.answer(proposal), ANSWER)
+    commitments = len(asked[first]) - public_bytes(made.configuration)
+    lies = {
+        "opening": flipped(blob, len(blob) - 1),
+        "commitment": flipped(blob, 39),
+        "echo": asked[first][-commitments:] + blob[commitments:],
+        "another upload": other,
+    }
+    conclusion = made.one.conclude(batch(made, ANSWER, [(first, lies[lie]), (second, other), *others]))
+    assert set(made.one.rejected) == {ClientId(1)}
+    made.zero.settle(conclusion)
+    sum_is_exact(made, 2, 3, 4)
+
+
+def test_what_server_1_took_and_server_0_must_reject_ends_the_round(raises_exactly: Check) -> None:
+    made = with_uploads(3)
+    conclusion = made.one.conclude(made.zero.answer(made.one.propose(made.one.waiting())))
+    (first, blob), *others = items_of(made, conclusion, CONCLUSION)
+    made.zero.settle(batch(made, CONCLUSION, [(first, flipped(blob, len(blob) - 1)), *others]))
+    assert set(made.zero.rejected) == {ClientId(1)}
+    lists = made.zero.close(), made.one.close()
+    for server, theirs in ((made.zero, lists[1]), (made.one, lists[0])):
+        raises_exactly(
+            lambda server=server, theirs=theirs: server.agree(theirs), PeerMisbehaved, Reason.SERVERS_DISAGREE
+        )
+
+
+def test_what_nobody_asked_about_is_not_taken(memory_of: Check) -> None:
+    made = with_uploads(2)
+    first, second = made.one.waiting()
+    answer = made.zero.answer(made.one.propose([first]))
+    [(_, blob)] = items_of(made, answer, ANSWER)
+    conclusion = made.one.conclude(batch(made, ANSWER, [(first, blob), (second, blob), (bytes(32), blob)]))
+    [(_, opening)] = items_of(made, conclusion, CONCLUSION)
+    assert made.one.waiting() == (second,)
+    made.zero.settle(batch(made, CONCLUSION, [(first, opening), (second, opening), (bytes(32), opening)]))
+    assert made.zero.waiting() == (second,)
+    before = memory_of(made.zero)
+    assert items_of(made, made.zero.answer(batch(made, PROPOSAL, [(bytes(32), blob)])), ANSWER) == []
+    assert memory_of(made.zero) == before
+
+
+# --- Rejections -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rejections", [1, 2])
+def test_more_rejections_than_are_put_up_with_end_the_round(
+    rejections: int, raises_exactly: Check, sum_is_exact: Check
+) -> None:
+    made = with_uploads(5, maximum_rejections=1)
+    items = items_of(made, made.one.propose(made.one.waiting()), PROPOSAL)
+    lies = [(upload_id, flipped(blob, 0)) for upload_id, blob in items[:rejections]]
+    made.zero.settle(made.one.conclude(made.zero.answer(batch(made, PROPOSAL, lies + items[rejections:]))))
+    assert len(made.zero.rejected) == rejections
+    if rejections == 1:
+        sum_is_exact(made, 2, 3, 4, 5)
+        return
+    raises_exactly(made.zero.close, PeerMisbehaved, Reason.ONE_HOT_REFUTED)
+    raises_exactly(made.zero.close, Misuse, Reason.API_MISUSE)
+    with pytest.raises(UnexpectedMessage):
+        made.zero.agree(b"")
+
+
+def test_rejections_do_not_lead_below_the_minimum_cohort(raises_exactly: Check) -> None:
+    made = with_uploads(3, minimum_cohort=3)
+    items = items_of(made, made.one.propose(made.one.waiting()), PROPOSAL)
+    lies = [(items[0][0], flipped(items[0][1], 0)), *items[1:]]
+    made.zero.settle(made.one.conclude(made.zero.answer(batch(made, PROPOSAL, lies))))
+    for server in made.servers:
+        raises_exactly(server.close, ThresholdNotMet, Reason.THRESHOLD_NOT_MET, unchanged=[server])

@@ -1,0 +1,292 @@
+"""Everything again: an upload, an update, a round, a client that was restored from a snapshot.
+
+| attack | defence |
+|---|---|
+| the network replays an upload, before or after it was decided | an upload is known by its id, and decided once |
+| a client uploads again under another nonce | it is counted by its name: a second upload is a second vote |
+| a server asks for the same update in two rounds, to compare the sums | the client's ledger refuses |
+| a server asks twice for one round, or goes back to an older one | rounds go up; each has one upload |
+| an older ledger is restored, or another's | its record is all that counts, and is for one task |
+| a client repeats its coins, in another round or for another client | keys and streams follow from all of the context |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from secagg.contract import Payload
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, ServerId
+from secagg.layout import IndexSegment, Layout, RingSegment
+from secagg.protocols.dpf_indexing import envelope
+from secagg.protocols.dpf_indexing.ledger import REMEMBERED, UploadLedger
+from secagg.protocols.dpf_indexing.opened_upload import HalfOpener, OpenedUpload
+from secagg.protocols.dpf_indexing.upload import Upload
+from secagg.simulation.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+
+Check = Callable[..., Any]
+SETUP = IndexingSetup(layout=Layout((RingSegment(20, 16), IndexSegment(8, 16))))
+
+
+@pytest.fixture
+def made() -> InsecureIndexingRound:
+    """Begin a round in which the fourth and the fifth client were counted already."""
+    made = InsecureIndexingRound(SETUP)
+    for number in (4, 5):
+        made.upload(number)
+    made.check()
+    return made
+
+
+# --- Uploads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["received", "asked", "taken", "rejected"])
+def test_an_upload_that_is_replayed_changes_nothing(
+    when: str, made: InsecureIndexingRound, memory_of: Callable[..., object], sum_is_exact: Check
+) -> None:
+    halves = made.share(1)
+    made.deliver(halves)
+    proposal = made.one.propose(made.one.waiting()) if when != "received" else b""
+    if when == "rejected":
+        # The last byte is of the last commitment that server 1 makes.
+        conclusion = made.one.conclude(made.zero.answer(proposal[:-1] + bytes([proposal[-1] ^ 1])))
+        made.zero.settle(conclusion)
+        assert set(made.zero.rejected) == {ClientId(1)}
+    elif when == "taken":
+        made.check()
+    before = [memory_of(server) for server in made.servers]
+    for _ in range(3):
+        for server, half in zip(made.servers, halves, strict=True):
+            server.receive(half.encode())
+    assert [memory_of(server) for server in made.servers] == before
+    if when != "rejected":
+        made.check()
+        sum_is_exact(made, 1, 4, 5)
+
+
+@pytest.mark.parametrize("when", ["received", "asked", "taken"])
+def test_another_nonce_is_a_second_vote_and_refused_by_both(
+    when: str, made: InsecureIndexingRound, raises_exactly: Check, sum_is_exact: Check
+) -> None:
+    """The client has lost its ledger, and not its coins."""
+    first = made.share(1)
+    made.deliver(first)
+    if when == "asked":
+        made.one.propose(made.one.waiting())
+    elif when == "taken":
+        made.check()
+    second = made.new_client(1)
+    vars(second)["_coins"].draw(7)
+    made.clients[0] = second
+    again = made.share(1)
+    assert again[0].header.segments != first[0].header.segments
+    for server, half in zip(made.servers, again, strict=True):
+        raises_exactly(
+            lambda server=server, half=half: server.receive(half.encode()),
+            PeerMisbehaved,
+            Reason.ALREADY_ANSWERED,
+            ClientId(1),
+            unchanged=[server],
+        )
+    made.check()
+    sum_is_exact(made, 1, 4, 5)
+
+
+def test_the_order_in_which_halves_arrive_does_not_matter(sum_is_exact: Check) -> None:
+    made = InsecureIndexingRound(SETUP)
+    halves = [made.share(number) for number in (1, 2, 3)]
+    for zero, _ in halves:
+        made.zero.receive(zero.encode())
+    made.one.receive(halves[2][1].encode())
+    made.check()
+    for _, one in halves[::-1]:
+        made.one.receive(one.encode())
+        made.check()
+    sum_is_exact(made, 1, 2, 3)
+
+
+# --- The ledger -------------------------------------------------------------------------------------------------------
+
+
+def offers(made: InsecureIndexingRound) -> tuple[bytes, bytes]:
+    return made.zero.offer, made.one.offer
+
+
+def share_in(made: InsecureIndexingRound, client: Any, payload: Payload) -> tuple[Upload, Upload]:
+    halves: tuple[Upload, Upload] = client.share(
+        payload,
+        configuration=made.configuration,
+        round_number=made.setup.round_number,
+        offers=offers(made),
+        now=NOW,
+    )
+    return halves
+
+
+def is_refused(
+    raises_exactly: Check, made: InsecureIndexingRound, client: Any, payload: Payload, *outcome: Any
+) -> None:
+    before = client.ledger.encode()
+    raises_exactly(lambda: share_in(made, client, payload), *outcome)
+    assert client.ledger.encode() == before
+
+
+def test_one_update_is_not_uploaded_for_two_rounds(raises_exactly: Check) -> None:
+    """Of which the first may have failed after the uploads, by a server's doing or not."""
+    rounds = [InsecureIndexingRound(replace(SETUP, round_number=number)) for number in (7, 8, 9)]
+    client, payload = rounds[0].clients[0], SETUP.payload_of(1)
+    share_in(rounds[0], client, payload)
+    is_refused(raises_exactly, rounds[1], client, payload, Misuse, Reason.ALREADY_SPENT)
+    share_in(rounds[1], client, SETUP.payload_of(2))
+    restored = rounds[0].new_client(1, UploadLedger.decode(client.ledger.encode()))
+    for update in (payload, SETUP.payload_of(2)):
+        is_refused(raises_exactly, rounds[2], restored, update, Misuse, Reason.ALREADY_SPENT)
+    share_in(rounds[2], restored, SETUP.payload_of(3))
+
+
+@pytest.mark.parametrize("number", [0, 6, 7])
+def test_a_round_has_one_upload_and_rounds_go_up(number: int, raises_exactly: Check) -> None:
+    made, earlier = InsecureIndexingRound(SETUP), InsecureIndexingRound(replace(SETUP, round_number=number))
+    client = made.clients[0]
+    share_in(made, client, SETUP.payload_of(1))
+    is_refused(raises_exactly, earlier, client, SETUP.payload_of(2), PeerMisbehaved, Reason.ALREADY_ANSWERED)
+
+
+def test_another_configuration_of_the_task_is_no_other_ledger(raises_exactly: Check) -> None:
+    made = InsecureIndexingRound(SETUP)
+    other = InsecureIndexingRound(replace(SETUP, maximum_cohort=19, round_number=8))
+    client = made.clients[0]
+    share_in(made, client, SETUP.payload_of(1))
+    is_refused(raises_exactly, other, client, SETUP.payload_of(1), Misuse, Reason.ALREADY_SPENT)
+    renamed = InsecureIndexingRound(replace(SETUP, task=b"another name", round_number=8))
+    is_refused(raises_exactly, renamed, client, SETUP.payload_of(1), Misuse, Reason.API_MISUSE)
+
+
+def test_a_share_that_is_refused_has_spent_nothing_and_one_that_failed_has(
+    raises_exactly: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = InsecureIndexingRound(SETUP)
+    client, payload = made.clients[0], SETUP.payload_of(1)
+    with pytest.raises(InvalidParameters):
+        client.share(payload, configuration=made.configuration, round_number=7, offers=offers(made), now=NOW, weight=2)
+    with pytest.raises(PeerMisbehaved):
+        client.share(
+            payload, configuration=made.configuration, round_number=7, offers=(made.one.offer, made.zero.offer), now=NOW
+        )
+    assert client.ledger.last_round == -1
+
+    def fails(*_: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(client), "_sealed", fails)
+        with pytest.raises(OSError):  # noqa: PT011 -- the transport's own
+            share_in(made, client, payload)
+    is_refused(raises_exactly, made, client, payload, PeerMisbehaved, Reason.ALREADY_ANSWERED)
+
+
+def test_a_ledger_that_is_cut_continued_or_altered_is_none() -> None:
+    ledger = UploadLedger(b"a task")
+    for number in range(3):
+        ledger.charge(b"a task", number, SETUP.payload_of(number))
+    record = ledger.encode()
+    for cut in range(len(record)):
+        with pytest.raises(MalformedMessage):
+            UploadLedger.decode(record[:cut])
+    with pytest.raises(MalformedMessage):
+        UploadLedger.decode(record + b"\0")
+    count = len(record) - 3 * 32 - 4
+    too_many = record[:count] + (REMEMBERED + 1).to_bytes(4, "big") + record[count + 4 :]
+    with pytest.raises(MalformedMessage) as caught:
+        UploadLedger.decode(too_many)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+    assert UploadLedger.decode(record).encode() == record
+
+
+# --- Coins ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[OpenedUpload]:
+    """Collect what the servers open."""
+    uploads = list[OpenedUpload]()
+    genuine = HalfOpener.open
+
+    def recording(self: HalfOpener, upload: Upload) -> OpenedUpload:
+        uploads.append(genuine(self, upload))
+        return uploads[-1]
+
+    monkeypatch.setattr(HalfOpener, "open", recording)
+    return uploads
+
+
+def sent_to_server_1(upload: OpenedUpload) -> tuple[np.ndarray[Any, Any], bytes]:
+    [half] = vars(upload.exchange)["_halves"]
+    return upload.vectors[0], half.share.encode()
+
+
+@pytest.fixture
+def body_keys(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Collect the keys under which bodies are sealed, all of them with one nonce."""
+    keys = list[bytes]()
+
+    def recording(key: bytes) -> AESGCM:
+        keys.append(bytes(key))
+        return AESGCM(key)
+
+    monkeypatch.setattr(envelope, "AESGCM", recording)
+    return keys
+
+
+@pytest.mark.parametrize("what", ["round", "client", "configuration"])
+def test_coins_that_repeat_repeat_no_mask(what: str, opened: list[OpenedUpload], body_keys: list[bytes]) -> None:
+    """A client is restored from a snapshot, with its ledger, or two devices come from one image.
+
+    The difference of two updates under one mask would be the difference of the updates.
+    """
+    other: Any = {"round": {"round_number": 8}, "configuration": {"maximum_cohort": 19}, "client": {}}[what]
+    rounds = [InsecureIndexingRound(SETUP), InsecureIndexingRound(replace(SETUP, **other))]
+    number = 2 if what == "client" else 1
+    rounds[1].clients[number - 1] = rounds[1].new_client(number)
+    vars(rounds[1].clients[number - 1])["_coins"] = SETUP.coins_of("client 1")
+    halves = [
+        share_in(made, made.clients[index - 1], SETUP.payload_of(1))
+        for made, index in zip(rounds, (1, number), strict=True)
+    ]
+    assert halves[0][0].header.segments[0].nonce == halves[1][0].header.segments[0].nonce, "the coins repeat"
+    assert len(body_keys) == len(set(body_keys)) == 4
+    for made, (_, half) in zip(rounds, halves, strict=True):
+        made.one.receive(half.encode())
+    (first, lanes), (second, other_lanes) = map(sent_to_server_1, opened)
+    assert (first != second).sum() > 12, "elements of twenty bits, of which hardly any agree by chance"
+    assert lanes != other_lanes
+
+
+def test_an_offer_is_for_one_round_and_from_one_server(raises_exactly: Check) -> None:
+    made, later = InsecureIndexingRound(SETUP), InsecureIndexingRound(replace(SETUP, round_number=8))
+    client, zero, one = made.clients[0], made.zero.offer, made.one.offer
+    wrong: list[tuple[tuple[bytes, bytes], int]] = [
+        ((later.zero.offer, one), 0),
+        ((zero, later.one.offer), 1),
+        ((zero, zero), 1),
+        ((one, one), 0),
+    ]
+    for offered, culprit in wrong:
+        step = partial(
+            client.share,
+            SETUP.payload_of(1),
+            configuration=made.configuration,
+            round_number=7,
+            offers=offered,
+            now=NOW,
+        )
+        raises_exactly(step, PeerMisbehaved, Reason.WRONG_SESSION, ServerId(culprit))
+    assert client.ledger.last_round == -1

@@ -1,0 +1,355 @@
+"""What two servers and their clients leave behind: nothing that opens an upload, and nothing that shows a secret.
+
+| attack | defence |
+|---|---|
+| reads the memory of a client that has uploaded | it keeps nothing of what it shared |
+| reads the memory of a server when an upload was taken, rejected or refused | its seeds are overwritten |
+| reads the memory of a server after the round | sums, seeds and keys are overwritten |
+| reads a log, a repr, a traceback with its locals, a pickle | secrets are of types that show and copy nothing |
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import pickle
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.protocols.dpf_indexing import client as client_module
+from secagg.protocols.dpf_indexing import point_function_halves
+from secagg.protocols.dpf_indexing.configuration import SharingMode
+from secagg.protocols.dpf_indexing.one_hot_proof import prove
+from secagg.protocols.dpf_indexing.server_state import ServerState
+from secagg.secret import Secret
+from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+
+Made = list[tuple[Secret, bytes]]
+halves: Any = point_function_halves
+SETUP = IndexingSetup()
+OF_THE_ROUND = {"one-hot round key"}
+MODES = pytest.mark.parametrize(
+    "setup",
+    [
+        SETUP,
+        replace(SETUP, suite=Suite.HYBRID),
+        replace(SETUP, depth=0),
+        replace(SETUP, depth=2, mode=SharingMode.UNCHECKED_POINT_FUNCTIONS),
+    ],
+    ids=["checked", "hybrid", "without a tree", "unchecked"],
+)
+
+
+@pytest.fixture
+def made_secrets(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Every secret of 16 bytes or more that was made, with what it held."""
+    secrets: Made = []
+    initialise = Secret.__init__
+
+    def recording(self: Secret, kind: str, data: Any) -> None:
+        held = bytes(data)
+        initialise(self, kind, data)
+        if len(held) >= 16 and held.count(0) < 16:
+            secrets.append((self, held))
+
+    monkeypatch.setattr(Secret, "__init__", recording)
+    return secrets
+
+
+def is_namespace(found: Any) -> bool:
+    """Return whether this is what a module consists of."""
+    return type(found) is dict and "__builtins__" in found
+
+
+def reachable(holder: object) -> Iterator[Any]:
+    """Return all that somebody holds, directly or not, but no code."""
+    seen: dict[int, Any] = {id(holder): holder}
+    todo: list[Any] = [holder]
+    while todo:
+        referents: list[Any] = gc.get_referents(todo.pop())
+        for found in referents:
+            is_code = isinstance(found, (type, ModuleType, FunctionType, MethodType))
+            if id(found) not in seen and not is_code and not is_namespace(found):
+                seen[id(found)] = found
+                todo.append(found)
+    yield from seen.values()
+
+
+def left_in(holder: object, made_secrets: Made) -> set[str]:
+    """Return the kinds of secrets whose bytes somebody still holds, in whatever object."""
+    memory = list[bytes]()
+    for held in reachable(holder):
+        if type(held) in (bytes, bytearray, memoryview):
+            memory.append(bytes(held))
+        elif isinstance(held, np.ndarray):
+            memory.append(held.tobytes())
+        elif isinstance(held, Secret) and not held.is_wiped:
+            memory.append(bytes(held.expose()))
+    everything = b"|".join(memory)
+    return {secret.kind for secret, held in made_secrets if held in everything}
+
+
+def totals_in(state: ServerState) -> list[Any]:
+    """Return the sums of the uploads of each weight."""
+    totals: dict[int, Any] = vars(state.totals)["_totals"]
+    return list(totals.values())
+
+
+def seeds_left(made_secrets: Made) -> list[str]:
+    """Return the kinds of what opens an upload and was not overwritten; this test's own list keeps it alive."""
+    seeds = {"upload seed", "point function seed", "one-hot seed", "ring_mask_key", "body_key"}
+    return [secret.kind for secret, _ in made_secrets if secret.kind in seeds and not secret.is_wiped]
+
+
+def shows(text: str, held: bytes) -> bool:
+    forms = (held.hex(), repr(held)[2:-1], str(list(held))[1:-1], str(int.from_bytes(held, "big")))
+    return any(form in text for form in forms)
+
+
+def lying(*args: Any) -> Any:
+    """Prove, and say of the other server's part what is not so."""
+    zero, one = prove(*args)
+    return zero, replace(one, other_part=bytes(32))
+
+
+def with_uploads(setup: IndexingSetup, *numbers: int) -> InsecureIndexingRound:
+    made = InsecureIndexingRound(setup)
+    for number in numbers:
+        made.upload(number)
+    return made
+
+
+# --- What is left -----------------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_a_client_keeps_nothing_of_what_it_shared(setup: IndexingSetup, made_secrets: Made) -> None:
+    made = InsecureIndexingRound(setup)
+    of_servers = len(made_secrets)
+    uploads = made.share(1)
+    of_client = made_secrets[of_servers:]
+    assert {secret.kind for secret, _ in of_client} >= {"upload seed", "point function seed", "body_key"}
+    assert left_in((made.clients[0], uploads), of_client) == set()
+    assert seeds_left(of_client) == []
+
+
+@MODES
+def test_nothing_of_an_upload_stays_at_a_server_that_took_it(setup: IndexingSetup, made_secrets: Made) -> None:
+    made = with_uploads(setup, 1, 2)
+    for server in made.servers:
+        held = left_in(server, made_secrets)
+        assert "upload seed" not in held
+        assert held & {"point function seed", "one-hot seed"}, "they are needed until the upload is taken"
+    made.check()
+    for server in made.servers:
+        assert left_in(server, made_secrets) <= OF_THE_ROUND
+    assert seeds_left(made_secrets) == []
+    made.finish()
+    for server in made.servers:
+        assert left_in(server, made_secrets) <= OF_THE_ROUND
+
+
+def test_nothing_of_an_upload_stays_at_a_server_that_rejected_it(
+    made_secrets: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(halves, "prove", lying)
+        made = with_uploads(SETUP, 1, 2)
+    made.check()
+    for server in made.servers:
+        assert set(server.rejected) == {ClientId(1), ClientId(2)}
+        assert left_in(server, made_secrets) <= OF_THE_ROUND
+    assert seeds_left(made_secrets) == []
+
+
+@pytest.mark.parametrize("damage", ["body", "signature", "sealed_seeds", "second vote"])
+def test_nothing_of_an_upload_stays_at_a_server_that_refused_it(damage: str, made_secrets: Made) -> None:
+    made = InsecureIndexingRound(SETUP)
+    upload = made.share(1)
+    if damage == "second vote":
+        made.clients[0] = made.new_client(2)
+        made.deliver(made.share(1))
+        made.check()
+    seeds = len(made_secrets)
+    for server, half in zip(made.servers, upload, strict=True):
+        wrong: dict[str, Any] = {
+            "body": bytes(len(half.body)),
+            "signature": bytes(64),
+            "sealed_seeds": (bytes(len(half.sealed_seeds[0])),) * 2,
+        }
+        altered = (
+            replace(half, **{damage: wrong[damage]}) if damage in wrong else replace(half, body=bytes(len(half.body)))
+        )
+        with pytest.raises(PeerError):
+            server.receive(altered.encode())
+        assert left_in(server, made_secrets[:seeds]) <= OF_THE_ROUND
+        assert [secret.kind for secret, _ in made_secrets[seeds:] if not secret.is_wiped] == []
+
+
+@pytest.mark.parametrize("stage", ["collecting", "asked", "signed", "opened", "failed"])
+def test_a_server_that_was_wiped_holds_and_releases_nothing(stage: str, made_secrets: Made) -> None:
+    made = with_uploads(SETUP, 1, 2, 3)
+    late = made.share(4)
+    commitments = b"", b""
+    if stage == "asked":
+        made.zero.answer(made.one.propose(made.one.waiting()))
+    elif stage != "collecting":
+        made.check()
+        lists = made.zero.close(), made.one.close()
+        if stage == "opened":
+            commitments = made.zero.agree(lists[1]), made.one.agree(lists[0])
+            made.zero.open(commitments[1])
+            made.one.open(commitments[0])
+        if stage == "failed":
+            for server in made.servers:
+                server.give_up("enough")
+    for server, half in zip(made.servers, late, strict=True):
+        state: ServerState = vars(server)["_state"]
+        sums = [array for total in totals_in(state) for array in total.vectors]
+        server.wipe()
+        assert left_in(server, made_secrets) == set()
+        assert not any(array.any() for array in sums)
+        for step in (
+            server.close,
+            lambda server=server: server.agree(b""),
+            lambda server=server: server.open(commitments[1 - server.server.index]),
+            lambda server=server: server.combine(b""),
+            lambda server=server, half=half: server.receive(half.encode()),
+        ):
+            with pytest.raises((Misuse, UnexpectedMessage)):
+                step()
+
+
+def test_a_round_that_failed_keeps_no_sum_and_no_seed(made_secrets: Made) -> None:
+    """An upload that still waited is nobody's any more."""
+    made = with_uploads(SETUP, 1, 2)
+    made.check()
+    made.upload(3)
+    for server in made.servers:
+        state: ServerState = vars(server)["_state"]
+        [total] = totals_in(state)
+        server.give_up("enough")
+        assert not any(array.any() for array in total.vectors)
+        assert totals_in(state) == []
+        assert left_in(server, made_secrets) <= OF_THE_ROUND
+    assert seeds_left(made_secrets) == []
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_nothing_that_a_server_holds_shows_a_secret(setup: IndexingSetup, made_secrets: Made) -> None:
+    made = with_uploads(setup, 1, 2)
+    made.check()
+    made.upload(3)
+    made.one.propose(made.one.waiting())
+    things = [made.clients[0], *made.servers, made.configuration, vars(made.clients[0])["_ledger"]]
+    for server in made.servers:
+        things += [held for held in reachable(server) if type(held).__module__.startswith("secagg.")]
+    text = "".join(f"{thing!r}{thing}" for thing in things)
+    assert {"ServerState", "ClassTotals", "RoundRules", "PointFunctionExchange"} <= {
+        type(held).__name__ for held in things
+    }
+    assert [secret.kind for secret, held in made_secrets if shows(text, held)] == []
+    assert [array for array in shares_at(made) if str(array.reshape(-1)[:4].tolist())[1:-1] in text] == []
+    assert re.search(r"vectors|rows|lanes", text) is None
+
+
+def shares_at(made: InsecureIndexingRound) -> Iterator[Any]:
+    """Return shares that are not public: of the sums, and of an upload that waits."""
+    for server in made.servers:
+        state: ServerState = vars(server)["_state"]
+        for total in totals_in(state):
+            yield from total.vectors
+            yield from (histogram.rows() for histogram in total.histograms.values())
+        waiting: list[Any] = list(state.pending.values())
+        for pending in waiting:
+            yield from pending.vectors
+
+
+@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_what_holds_secrets_is_not_copied(attempt: Callable[[object], object]) -> None:
+    made = with_uploads(SETUP, 1, 2)
+    made.check()
+    made.upload(3)
+    confined: list[Any] = [made.clients[0], made.clients[0].ledger]
+    for server in made.servers:
+        state: ServerState = vars(server)["_state"]
+        [pending] = state.pending.values()
+        confined += [server, state, state.totals, state.opener, vars(server)["_release"], pending.exchange]
+    for thing in confined:
+        with pytest.raises(Misuse) as caught:
+            attempt(thing)
+        assert caught.value.reason is Reason.SECRET_EXPOSURE
+
+
+def test_no_log_shows_a_secret(
+    made_secrets: Made, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.DEBUG), monkeypatch.context() as patch:
+        patch.setattr(halves, "prove", lying)
+        made = with_uploads(SETUP, 1)
+        patch.undo()
+        for number in (2, 3):
+            made.upload(number)
+        made.check()
+        made.finish()
+    assert "rejects an upload of client/1" in caplog.text
+    everything = "".join(f"{record.__dict__!r}" for record in caplog.records)
+    assert [secret.kind for secret, held in made_secrets if shows(caplog.text + everything, held)] == []
+    reasons = "".join(reason for server in made.servers for reason in server.rejected.values())
+    assert not any(shows(reasons, held) for _, held in made_secrets)
+
+
+@pytest.mark.parametrize("fault", ["body", "public_part", "rings", "proposal", "share"])
+def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made_secrets: Made) -> None:
+    made = with_uploads(SETUP, 1, 2)
+    made.check()
+    half = made.share(3)[1]
+    if fault in {"body", "public_part"}:
+        zeros: dict[str, Any] = {fault: bytes(len(getattr(half, fault)))}
+        altered = replace(half, **zeros).encode()
+        step: Callable[[], object] = lambda: made.one.receive(altered)  # noqa: E731 -- one of several
+    elif fault == "rings":
+        made.clients[3] = made.new_client(4)
+        step = lambda: made.one.receive(with_a_bit_that_fills(made))  # noqa: E731
+    elif fault == "proposal":
+        step = lambda: made.zero.answer(made.one.propose(())[:-1])  # noqa: E731
+    else:
+        lists = made.zero.close(), made.one.close()
+        commitments = made.zero.agree(lists[1]), made.one.agree(lists[0])
+        made.zero.open(commitments[1])
+        wrong = bytearray(made.one.open(commitments[0]))
+        wrong[-1] ^= 1
+        step = lambda: made.zero.combine(bytes(wrong))  # noqa: E731
+    with pytest.raises(SecAggError) as caught:
+        step()
+    frames = caught.tb.tb_next.tb_next if caught.tb.tb_next else None
+    rendered = "".join(traceback.TracebackException(caught.type, caught.value, frames, capture_locals=True).format())
+    assert " in " in rendered
+    assert [secret.kind for secret, held in made_secrets if shows(rendered, held)] == []
+    assert re.search(r"\barray\(", rendered) is None
+
+
+def with_a_bit_that_fills(made: InsecureIndexingRound) -> bytes:
+    """Let a client send ring segments whose last byte has a bit that no element has."""
+    honest: Any = vars(client_module)["masked_rings"]
+
+    def filled(*args: Any, **named: Any) -> list[bytes]:
+        return [bytes(part)[:-1] + b"\xff" for part in honest(*args, **named)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_module, "masked_rings", filled)
+        return made.share(4)[1].encode()
