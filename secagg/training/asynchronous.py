@@ -25,12 +25,13 @@ import torch
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.training.checkpoint import Checkpoint
-from secagg.training.configuration import AsynchronousSettings, Configuration, SumMode, SumProtocol, Weighting
+from secagg.training.configuration import Configuration
 from secagg.training.metrics import RoundRecord
 from secagg.training.rounds import Run, Timer, digest_of
 from secagg.training.secure_sums import SumRound, Upload
 from secagg.training.seeds import Stream, generator, seed_of
 from secagg.training.server_optimizers import Parameters
+from secagg.training.settings import AsynchronousSettings, SumMode, SumProtocol, Weighting
 
 _LEAST_DURATION: Final = 1.0
 _DRAWS: Final = 64

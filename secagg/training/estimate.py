@@ -10,10 +10,11 @@ from typing import Final
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
-from secagg.training.configuration import Configuration, SumMode
+from secagg.training.configuration import Configuration
 from secagg.training.driver import pieces_of
 from secagg.training.rounds import Pieces, Run
 from secagg.training.secure_sums import SumRound, Upload, require_feasible
+from secagg.training.settings import SumMode
 
 _TIMED_CLIENTS: Final = 8
 _COPIES_OF_A_MODEL: Final = 8

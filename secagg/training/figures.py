@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.training.configuration import Scheme
 from secagg.training.finished_runs import Cell
+from secagg.training.settings import Scheme
 
 _STYLES: Final = {
     Scheme.NONE: ("#222222", "*", "uncompressed"),

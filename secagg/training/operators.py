@@ -48,8 +48,8 @@ from secagg.training.calibration import (
     reach,
     rotated_reach,
 )
-from secagg.training.configuration import CompressionSettings, Scheme, Source
 from secagg.training.parts import Update
+from secagg.training.settings import CompressionSettings, Scheme, Source
 
 PLAIN_BITS: Final = 32
 LEAST_CLIP: Final = 0.25

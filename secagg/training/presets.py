@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.training.configuration import (
+from secagg.training.configuration import Configuration
+from secagg.training.parts import LocalTraining
+from secagg.training.settings import (
     CompressionSettings,
-    Configuration,
     DataSettings,
     EvaluationSettings,
     Optimizer,
@@ -19,7 +20,6 @@ from secagg.training.configuration import (
     SumProtocol,
     SumSettings,
 )
-from secagg.training.parts import LocalTraining
 
 _NONE: Final = CompressionSettings()
 _SQ: Final = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=True)

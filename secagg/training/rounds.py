@@ -25,7 +25,7 @@ from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.checkpoint import Checkpoint
 from secagg.training.clear_sum import OverflowMeter
-from secagg.training.configuration import Configuration, Scheme, Source, Weighting, to_tree
+from secagg.training.configuration import Configuration, to_tree
 from secagg.training.metrics import Accuracy, RoundRecord
 from secagg.training.models import initial_parameters
 from secagg.training.operators import PLAIN_BITS, Operators
@@ -33,6 +33,7 @@ from secagg.training.parts import Assignment, Engine, Examples, FederatedData, M
 from secagg.training.secure_sums import SecureSum, SumRound, Upload, sampled_losses
 from secagg.training.seeds import Stream, generator, seed_bytes, seed_of
 from secagg.training.server_optimizers import Parameters, ServerOptimizer
+from secagg.training.settings import Scheme, Source, Weighting
 
 Evaluate = Callable[[Tensors], Accuracy]
 _NOBODY: Final = 2**32 - 1

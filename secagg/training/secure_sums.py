@@ -40,7 +40,8 @@ from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
 from secagg.secret import Secret
 from secagg.simulation.measured_run import MeasuredClient, measured_run
 from secagg.training.clear_sum import ClearSum
-from secagg.training.configuration import Configuration, Stage, SumMode, SumProtocol, SumSettings, suite_of
+from secagg.training.configuration import Configuration, suite_of
+from secagg.training.settings import Stage, SumMode, SumProtocol, SumSettings
 
 LOST_BEFORE_UPLOAD: Final = frozenset({Stage.BEFORE_KEYS, Stage.BEFORE_SHARES, Stage.BEFORE_UPLOAD})
 _STATES: Final = {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from secagg.training.configuration import Optimizer, ServerSettings
+from secagg.training.settings import Optimizer, ServerSettings
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]

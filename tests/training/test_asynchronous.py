@@ -11,10 +11,11 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.training.asynchronous import AsynchronousRun, age_weights
-from secagg.training.configuration import AsynchronousSettings, Configuration
+from secagg.training.configuration import Configuration
 from secagg.training.driver import train
 from secagg.training.metrics import read_records
 from secagg.training.rounds import Pieces
+from secagg.training.settings import AsynchronousSettings
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.configuration import Configuration, ServerSettings, changed
+from secagg.training.configuration import Configuration, changed
 from secagg.training.driver import train
 from secagg.training.estimate import estimate
 from secagg.training.metrics import Accuracy, MetricsFile, RoundRecord, read_records, summarise
@@ -22,6 +22,7 @@ from secagg.training.parts import Assignment, LocalTraining, Tensors, TrainedCli
 from secagg.training.progress import Progress, in_time
 from secagg.training.rounds import Pieces, Run
 from secagg.training.server_optimizers import ServerOptimizer
+from secagg.training.settings import ServerSettings
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

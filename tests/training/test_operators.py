@@ -24,8 +24,8 @@ from secagg.training.calibration import (
     rotated_reach,
     unit_codebooks,
 )
-from secagg.training.configuration import CompressionSettings, Scheme, Source
 from secagg.training.operators import Operators, RoundCodec
+from secagg.training.settings import CompressionSettings, Scheme, Source
 
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "head.weight": (10, 36), "head.bias": (10,)}
 CLIENTS = 5

@@ -14,18 +14,7 @@ from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.training.clear_sum import ClearSum, OverflowMeter
-from secagg.training.configuration import (
-    CompressionSettings,
-    Configuration,
-    DropoutSettings,
-    Scheme,
-    ServerSettings,
-    Stage,
-    SumMode,
-    SumProtocol,
-    SumSettings,
-    Weighting,
-)
+from secagg.training.configuration import Configuration
 from secagg.training.operators import Operators
 from secagg.training.secure_sums import (
     LOST_BEFORE_UPLOAD,
@@ -40,6 +29,17 @@ from secagg.training.secure_sums import (
     require_feasible,
     sampled_losses,
     secure_sum,
+)
+from secagg.training.settings import (
+    CompressionSettings,
+    DropoutSettings,
+    Scheme,
+    ServerSettings,
+    Stage,
+    SumMode,
+    SumProtocol,
+    SumSettings,
+    Weighting,
 )
 
 SHAPES = {"weight": (8, 36), "bias": (8,)}
