@@ -27,8 +27,8 @@ from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.training.checkpoint import Checkpoint
 from secagg.training.configuration import Configuration
 from secagg.training.metrics import RoundRecord
+from secagg.training.round_sums import SumRound, Upload
 from secagg.training.rounds import Run, Timer, digest_of
-from secagg.training.secure_sums import SumRound, Upload
 from secagg.training.seeds import Stream, generator, seed_of
 from secagg.training.server_optimizers import Parameters
 from secagg.training.settings import AsynchronousSettings, SumMode, SumProtocol, Weighting

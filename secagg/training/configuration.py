@@ -28,6 +28,7 @@ from secagg.training.settings import (
     DataSettings,
     DropoutSettings,
     EvaluationSettings,
+    PrivacySettings,
     Scheme,
     ServerSettings,
     Source,
@@ -70,6 +71,7 @@ class Configuration:
     dropouts: DropoutSettings = field(default_factory=DropoutSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:
         _require_ranges(self)
@@ -284,6 +286,9 @@ def _require_ranges(run: Configuration) -> None:
         ("asynchronous.maximum_staleness", buffer.maximum_staleness, 0, 10**4),
         ("asynchronous.levels", buffer.levels, 1, 1 << 15),
         ("asynchronous.spread", buffer.spread, 0, 1e6),
+        ("privacy.noise_multiplier", run.privacy.noise_multiplier, 0, 1e6),
+        ("privacy.delta", run.privacy.delta, 1e-30, 0.5),
+        ("privacy.epsilon", run.privacy.epsilon, 0, 1e9),
     ):
         # Written so that NaN is refused too.
         if not least <= value <= most:
@@ -304,5 +309,6 @@ def _require_ranges(run: Configuration) -> None:
         )
     if run.secagg.protocol is SumProtocol.PAIRWISE and scheme is Scheme.PRODUCT:
         raise InvalidParameters(
-            "pairwise masks add ring elements, and product quantization sends indices: take secagg.protocol = 'enclave'"
+            "pairwise masks add ring elements, and product quantization sends indices: take secagg.protocol = "
+            "'enclave' or 'two-server'"
         )

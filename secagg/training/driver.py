@@ -67,9 +67,7 @@ def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pie
         data=data,
         factory=factory,
         engine=_engine(configuration, factory, data, engine),
-        sum=secure_sum(
-            configuration, age_weights(configuration.asynchronous) if configuration.asynchronous.buffer else (1,)
-        ),
+        sum=secure_sum(configuration, _age_weights(configuration)),
         evaluate=tested.evaluate,
         public=tested.public,
     )
@@ -101,7 +99,12 @@ def train(
         engine = None if stored is None or configuration.engine != "auto" else str(stored.counters.get("engine"))
         pieces = pieces_of(configuration, engine=engine)
     run = AsynchronousRun(configuration, pieces) if configuration.asynchronous.buffer else Run(configuration, pieces)
-    require_feasible(configuration, run.operators.planned())
+    require_feasible(
+        configuration,
+        run.operators.planned(),
+        available=len(pieces.data.sizes),
+        staleness_weights=_age_weights(configuration),
+    )
     if stored is not None:
         run.restore(stored)
     kept = None if out is None else _Folder(out, run)
@@ -125,6 +128,10 @@ def train(
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _age_weights(configuration: Configuration) -> tuple[int, ...]:
+    return age_weights(configuration.asynchronous) if configuration.asynchronous.buffer else (1,)
 
 
 class _Folder:

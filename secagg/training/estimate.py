@@ -12,8 +12,9 @@ import torch
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.training.configuration import Configuration
 from secagg.training.driver import pieces_of
+from secagg.training.round_sums import SumRound, Upload
 from secagg.training.rounds import Pieces, Run
-from secagg.training.secure_sums import SumRound, Upload, require_feasible
+from secagg.training.secure_sums import require_feasible
 from secagg.training.settings import SumMode
 
 _TIMED_CLIENTS: Final = 8
@@ -44,7 +45,7 @@ def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Esti
     """
     run = Run(configuration, pieces_of(configuration) if pieces is None else pieces)
     codec = run.operators.planned()
-    require_feasible(configuration, codec)
+    require_feasible(configuration, codec, available=len(run.pieces.data.sizes))
     clients = list(islice(cycle(range(len(run.pieces.data.sizes))), _TIMED_CLIENTS))
     run.operators.current = codec
     start: dict[str, torch.Tensor] = run.tensors()

@@ -72,6 +72,8 @@ class RoundRecord:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """What each stage of the protocol took: its name, bytes and seconds."""
+    epsilon: float | None = None
+    """With noise: what all rounds so far cost the client that was in most of them."""
     test: Accuracy | None = None
 
     def to_json(self) -> str:
@@ -140,6 +142,7 @@ class TensorBoard:
             "training/loss": record.loss,
             "uplink/bytes of a client": record.client_bytes_up,
             "overflow/share": record.overflow,
+            "privacy/epsilon": record.epsilon,
             "test/accuracy": None if record.test is None else record.test.accuracy,
             "test/loss": None if record.test is None else record.test.loss,
             **{f"seconds/{name}": value for name, value in record.seconds.items()},
@@ -198,6 +201,7 @@ def summarise(records: Iterable[RoundRecord], *, parameters: int) -> dict[str, A
         "bytes up in all": sum(row.client_bytes_up * row.contributors for row in rows),
         "overflow": fmean(overflow) if overflow else None,
         "overflow_flsim": fmean(flsim) if flsim else None,
+        "epsilon": next((row.epsilon for row in reversed(rows) if row.epsilon is not None), None),
         "lost clients": sum(sum(row.lost.values()) for row in rows),
         "rounds with a real protocol": sum(row.is_real for row in rows),
         "seconds of the protocol in a real round": (

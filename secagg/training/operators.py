@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
@@ -22,25 +21,17 @@ from secagg.compression.model_update import (
     CalibrationSource,
     Codebooks,
     ModelUpdate,
-    Plain,
-    Pruned,
-    Quantized,
-    Recipe,
-    Rotated,
     UpdatePlan,
     decode_parameters,
     downlink_bytes,
     encode_parameters,
 )
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.random_pruning import exact_sparsity
-from secagg.compression.scalar_quantization import Rounding
 from secagg.contract import Aggregate, Payload
 from secagg.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
 from secagg.training.calibration import (
     STATISTICS,
-    ReachingQuantizer,
     ScaledCodebooks,
     encode_scales,
     length,
@@ -50,9 +41,8 @@ from secagg.training.calibration import (
 )
 from secagg.training.parts import Update
 from secagg.training.settings import CompressionSettings, Scheme, Source
+from secagg.training.tensor_recipes import TensorRecipes
 
-PLAIN_BITS: Final = 32
-LEAST_CLIP: Final = 0.25
 _SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
 _LATE_SOURCES: Final = (*_SECURE_SOURCES, Source.AGGREGATE)
 """They know nothing before the first round, which is sent uncompressed."""
@@ -87,42 +77,10 @@ class Operators:
     current: ModelUpdate | None = field(default=None, init=False)
     _statistics: list[float] | None = field(default=None, init=False)
     _previous_mean: dict[str, npt.NDArray[Any]] | None = field(default=None, init=False)
-    _chosen: dict[str, Recipe | None] = field(init=False)
-    """Tensors with a recipe of their own; None for those that are sent plain."""
+    recipes: TensorRecipes = field(init=False)
 
     def __post_init__(self) -> None:
-        self._chosen = {}
-        for entry in self.settings.layers:
-            name, recipe = self._layer(entry)
-            if name not in self.shapes:
-                raise InvalidParameters(
-                    f"compression.layers names {name!r}, and the model has {', '.join(self.shapes)}"
-                )
-            if recipe is not None and (len(self.shapes[name]) <= 1 or not recipe.fits(self.shapes[name])):
-                raise InvalidParameters(
-                    f"compression.layers gives {name!r} codebooks, and its shape {self.shapes[name]} has "
-                    f"too few blocks; write {name}=plain, or take smaller blocks"
-                )
-            self._chosen[name] = recipe
-        if self.settings.scheme is not Scheme.NONE and not self.compressed:
-            raise InvalidParameters(
-                f"compression.scheme {self.settings.scheme.value!r} fits no tensor of the model; take smaller blocks, "
-                "another scheme, or none"
-            )
-        self._require_capacity()
-
-    @property
-    def compressed(self) -> tuple[str, ...]:
-        """The tensors that are not sent plain."""
-        recipe = self._recipe(1.0)
-        return tuple(
-            name
-            for name, shape in self.shapes.items()
-            if len(shape) > 1
-            and recipe is not None
-            and (self._chosen.get(name, recipe) or _NOTHING).fits(shape)
-            and self._chosen.get(name, recipe) is not None
-        )
+        self.recipes = TensorRecipes(self.settings, self.shapes, self.maximum_total_weight)
 
     @property
     def values(self) -> int:
@@ -175,11 +133,13 @@ class Operators:
         shapes = self._sent_shapes
         chosen = {
             name: ScaledCodebooks(length=1.0, codewords=own.codewords, block_size=own.block_size, stages=own.stages)
-            if isinstance(own := self._own(name, 1.0), Codebooks)
+            if isinstance(own := self.recipes.of(name, 1.0), Codebooks)
             else own
-            for name in self.compressed
+            for name in self.recipes.compressed
         }
-        plan = UpdatePlan(shapes=shapes, plain=self._plain, compressed=self._plain, chosen=chosen, seed=self.seed)
+        plan = UpdatePlan(
+            shapes=shapes, plain=self.recipes.plain, compressed=self.recipes.plain, chosen=chosen, seed=self.seed
+        )
         sample = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
         return plan.parameters(calibration=Calibration(CalibrationSource.PUBLIC_BATCH, sample))
 
@@ -187,7 +147,7 @@ class Operators:
     def _sent_shapes(self) -> dict[str, Shape]:
         shapes = dict(self.shapes)
         if self.settings.source in _SECURE_SOURCES:
-            shapes[STATISTICS] = (len(self.compressed),)
+            shapes[STATISTICS] = (len(self.recipes.compressed),)
         return shapes
 
     @property
@@ -208,7 +168,7 @@ class Operators:
         measure = length
         if self.settings.source is Source.STAT:
             measure = rotated_reach if self.settings.rotation else reach
-        statistics = np.array([measure(update[name]) for name in self.compressed], dtype=np.float32)
+        statistics = np.array([measure(update[name]) for name in self.recipes.compressed], dtype=np.float32)
         return {**update, STATISTICS: statistics}
 
     def decode(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.float32]]:
@@ -244,102 +204,15 @@ class Operators:
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    @property
-    def _plain(self) -> Plain:
-        # No sum of a cohort at the clip leaves the ring.
-        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
-        return Plain(
-            clip=float(steps >> self.settings.fraction_bits or Fraction(steps, 1 << self.settings.fraction_bits)),
-            fraction_bits=self.settings.fraction_bits,
-            modulus_bits=PLAIN_BITS,
-        )
-
-    def _require_capacity(self) -> None:
-        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
-        if steps < LEAST_CLIP * (1 << self.settings.fraction_bits):
-            raise InvalidParameters(
-                f"a cohort of total weight {self.maximum_total_weight} leaves fixed point of 32 bits with "
-                f"{self.settings.fraction_bits} fraction bits a range below {LEAST_CLIP}; lower "
-                "compression.fraction_bits, or take a smaller cohort"
-            )
-        if self.settings.scheme is not Scheme.SCALAR:
-            return
-        margin = self.settings.modulus_bits - self.settings.bits
-        if margin < 0:
-            raise InvalidParameters(
-                f"codes of {self.settings.bits} bits do not fit a ring of {self.settings.modulus_bits}; raise "
-                "compression.modulus_bits"
-            )
-        if not self.settings.wrap and 1 << margin < self.maximum_total_weight:
-            raise InvalidParameters(
-                f"the capacity of codes of {self.settings.bits} bits in a ring of {self.settings.modulus_bits} is a "
-                f"total weight of {1 << margin}, and a round may reach {self.maximum_total_weight}; raise "
-                "compression.modulus_bits, lower compression.bits, or allow sums to leave the ring with "
-                "compression.wrap = true"
-            )
-
-    def _layer(self, entry: str) -> tuple[str, Recipe | None]:
-        name, _, text = entry.rpartition("=")
-        if text == "plain":
-            return name, None
-        codewords, slash, block_size = text.partition("/")
-        if not name or not slash or not codewords.isdecimal() or not block_size.isdecimal():
-            raise InvalidParameters(f'an entry of compression.layers is "name=codewords/block_size"; got {entry!r}')
-        return name, self._product(1.0, int(codewords), int(block_size))
-
-    def _recipe(self, statistic: float) -> Recipe | None:
-        """Return how a tensor is compressed, given what the clients told of it where they tell anything."""
-        settings = self.settings
-        match settings.scheme:
-            case Scheme.NONE:
-                return None
-            case Scheme.SCALAR:
-                rounding = Rounding.STOCHASTIC if settings.stochastic else Rounding.NEAREST_EVEN
-                weight = self.maximum_total_weight if settings.wrap else None
-                inner: Recipe = (
-                    ReachingQuantizer(
-                        reach=statistic,
-                        bits=settings.bits,
-                        modulus_bits=settings.modulus_bits,
-                        rounding=rounding,
-                        wrapping_weight=weight,
-                    )
-                    if settings.source is Source.STAT
-                    else Quantized(
-                        bits=settings.bits,
-                        modulus_bits=settings.modulus_bits,
-                        rounding=rounding,
-                        wrapping_weight=weight,
-                    )
-                )
-                return Rotated(block_size=settings.rotation, inner=inner) if settings.rotation else inner
-            case Scheme.PRUNING:
-                return Pruned(sparsity=exact_sparsity(settings.sparsity), inner=self._plain)
-            case Scheme.PRODUCT:
-                return self._product(statistic, settings.codewords, settings.block_size)
-
-    def _product(self, statistic: float, codewords: int, block_size: int) -> Recipe:
-        stages = self.settings.stages
-        if self.settings.source is Source.PRIOR:
-            return ScaledCodebooks(length=statistic, codewords=codewords, block_size=block_size, stages=stages)
-        return Codebooks(block_size=block_size, codewords=codewords, stages=stages)
-
-    def _own(self, name: str, statistic: float) -> Recipe:
-        own = self._chosen.get(name)
-        match own:
-            case ScaledCodebooks() | Codebooks():
-                return self._product(statistic, own.codewords, own.block_size)
-            case _:
-                return self._recipe(statistic) or self._plain
-
     def _made(self, epoch: int, sample: Callable[[], Update]) -> ModelUpdate:
         source = self.settings.source
         is_first = source in _LATE_SOURCES and not self._is_informed
-        names = () if is_first else self.compressed
-        shapes, plain = self._sent_shapes, self._plain
+        names = () if is_first else self.recipes.compressed
+        shapes, plain = self._sent_shapes, self.recipes.plain
         known = self._statistics if source in _SECURE_SOURCES else None
         chosen = {
-            name: self._own(name, 1.0 if known is None else known[position]) for position, name in enumerate(names)
+            name: self.recipes.of(name, 1.0 if known is None else known[position])
+            for position, name in enumerate(names)
         }
         plan = UpdatePlan(shapes=shapes, plain=plain, compressed=plain, chosen=chosen, seed=self.seed)
         if is_first or source in {None, *_SECURE_SOURCES}:
@@ -366,11 +239,3 @@ class Operators:
             scales = self._statistics if codec.epoch and self._statistics else []
             return len(encode_scales(codec.epoch, scales)), _SCALE_BYTES * len(scales)
         return len(encode_parameters(codec)), downlink_bytes(codec, Accounting.PAPER)
-
-
-class _Nothing:
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- a recipe's
-        return False
-
-
-_NOTHING: Final = _Nothing()

@@ -25,15 +25,18 @@ from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.checkpoint import Checkpoint
 from secagg.training.clear_sum import OverflowMeter
+from secagg.training.cohorts import invited, lost, uploaders
 from secagg.training.configuration import Configuration, to_tree
 from secagg.training.metrics import Accuracy, RoundRecord
 from secagg.training.models import initial_parameters
-from secagg.training.operators import PLAIN_BITS, Operators
+from secagg.training.operators import Operators
 from secagg.training.parts import Assignment, Engine, Examples, FederatedData, ModelFactory, Tensors, Update
-from secagg.training.secure_sums import SecureSum, SumRound, Upload, sampled_losses
-from secagg.training.seeds import Stream, generator, seed_bytes, seed_of
+from secagg.training.privacy import ReleaseCount
+from secagg.training.round_sums import SecureSum, SumRound, Upload
+from secagg.training.seeds import Stream, seed_bytes, seed_of
 from secagg.training.server_optimizers import Parameters, ServerOptimizer
 from secagg.training.settings import Scheme, Source, Weighting
+from secagg.training.tensor_recipes import PLAIN_BITS
 
 Evaluate = Callable[[Tensors], Accuracy]
 _NOBODY: Final = 2**32 - 1
@@ -63,6 +66,7 @@ class Run:
     operators: Operators = field(init=False)
     optimizer: ServerOptimizer = field(init=False)
     next_round: int = field(default=0, init=False)
+    _releases: ReleaseCount = field(init=False)
 
     def __post_init__(self) -> None:
         if (wanted := self.configuration.clients_per_round) > (available := len(self.pieces.data.sizes)):
@@ -79,6 +83,7 @@ class Run:
             maximum_total_weight=self.configuration.maximum_total_weight,
         )
         self.optimizer = ServerOptimizer(self.configuration.server)
+        self._releases = ReleaseCount(self.configuration, available)
 
     @property
     def values(self) -> int:
@@ -87,12 +92,7 @@ class Run:
 
     def sample(self, number: int) -> tuple[int, ...]:
         """Return who is invited to a round, and one more, who calibrates it where that is asked for."""
-        available = len(self.pieces.data.sizes)
-        count = min(self.configuration.clients_per_round + 1, available)
-        drawn = generator(seed_of(self.configuration.seed, Stream.SAMPLING, number)).choice(
-            available, size=count, replace=False
-        )
-        return tuple(int(client) for client in drawn)
+        return invited(self.configuration, len(self.pieces.data.sizes), number)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the model's parameters as engines take them."""
@@ -107,14 +107,14 @@ class Run:
         timer = Timer()
         with timer.part("calibrate"):
             codec = self.operators.begin(number, lambda: self._calibrating_update(start, spare, number))
-        lost = sampled_losses(
-            clients,
-            run.dropouts.rate,
-            run.dropouts.stages,
-            generator(seed_of(run.seed, Stream.DROPPING, number)),
-        )
+        gone = lost(run, clients, number)
         due = SumRound(
-            number=number, codec=codec.update, clients=clients, lost=lost, model_digest=digest_of(self.parameters)
+            number=number,
+            codec=codec.update,
+            clients=clients,
+            lost=gone,
+            model_digest=digest_of(self.parameters),
+            releases=self._releases.most_with(uploaders(clients, gone)),
         )
         pulled = Pulled(self, start, due, timer)
         outcome, failure = None, None
@@ -131,7 +131,7 @@ class Run:
             parameters=self.values,
             clients=len(clients),
             contributors=0 if outcome is None else outcome.aggregate.contributors,
-            lost={stage.value: len(some) for stage, some in lost.items()},
+            lost={stage.value: len(some) for stage, some in gone.items()},
             failure=failure,
             loss=pulled.loss,
             is_real=outcome is not None and outcome.is_real,
@@ -146,7 +146,9 @@ class Run:
             overflow=None if pulled.meter is None else pulled.meter.share,
             overflow_flsim=None if pulled.meter is None else pulled.meter.flsim_share,
             stages=[] if outcome is None else [asdict(stage) for stage in outcome.stages],
+            epsilon=None if outcome is None else outcome.epsilon,
         )
+        self._releases.add(due.uploaders)
         test = self._tested(number, timer)
         timer.seconds["protocol"] = 0.0 if outcome is None else outcome.seconds
         timer.seconds["round"] = perf_counter() - started
@@ -199,6 +201,7 @@ class Run:
         self.optimizer.restore(checkpoint.arrays.get("optimizer", {}))
         self.operators.restore(checkpoint.arrays.get("operators", {}))
         self.next_round = checkpoint.next_round
+        self._releases = ReleaseCount(self.configuration, len(self.pieces.data.sizes), self.next_round)
 
     def frozen(self) -> Callable[[], Checkpoint]:
         """Return what makes the checkpoint of this moment later, without making it now."""

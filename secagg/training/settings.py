@@ -42,6 +42,7 @@ class SumProtocol(StrEnum):
 
     PAIRWISE = "pairwise"
     ENCLAVE = "enclave"
+    TWO_SERVER = "two-server"
 
 
 class Stage(StrEnum):
@@ -50,10 +51,19 @@ class Stage(StrEnum):
     BEFORE_KEYS = "before_keys"
     BEFORE_SHARES = "before_shares"
     BEFORE_UPLOAD = "before_upload"
+    BETWEEN_HALVES = "between_halves"
+    """After the half for server 0, where there are two; elsewhere before the upload."""
     BEFORE_CHECK = "before_check"
     """After the upload: the update is in the sum."""
     BEFORE_UNMASKING = "before_unmasking"
     """After the upload: the update is in the sum."""
+
+
+class NoiseShape(StrEnum):
+    """How noise is distributed."""
+
+    DISCRETE_GAUSSIAN = "discrete_gaussian"
+    SKELLAM = "skellam"
 
 
 class Optimizer(StrEnum):
@@ -161,6 +171,8 @@ class SumSettings:
     """Of the enclave: whether histograms leave it, instead of sums of codewords."""
     oblivious: bool = False
     """Of the enclave: whether counting touches every counter."""
+    unchecked: bool = False
+    """Of two servers: whether nobody checks that a client votes once in every block."""
     threads: int = 1
 
 
@@ -196,3 +208,22 @@ class AsynchronousSettings:
     """The weight of a fresh update; older ones have integers below."""
     spread: float = 1.0
     """The standard deviation of the half-normal part of a client's duration; its least duration is 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacySettings:
+    """Noise of the enclave; off unless ``noise_multiplier`` is above 0. Updates are clipped to ``local.clip``."""
+
+    noise_multiplier: float = 0.0
+    """The standard deviation of the noise, over what one client can change at most."""
+    delta: float = 1e-6
+    epsilon: float = 0.0
+    """What a run may cost the client that is in most of its rounds; 0 for no limit."""
+    noise: NoiseShape = NoiseShape.DISCRETE_GAUSSIAN
+    zero_out: bool = False
+    """Whether a neighbour has zeros in place of a client's update, and not any other update."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether noise is added."""
+        return self.noise_multiplier > 0

@@ -191,7 +191,7 @@ def test_layers_can_have_other_codebooks_or_none() -> None:
     made = operators(scheme=Scheme.PRODUCT, layers=("conv.weight=plain", "head.weight=8/9"))
     play(made, 0, updates())
     codec, _ = play(made, 1, updates())
-    assert made.compressed == ("head.weight",)
+    assert made.recipes.compressed == ("head.weight",)
     assert scheme_of(codec, "head.weight").block_size == 9
     assert scheme_of(codec, "conv.weight").layout.segments == (RingSegment(32, 288),)
 

@@ -14,22 +14,11 @@ from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.training.clear_sum import ClearSum, OverflowMeter
+from secagg.training.cohorts import LOST_BEFORE_UPLOAD, minimum_cohort, planned_losses, sampled_losses
 from secagg.training.configuration import Configuration
 from secagg.training.operators import Operators
-from secagg.training.secure_sums import (
-    LOST_BEFORE_UPLOAD,
-    CheckedSum,
-    IdealSum,
-    SumOutcome,
-    SumRound,
-    Upload,
-    minimum_cohort,
-    planned_losses,
-    require_equal,
-    require_feasible,
-    sampled_losses,
-    secure_sum,
-)
+from secagg.training.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
+from secagg.training.secure_sums import require_feasible, secure_sum
 from secagg.training.settings import (
     CompressionSettings,
     DropoutSettings,
@@ -53,6 +42,8 @@ CASES = [
     (SumProtocol.ENCLAVE, PRODUCT),
     (SumProtocol.ENCLAVE, replace(PRODUCT, stages=2)),
     (SumProtocol.ENCLAVE, SCALAR),
+    (SumProtocol.TWO_SERVER, PRODUCT),
+    (SumProtocol.TWO_SERVER, SCALAR),
 ]
 
 
@@ -174,15 +165,15 @@ def test_too_many_lost_clients_release_nothing_in_either_mode(mode: SumMode) -> 
 def test_a_session_that_cannot_be_safe_is_refused_before_it_begins() -> None:
     run = configuration(SumProtocol.PAIRWISE, SCALAR, dropouts=DropoutSettings(rate=0.2))
     with pytest.raises(InvalidParameters, match="plan for fewer"):
-        require_feasible(run, codecs(run).codec)
-    require_feasible(replace(run, secagg=replace(run.secagg, mode=SumMode.IDEAL)), codecs(run).codec)
+        require_feasible(run, codecs(run).codec, available=8)
+    require_feasible(replace(run, secagg=replace(run.secagg, mode=SumMode.IDEAL)), codecs(run).codec, available=8)
 
 
 def test_losses_are_drawn_at_the_rate_and_at_each_stage() -> None:
     clients = list(range(20_000))
     lost = sampled_losses(clients, 0.1, tuple(Stage), np.random.default_rng(0))
     assert sum(map(len, lost.values())) == pytest.approx(2000, rel=0.1)
-    assert all(len(some) == pytest.approx(400, rel=0.2) for some in lost.values())
+    assert all(len(some) == pytest.approx(2000 / len(Stage), rel=0.2) for some in lost.values())
     assert not sampled_losses(clients, 0.0, tuple(Stage), np.random.default_rng(0))
 
 
