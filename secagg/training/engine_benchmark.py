@@ -112,7 +112,7 @@ def measure_engines(
     load = LOADS.get(load_name)
     if load is None:
         raise InvalidParameters(f"there is no load {load_name!r}; the loads are {', '.join(LOADS)}")
-    assignments = _assignments(load, clients or load.clients[torch.device(machine.device).type])
+    assignments = assignments_of(load, clients or load.clients[torch.device(machine.device).type])
     settings = LocalTraining(batch=32, rate=0.01)
     start = initial_parameters(load.factory, seed_of(_SEED, Stream.MODEL))
     steps = sum(len(schedule_of(assignment, settings, 0).batches) for assignment in assignments)
@@ -152,7 +152,7 @@ def operations_of_an_example(load: Load) -> int:
     return int(counter.get_total_flops())
 
 
-def _assignments(load: Load, clients: int) -> list[Assignment]:
+def assignments_of(load: Load, clients: int) -> list[Assignment]:
     drawn = generator(seed_of(_SEED, Stream.PARTITION)).normal(load.mean, load.deviation, clients)
     sizes = np.clip(np.rint(drawn), load.least, load.most).astype(np.int64)
     return [

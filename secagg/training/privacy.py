@@ -88,13 +88,16 @@ class EnclaveNoise:
         Raises:
             CapacityExceeded: lower the noise, the clip or the fraction bits.
         """
-        noise = configuration.noise
-        if noise is None:
+        if configuration.noise is None:
             return
-        for segment, bound, deviation in zip(
-            configuration.ring_segments, noise.l2_bounds, self.deviations(configuration), strict=False
-        ):
-            reach = configuration.maximum_total_weight * bound + _TAIL_DEVIATIONS * deviation
+        deviations, tables = iter(self.deviations(configuration)), iter(configuration.tables)
+        bounds = iter(configuration.noise.l2_bounds)
+        for segment in configuration.layout.segments:
+            if not isinstance(segment, RingSegment):
+                for _ in next(tables):
+                    next(deviations)
+                continue
+            reach = configuration.maximum_total_weight * next(bounds) + _TAIL_DEVIATIONS * next(deviations)
             if reach > segment.ring.greatest:
                 raise CapacityExceeded(
                     f"sums with their noise reach {reach:.3g} steps, and a ring of {segment.modulus_bits} bits holds "

@@ -56,6 +56,8 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
         ("compression.scheme=sq", "compression.wrap=true"),
         ("compression.scheme=pruning",),
         ("compression.scheme=pq", "secagg.protocol=enclave"),
+        ("compression.scheme=pq", "secagg.protocol=two-server"),
+        ("compression.scheme=pq", "secagg.protocol=two-server", "secagg.unchecked=true", "secagg.hybrid=true"),
         ("dropouts.rate=0.1",),
         ("server.weighting=examples", "server.maximum_weight=3"),
     ],

@@ -13,6 +13,8 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, Misuse, ThresholdNotMet
+from secagg.identifiers import ServerId
+from secagg.protocols.dpf_indexing.message_sizes import batch_bytes, half_bytes, offers_bytes, release_bytes
 from secagg.training.clear_sum import ClearSum, OverflowMeter
 from secagg.training.cohorts import LOST_BEFORE_UPLOAD, minimum_cohort, planned_losses, sampled_losses
 from secagg.training.configuration import Configuration
@@ -20,6 +22,7 @@ from secagg.training.operators import Operators
 from secagg.training.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
 from secagg.training.secure_sums import require_feasible, secure_sum
 from secagg.training.settings import (
+    AsynchronousSettings,
     CompressionSettings,
     DropoutSettings,
     Scheme,
@@ -30,6 +33,7 @@ from secagg.training.settings import (
     SumSettings,
     Weighting,
 )
+from secagg.training.two_server_sum import TwoServerSum
 
 SHAPES = {"weight": (8, 36), "bias": (8,)}
 SCALAR = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=True)
@@ -106,6 +110,38 @@ def test_histograms_that_leave_the_enclave_decode_to_the_same_bits() -> None:
     made = codecs(run)
     due = SumRound(number=0, codec=made.codec, clients=tuple(range(8)))
     assert secure_sum(run).run(due, uploads(made, due)).aggregate.layout == made.codec.layout
+
+
+def test_the_bytes_of_two_servers_are_those_of_their_messages() -> None:
+    run = configuration(SumProtocol.TWO_SERVER, PRODUCT)
+    made = codecs(run)
+    lost = {Stage.BETWEEN_HALVES: frozenset({2}), Stage.BEFORE_UPLOAD: frozenset({3})}
+    run = replace(run, dropouts=DropoutSettings(rate=0.1))
+    added = TwoServerSum(run)
+    due = SumRound(number=0, codec=made.codec, clients=tuple(range(8)), lost=lost)
+    outcome, planned = added.run(due, uploads(made, due)), added.plan(made.codec)
+    halves = [half_bytes(planned, ServerId(index)) for index in range(2)]
+    assert outcome.aggregate.contributors == 6
+    assert outcome.bytes_up == 7 * halves[0] + 6 * halves[1]
+    assert outcome.bytes_down == 7 * offers_bytes(planned)
+    between = {stage.name: stage.bytes_between for stage in outcome.stages}
+    assert between == {
+        "shared uploads": 0,
+        "checks and sums": batch_bytes(planned, 6).total,
+        "release": release_bytes(planned),
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"server": ServerSettings(weighting=Weighting.EXAMPLES)}, r"server\.weighting = 'equal'"),
+        ({"asynchronous": AsynchronousSettings(buffer=4, exponent=0)}, "for asynchronous clients"),
+    ],
+)
+def test_what_two_servers_do_not_offer_is_refused_by_name(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        secure_sum(configuration(SumProtocol.TWO_SERVER, PRODUCT, **more))
 
 
 class WrongSum:
