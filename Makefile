@@ -57,7 +57,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "secagg needs Python 3.11 or newer, and \`$(PYTHON)\` is not." >&2; \
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
 	touch $@
 
 # Flower pins other versions of some of its dependencies than constraints.txt, so only the two that matter are held.

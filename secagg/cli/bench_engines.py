@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from secagg.cli.figures import Bar
-from secagg.training.engine_benchmark import LOADS, Machine, Measured, measure_engines, measure_machine
-from secagg.training.engines import ENGINES
+
+if TYPE_CHECKING:
+    from secagg.training.engine_benchmark import Machine, Measured
 
 
 def run_bench_engines(
@@ -20,8 +22,11 @@ def run_bench_engines(
     Raises:
         InvalidParameters: a load, an engine or the device does not exist.
     """
+    from secagg.training.engine_benchmark import LOADS, measure_engines, measure_machine
+    from secagg.training.engines import ENGINES
+
     chosen, names = list(loads) or list(LOADS), list(engines) or list(ENGINES)
-    machine, bar, found = measure_machine(device), Bar(), list[Measured]()
+    machine, bar, found = measure_machine(device), Bar(), list["Measured"]()
     for place, load in enumerate(chosen):
         for number, name in enumerate(names):
             bar.update(f"{load}: {name}", place * len(names) + number, len(chosen) * len(names))

@@ -48,7 +48,9 @@ def run_sweep(options: argparse.Namespace) -> int:
 
     grid = read_grid(options.grid)
     out = options.out or Path("build/sweeps") / options.grid.stem
-    results = sweep(grid, out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True))
+    results = sweep(
+        grid, out, jobs=options.jobs, ray=options.ray, told=lambda line: print(line, file=sys.stderr, flush=True)
+    )
     print("\n".join(table(results)))
     print(f"written to {out}; figures: secagg plot {out}")
     return 0 if all(result.get("error") is None for result in results) else 1

@@ -34,6 +34,13 @@ def add_training_options(commands: Any) -> None:  # noqa: ANN401 -- argparse giv
     swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
     swept.add_argument("grid", type=Path, metavar="GRID.toml")
     swept.add_argument("--jobs", type=int, default=1, help="how many processes (default: %(default)s)")
+    swept.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="train on a Ray cluster, or on one that is started here with --jobs processes (extra `ray`)",
+    )
     swept.add_argument("--out", type=Path, metavar="DIR", help="(default: build/sweeps/GRID)")
     swept.set_defaults(run=_sweep)
     plotted = commands.add_parser("plot", help="figures of runs and sweeps, and one report with all of them")

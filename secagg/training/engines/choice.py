@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from secagg.errors import InvalidParameters
+from secagg.training.engines.on_ray import PREFIX, RayEngine
 from secagg.training.engines.one_by_one import LocalModel, PlainModel, SequentialEngine, ThreadsEngine
 from secagg.training.engines.padded import PaddedModel
 from secagg.training.engines.settings import Computing, Loss, cross_entropy, device_named
@@ -64,8 +65,18 @@ def make_engine(  # noqa: PLR0913 -- what a configuration says of an engine
         case "grouped" | "bmm":
             make = partial(SideBySide, computing=computing, by_products=name == "bmm")
             return StackedEngine(factory, computing, name=name, chunk=size, make=make)
+        case _ if name.partition(":")[0] == PREFIX:
+            inner = name.partition(":")[2] or "sequential"
+            same: dict[str, Any] = {"device": device, "chunk": chunk, "bf16": bf16, "compiled": compiled, "loss": loss}
+            made = partial(make_engine, inner, factory, threads=1, **same)
+            made()  # What cannot work is refused here, and not on the cluster.
+            on_gpu, is_stacked = computing.device.type == "cuda", inner in {"vmap", "grouped", "bmm"}
+            return RayEngine(made, name, workers=threads, on_gpu=on_gpu, batch=size if is_stacked else 1)
         case _:
-            raise InvalidParameters(f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}")
+            raise InvalidParameters(
+                f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}, and ray:NAME for one of them on "
+                "each worker of a Ray cluster"
+            )
 
 
 @dataclass(frozen=True, slots=True)
