@@ -38,6 +38,7 @@ STATISTICS: Final = "secagg/statistics"
 LEAST_LENGTH: Final = 2.0**-40
 """What a tensor that did not move is calibrated for; zero would make no scale."""
 _BLOCKS_PER_CODEWORD: Final = 512
+_MOST_BLOCKS: Final = 1 << 15
 _ITERATIONS: Final = 30
 _SEED: Final = bytes(32)
 _EPOCH: Final = struct.Struct(">Q")
@@ -70,8 +71,8 @@ def unit_codebooks(codewords: int, block_size: int, stages: int = 1) -> tuple[np
     Updates of models have heavier tails than normal values, and these fit them without having seen any.
     """
     generator = np.random.default_rng([codewords, block_size])
-    points = generator.laplace(size=(codewords * _BLOCKS_PER_CODEWORD, block_size))
-    points /= math.sqrt(float(np.square(points).mean()))
+    count = max(codewords, min(codewords * _BLOCKS_PER_CODEWORD, _MOST_BLOCKS))
+    points = _unit_points(generator, count, block_size)
     books = list[npt.NDArray[np.float64]]()
     for _ in range(stages):
         learned = learn_codewords(points, codewords, seed=_SEED, iterations=_ITERATIONS, keep_zero=True)
@@ -80,6 +81,26 @@ def unit_codebooks(codewords: int, block_size: int, stages: int = 1) -> tuple[np
         (nearest,) = nearest_codewords(points, [learned.astype(np.float32)])
         points -= learned[nearest]
     return tuple(books)
+
+
+@lru_cache(maxsize=64)
+def kept_share(codewords: int, block_size: int, stages: int = 1) -> float:
+    """Return the share of a signal that codewords of no data keep: what they are multiplied by, on average over blocks.
+
+    A codeword is the mean of the blocks that choose it, and shorter than they are. A small change that many clients
+    have in common is shortened likewise, so a mean that is divided by this share is nearly as long as it should be.
+    """
+    points = _unit_points(np.random.default_rng([codewords, block_size, stages]), _MOST_BLOCKS >> 1, block_size)
+    left = points.astype(np.float32)
+    for book in unit_codebooks(codewords, block_size, stages):
+        (nearest,) = nearest_codewords(left, [book.astype(np.float32)])
+        left -= book.astype(np.float32)[nearest]
+    return float(np.vdot(points, points - left) / np.vdot(points, points))
+
+
+def _unit_points(generator: np.random.Generator, count: int, block_size: int) -> npt.NDArray[np.float64]:
+    points = generator.laplace(size=(count, block_size))
+    return points / math.sqrt(float(np.square(points).mean()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +138,8 @@ class ScaledCodebooks:
     codewords: int
     block_size: int
     stages: int
+    is_capped: bool = True
+    """Whether a tensor has no more codewords than could be learned from it, as the paper's has; these are not."""
 
     def fits(self, shape: Shape) -> bool:
         """Fit what is large enough for a codebook."""
@@ -125,7 +148,8 @@ class ScaledCodebooks:
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:  # noqa: ARG002
         """Return the quantizer; no sample is asked for."""
         geometry = block_geometry(place.shape, self.block_size, self.codewords)
-        books = unit_codebooks(geometry.codewords, geometry.block_size, self.stages)
+        codewords = geometry.codewords if self.is_capped else self.codewords
+        books = unit_codebooks(codewords, geometry.block_size, self.stages)
         scale = max(self.length, LEAST_LENGTH)
         return ProductQuantization(shape=place.shape, codebooks=tuple(Codebook(book * scale) for book in books))
 

@@ -23,6 +23,7 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
 from secagg.training.parts import LocalTraining
 from secagg.training.settings import (
+    SECURE_SOURCES,
     AsynchronousSettings,
     CompressionSettings,
     DataSettings,
@@ -274,6 +275,7 @@ def _require_ranges(run: Configuration) -> None:
         ("compression.rotation", compression.rotation, 0, 1 << 20),
         ("compression.refresh", compression.refresh, 1, 10**7),
         ("compression.fraction_bits", compression.fraction_bits, 1, 30),
+        ("compression.vector_bits", compression.vector_bits, 0, 16),
         ("secagg.every", run.secagg.every, 1, 10**7),
         ("secagg.corrupted", run.secagg.corrupted, 0, 10**6),
         ("secagg.threads", run.secagg.threads, 1, 1024),
@@ -307,6 +309,13 @@ def _require_ranges(run: Configuration) -> None:
             "a codebook shaped by the aggregate collapses: take compression.calibration = 'prior' for product "
             "quantization"
         )
+    if compression.vector_bits and compression.source not in SECURE_SOURCES:
+        raise InvalidParameters(
+            "compression.vector_bits takes scales from what clients add to the secure sum: take compression.scheme = "
+            "'sq' or 'pq' with the calibration 'stat' or 'prior', or vector_bits = 0"
+        )
+    if compression.is_lengthened and compression.source is not Source.PRIOR:
+        raise InvalidParameters("compression.is_lengthened is for codebooks of no data: take the calibration 'prior'")
     if run.secagg.protocol is SumProtocol.PAIRWISE and scheme is Scheme.PRODUCT:
         raise InvalidParameters(
             "pairwise masks add ring elements, and product quantization sends indices: take secagg.protocol = "

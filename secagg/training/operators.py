@@ -27,6 +27,7 @@ from secagg.compression.model_update import (
     encode_parameters,
 )
 from secagg.compression.model_update.tensors import Shape
+from secagg.compression.product_quantization import ProductQuantization
 from secagg.contract import Aggregate, Payload
 from secagg.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
@@ -34,17 +35,17 @@ from secagg.training.calibration import (
     STATISTICS,
     ScaledCodebooks,
     encode_scales,
+    kept_share,
     length,
     mean_statistics,
     reach,
     rotated_reach,
 )
 from secagg.training.parts import Update
-from secagg.training.settings import CompressionSettings, Scheme, Source
+from secagg.training.settings import SECURE_SOURCES, CompressionSettings, Scheme, Source
 from secagg.training.tensor_recipes import TensorRecipes
 
-_SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
-_LATE_SOURCES: Final = (*_SECURE_SOURCES, Source.AGGREGATE)
+_LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)
 """They know nothing before the first round, which is sent uncompressed."""
 _SCALE_BYTES: Final = 4
 
@@ -146,7 +147,7 @@ class Operators:
     @property
     def _sent_shapes(self) -> dict[str, Shape]:
         shapes = dict(self.shapes)
-        if self.settings.source in _SECURE_SOURCES:
+        if self.settings.source in SECURE_SOURCES:
             shapes[STATISTICS] = (len(self.recipes.compressed),)
         return shapes
 
@@ -163,18 +164,25 @@ class Operators:
 
     def with_statistics(self, update: Update) -> Arrays:
         """Return the tensors that are sent: those of the update, and what the client tells of them."""
-        if self.settings.source not in _SECURE_SOURCES:
+        if self.settings.source not in SECURE_SOURCES:
             return update
         measure = length
         if self.settings.source is Source.STAT:
             measure = rotated_reach if self.settings.rotation else reach
-        statistics = np.array([measure(update[name]) for name in self.recipes.compressed], dtype=np.float32)
+        statistics = np.array(
+            [(reach if update[name].ndim <= 1 else measure)(update[name]) for name in self.recipes.compressed],
+            dtype=np.float32,
+        )
         return {**update, STATISTICS: statistics}
 
     def decode(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.float32]]:
         """Return the mean update, and keep what it tells for the next codec."""
-        mean = self.codec.mean(aggregate)
-        if self.settings.source in _SECURE_SOURCES:
+        mean = dict(self.codec.mean(aggregate))
+        if self.settings.is_lengthened:
+            for tensor in self.codec.tensors:
+                if isinstance(tensor.scheme, ProductQuantization):
+                    mean[tensor.name] = mean[tensor.name] / _kept(tensor.scheme)
+        if self.settings.source in SECURE_SOURCES:
             self._statistics = mean_statistics(mean)
         if self.settings.source is Source.AGGREGATE:
             self._previous_mean = {name: mean[name] for name in self.shapes}
@@ -209,13 +217,13 @@ class Operators:
         is_first = source in _LATE_SOURCES and not self._is_informed
         names = () if is_first else self.recipes.compressed
         shapes, plain = self._sent_shapes, self.recipes.plain
-        known = self._statistics if source in _SECURE_SOURCES else None
+        known = self._statistics if source in SECURE_SOURCES else None
         chosen = {
             name: self.recipes.of(name, 1.0 if known is None else known[position])
             for position, name in enumerate(names)
         }
         plan = UpdatePlan(shapes=shapes, plain=plain, compressed=plain, chosen=chosen, seed=self.seed)
-        if is_first or source in {None, *_SECURE_SOURCES}:
+        if is_first or source in {None, *SECURE_SOURCES}:
             made = plan.parameters(epoch=epoch)
             if is_first or source is None:
                 return made
@@ -235,7 +243,11 @@ class Operators:
                 raise InternalError("a source of scales and codebooks has nothing to tell")
 
     def _broadcast(self, codec: ModelUpdate) -> tuple[int, int]:
-        if self.settings.source in _SECURE_SOURCES:
+        if self.settings.source in SECURE_SOURCES:
             scales = self._statistics if codec.epoch and self._statistics else []
             return len(encode_scales(codec.epoch, scales)), _SCALE_BYTES * len(scales)
         return len(encode_parameters(codec)), downlink_bytes(codec, Accounting.PAPER)
+
+
+def _kept(scheme: ProductQuantization) -> float:
+    return kept_share(scheme.codebooks[0].codewords, scheme.block_size, len(scheme.codebooks))

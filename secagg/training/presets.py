@@ -26,6 +26,14 @@ _SQ: Final = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, w
 _PRUNING: Final = CompressionSettings(scheme=Scheme.PRUNING, sparsity="0.9")
 _PQ: Final = CompressionSettings(scheme=Scheme.PRODUCT, codewords=16, block_size=9)
 
+_PQ_THIRTY: Final = replace(
+    _PQ,
+    layers=("conv1.weight=64/3", "conv2.weight=256/9", "conv3.weight=256/9", "head.weight=128/8"),
+    vector_bits=6,
+    is_lengthened=True,
+)
+"""Bits where they count: 8 for a block of 9 weights, 2 for a weight of the small first layer, 6 for a bias."""
+
 _FASHION: Final = Configuration(name="fashion")
 _VADER: Final = Configuration(
     name="vader",
@@ -97,6 +105,7 @@ _paper_pq = replace(_PQ, codewords=8, block_size=9)
 _family(_CELEBA, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_FEMNIST, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_SENT140, replace(_SQ, bits=7, modulus_bits=14), _PRUNING, _paper_pq)
+PRESETS["fashion-pq30"] = replace(PRESETS["fashion-pq"], name="fashion-pq30", compression=_PQ_THIRTY)
 # What the paper's own code does: one more client's update in the clear calibrates everybody.
 for _name in ("celeba-sq", "celeba-pq"):
     _run = PRESETS[_name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Scheme(StrEnum):
@@ -28,6 +29,10 @@ class Source(StrEnum):
     """The update of the model on public data."""
     AGGREGATE = "agg"
     """The mean of the round before, which the paper offers. It is unstable: codes saturate and codebooks collapse."""
+
+
+SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
+"""Those that know the clients by secure sums alone."""
 
 
 class SumMode(StrEnum):
@@ -138,7 +143,13 @@ class CompressionSettings:
     fraction_bits: int = 20
     """Of what is sent in fixed point, in a ring of 32 bits; the range is what a cohort leaves."""
     layers: tuple[str, ...] = ()
-    """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain"."""
+    """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". Under ``prior`` there may be more
+    codewords than a tensor of that size could teach."""
+    is_lengthened: bool = False
+    """Under ``prior``: whether decoded values are multiplied by what makes up for the energy that codewords lose."""
+    vector_bits: int = 0
+    """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
+    fixed point of 32 bits, which may be half of a well compressed update."""
 
     @property
     def source(self) -> Source | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
@@ -56,10 +57,12 @@ class TensorRecipes:
         return tuple(
             name
             for name, shape in self.shapes.items()
-            if len(shape) > 1
-            and recipe is not None
-            and (self._chosen.get(name, recipe) or _NOTHING).fits(shape)
-            and self._chosen.get(name, recipe) is not None
+            if recipe is not None
+            and (
+                self.settings.vector_bits > 0
+                if len(shape) <= 1
+                else (self._chosen.get(name, recipe) or _NOTHING).fits(shape)
+            )
         )
 
     @property
@@ -75,10 +78,20 @@ class TensorRecipes:
 
     def of(self, name: str, statistic: float) -> Recipe:
         """Return how one tensor is compressed, given what the clients told of it."""
-        own = self._chosen.get(name)
-        match own:
-            case ScaledCodebooks() | Codebooks():
-                return self._product(statistic, own.codewords, own.block_size)
+        if len(self.shapes[name]) <= 1:
+            bits = self.settings.vector_bits
+            return ReachingQuantizer(
+                reach=statistic,
+                bits=bits,
+                modulus_bits=bits + (self.maximum_total_weight - 1).bit_length(),
+                rounding=Rounding.NEAREST_EVEN,
+                wrapping_weight=None,
+            )
+        match own := self._chosen.get(name):
+            case ScaledCodebooks():
+                return replace(own, length=statistic)
+            case Codebooks():
+                return own
             case _:
                 return self._recipe(statistic) or self.plain
 
@@ -115,7 +128,8 @@ class TensorRecipes:
         codewords, slash, block_size = text.partition("/")
         if not name or not slash or not codewords.isdecimal() or not block_size.isdecimal():
             raise InvalidParameters(f'an entry of compression.layers is "name=codewords/block_size"; got {entry!r}')
-        return name, self._product(1.0, int(codewords), int(block_size))
+        recipe = self._product(1.0, int(codewords), int(block_size))
+        return name, replace(recipe, is_capped=False) if isinstance(recipe, ScaledCodebooks) else recipe
 
     def _recipe(self, statistic: float) -> Recipe | None:
         """Return how a tensor is compressed, given what the clients told of it where they tell anything."""
