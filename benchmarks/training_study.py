@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from secagg.training.configuration import changed, versions_here
-from secagg.training.presets import preset
+from secagg.training.presets import PRESETS, preset
 from secagg.training.sweep import Cell, Grid, sweep, table
 
 
@@ -86,7 +86,19 @@ FURTHER = (
     scalar(4, 8, "rotation=256", name=", rotated"),
     scalar(2, 7, "stochastic=true", name=", stochastic"),
 )
-CELLS = (*CURVE, *CALIBRATIONS, *REFRESHES, *FURTHER)
+THIRTY = (f"layers={json.dumps(PRESETS['fashion-pq30'].compression.layers)}",)
+FIFTY = ('layers=["conv1.weight=64/3"]',)
+BEYOND = (
+    product(16, 9, *THIRTY, "vector_bits=6", "is_lengthened=true", name=", 30 times"),
+    product(16, 9, *FIFTY, "vector_bits=6", "is_lengthened=true", name=", 50 times"),
+    Cell("none, rate 1.5", ("server.rate=1.5",)),
+    product(16, 9, *THIRTY, "vector_bits=6", name=", 30 times, not lengthened"),
+    product(16, 9, *THIRTY, name=", 30 times, biases in 32 bits, not lengthened"),
+    product(64, 9, "is_lengthened=true", name=", lengthened"),
+)
+"""Bits where they count, and what each part of that is worth. A mean that is lengthened is a larger step of the server,
+and so the uncompressed run stands beside it with a larger step."""
+CELLS = (*CURVE, *BEYOND, *CALIBRATIONS, *REFRESHES, *FURTHER)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
