@@ -5,19 +5,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := build/peers/.venv
+DEMO_ROUNDS ?= 60
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-training test lint types proofs bench bench-peers dist-check vectors clean
+.PHONY: help demo demo-round test lint types proofs bench bench-peers dist-check vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-12s%s\n", $$1, $$2 }'
 
-demo: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo
-	$(BIN)/python -m secagg.cli demo --out build/demo
+demo: $(INSTALLED)  ## train four times through real protocols, draw accuracy against uplink: build/demo
+	$(BIN)/python benchmarks/training_demo.py --out build/demo --rounds $(DEMO_ROUNDS)
 
-demo-training: $(INSTALLED)  ## train four times through real protocols and draw accuracy against uplink
-	$(BIN)/python benchmarks/training_demo.py --out build/demo-training
+demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo-round
+	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
 	$(BIN)/python -m pytest -m "not gpu"

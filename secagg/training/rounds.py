@@ -34,7 +34,7 @@ from secagg.training.parts import Assignment, Engine, Examples, FederatedData, M
 from secagg.training.privacy import ReleaseCount
 from secagg.training.round_sums import SecureSum, SumRound, Upload
 from secagg.training.seeds import Stream, seed_bytes, seed_of
-from secagg.training.server_optimizers import Parameters, ServerOptimizer
+from secagg.training.server_optimizers import Parameters, ServerOptimizer, ServerStep
 from secagg.training.settings import Scheme, Source, Weighting
 from secagg.training.tensor_recipes import PLAIN_BITS
 
@@ -54,6 +54,8 @@ class Pieces:
     evaluate: Evaluate
     public: Callable[[], Examples] | None = None
     """Data that anybody may know, for the calibration ``public``."""
+    optimizer: Callable[[], ServerStep] | None = None
+    """Makes what moves the model by the mean; by default what the configuration names."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class Run:
     pieces: Pieces
     parameters: Parameters = field(init=False)
     operators: Operators = field(init=False)
-    optimizer: ServerOptimizer = field(init=False)
+    optimizer: ServerStep = field(init=False)
     next_round: int = field(default=0, init=False)
     _releases: ReleaseCount = field(init=False)
 
@@ -82,7 +84,8 @@ class Run:
             seed=seed_bytes(seed_of(self.configuration.seed, Stream.OPERATORS)),
             maximum_total_weight=self.configuration.maximum_total_weight,
         )
-        self.optimizer = ServerOptimizer(self.configuration.server)
+        make = self.pieces.optimizer
+        self.optimizer = ServerOptimizer(self.configuration.server) if make is None else make()
         self._releases = ReleaseCount(self.configuration, available)
 
     @property

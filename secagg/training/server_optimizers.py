@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,22 @@ from secagg.training.settings import Optimizer, ServerSettings
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]
+
+
+class ServerStep(Protocol):
+    """What a run needs of an optimiser; a platform's own has these three methods, and is copied shallowly each round."""
+
+    def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
+        """Return the parameters after one step."""
+        ...
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what a resumed run needs."""
+        ...
+
+    def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what ``state`` returned."""
+        ...
 
 
 @dataclass(slots=True)

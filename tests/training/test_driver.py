@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
+from secagg.training.checkpoint import Checkpoint
 from secagg.training.configuration import Configuration, changed
 from secagg.training.driver import train
 from secagg.training.estimate import estimate
@@ -273,3 +274,38 @@ def test_an_estimate_says_what_a_run_sends(toy_run: Make, toy_pieces: Pieced) ->
     assert found.paper_bytes == sent.paper_bytes
     assert found.round_seconds > 0
     assert found.bytes_up_in_all == found.payload_bytes * 24
+
+
+class SignStep:
+    """A platform's own optimiser: it moves every value by as much, and counts its steps."""
+
+    def __init__(self) -> None:
+        self.steps = np.zeros(1, dtype=np.int64)
+
+    def step(self, parameters: Any, mean: Any) -> dict[str, Any]:
+        self.steps = self.steps + 1
+        return {name: value + np.float32(0.01) * np.sign(mean[name]) for name, value in parameters.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def restore(self, stored: Any) -> None:
+        self.steps = stored["steps"]
+
+
+def test_a_platforms_own_optimiser_fits_in_and_is_resumed(toy_run: Make, toy_pieces: Pieced, tmp_path: Path) -> None:
+    run = toy_run()
+    pieces = replace(toy_pieces(run), optimizer=SignStep)
+    straight, stopped, resumed = (Run(run, pieces) for _ in range(3))
+    for played, rounds in ((straight, 4), (stopped, 2)):
+        for _ in range(rounds):
+            played.advance()
+    stopped.checkpoint().write(tmp_path)
+    stored = Checkpoint.read(tmp_path)
+    assert stored is not None
+    resumed.restore(stored)
+    for _ in range(2):
+        resumed.advance()
+    assert all(np.array_equal(straight.parameters[name], resumed.parameters[name]) for name in straight.parameters)
+    assert isinstance(resumed.optimizer, SignStep)
+    assert resumed.optimizer.steps == 4

@@ -149,6 +149,9 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         (["train", "--preset", "fashion-none", "--set", "engine=steam"], "there is no engine"),
         (["train", "--preset", "fashion-none", "--set", "model=transformer"], "there is no model"),
         (["train", "--preset", "fashion-pq", "--set", 'compression.layers=["head.bias=8/2"]'], "head.bias"),
+        (["train", "--preset", "fashion-none", "--set", "clients_per_round=2000"], "lower clients_per_round"),
+        (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "secagg.protocol = 'enclave'"),
+        (["train", "--preset", "femnist-none", "--set", "data.root=damaged"], "damaged/data/train/all.json"),
         (["estimate", "fashion-pq", "--set", "rounds=0"], "rounds is in"),
         (["plot", "."], "holds no run"),
     ],
@@ -161,6 +164,10 @@ def test_the_command_says_what_is_wrong_before_it_trains(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for half in ("train", "test"):
+        file = tmp_path / "damaged" / "data" / half / "all.json"
+        file.parent.mkdir(parents=True)
+        file.write_text('{"users": ["a"], "num_samples": [1], "user_data": {')
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.rglob("metrics.jsonl"))
@@ -177,6 +184,10 @@ def test_the_command_trains_goes_on_and_plots(
     assert "round 2 of 2" in printed.err
     assert main(["train", "--config", "run/configuration.toml", "--set=rounds=3", "--out", "run", "--resume"]) == 0
     assert len(read_runs([Path("run")])[0].records) == 3
+    before = Path("run/metrics.jsonl").read_bytes()
+    assert main(["train", "--preset", "fashion-pq", *small, "--set=seed=5", "--out", "run", "--resume"]) == 2
+    assert "seed" in capsys.readouterr().err
+    assert Path("run/metrics.jsonl").read_bytes() == before
     assert main(["plot", "run"]) == 0
     assert Path("run/figures/report.html").exists()
     assert main(["data", "info", "fashion"]) == 0
