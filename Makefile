@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := build/peers/.venv
-DEMO_ROUNDS ?= 60
+DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -35,7 +35,7 @@ def main() -> int:
     """Train, print the table, and say where the figures are."""
     parser = argparse.ArgumentParser(description="Four training runs through real protocols.")
     parser.add_argument("--out", type=Path, default=Path("build/demo"))
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--every", type=int, default=1, help="every how many rounds the protocol runs for real")
     options = parser.parse_args()
     started, clients = perf_counter(), preset("fashion-none").clients_per_round

@@ -154,6 +154,8 @@ def _told(summary: dict[str, Any]) -> list[str]:
         )
     if summary["overflow"] is not None:
         lines.append(f"overflow: {percent(summary['overflow'])} of the coordinates")
+    if summary["epsilon"] is not None:
+        lines.append(f"epsilon: {summary['epsilon']:.3g} for the client that was in most rounds")
     if summary["failed rounds"]:
         lines.append(f"{summary['failed rounds']} rounds released nothing, because too many clients were lost")
     return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
@@ -19,6 +19,7 @@ _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6
 _GRID: Final = "#dddddd"
 _MOST_CURVES: Final = 10
 _LEAST_PERIODS: Final = 2
+_LEAST_POINTS: Final = 2
 
 Drawn = Any
 """A matplotlib figure; matplotlib is imported when a figure is drawn."""
@@ -92,13 +93,16 @@ def convergence(cells: Sequence[Cell]) -> Drawn | None:
     if not curves:
         return None
     curves.sort(key=lambda pair: (_scheme(pair[0]) is not Scheme.NONE, -pair[1][-1][1]))
+    shown = [_scheme(cell) for cell, _ in curves[:_MOST_CURVES]]
+    are_alone = len(set(shown)) == len(shown)
     figure, axes = _figure(7.2, 4.2)
     for number, (cell, curve) in enumerate(curves[:_MOST_CURVES]):
         is_plain = _scheme(cell) is Scheme.NONE
+        colour = _STYLES[_scheme(cell)][0] if is_plain or are_alone else _COLOURS[number % len(_COLOURS)]
         axes.plot(
             [at for at, _ in curve],
             [accuracy for _, accuracy in curve],
-            color="#222222" if is_plain else _COLOURS[number % len(_COLOURS)],
+            color=colour,
             linewidth=2 if is_plain else 1.3,
             linestyle="--" if number >= len(_COLOURS) else "-",
             label=cell.name,
@@ -118,7 +122,7 @@ def overflow_against_margin(cells: Sequence[Cell]) -> Drawn | None:
         if overflow is not None and cell.accuracy is not None:
             name = f"b={compression.bits} p={compression.modulus_bits}"
             points.append((compression.modulus_bits - compression.bits, 100 * overflow[0], cell.accuracy[0], name))
-    if not points:
+    if len(points) < _LEAST_POINTS:
         return None
     figure, axes = _figure(7.2, 3.6, columns=2)
     left, right = axes
@@ -218,7 +222,7 @@ def timeline(cells: Sequence[Cell]) -> Drawn | None:
                 seconds, sent = stages.get(stage["name"], (0.0, 0.0))
                 stages[stage["name"]] = (
                     seconds + (stage["client_seconds"] + stage["server_seconds"]) / len(real),
-                    sent + (stage["bytes_up"] + stage["bytes_down"]) / len(real) / record.clients / 1024,
+                    sent + _moved(stage) / len(real) / record.clients / 1024,
                 )
         training = sum(record.seconds.get("train", 0) + record.seconds.get("encode", 0) for record in real) / len(real)
         rows.append((cell.name, stages, training))
@@ -236,7 +240,7 @@ def timeline(cells: Sequence[Cell]) -> Drawn | None:
                 left += value
         axes[0].plot(training, place, "|", color="#222222", markersize=14)
     for one, label in zip(
-        axes, ("seconds of all parties in a round; | is training", "KB of a client in a round, both ways"), strict=True
+        axes, ("seconds of all parties in a round; | is training", "KB for a client in a round, all ways"), strict=True
     ):
         one.set_yticks(range(len(rows)), [row[0] for row in rows] if one is axes[0] else [""] * len(rows), fontsize=8)
         one.set_xlabel(label)
@@ -247,6 +251,10 @@ def timeline(cells: Sequence[Cell]) -> Drawn | None:
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _moved(stage: Mapping[str, Any]) -> int:
+    return int(stage["bytes_up"] + stage["bytes_down"] + stage.get("bytes_between", 0))
 
 
 def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
@@ -284,6 +292,8 @@ def _label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None
             va="bottom" if above else "top",
             fontsize=7,
             color="#444444",
+            zorder=2,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
         )
 
 

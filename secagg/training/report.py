@@ -35,6 +35,7 @@ _COLUMNS: Final = (
     "overflow_flsim, %",
     "protocol, s a round",
     "lost",
+    "epsilon",
 )
 
 
@@ -77,6 +78,7 @@ def rows_of(cells: Iterable[Cell]) -> Iterator[list[str]]:
             _mean(cell, "overflow_flsim", 100, 2),
             _mean(cell, "seconds of the protocol in a real round", 1, 2),
             _mean(cell, "lost clients", 1, 0),
+            _mean(cell, "epsilon", 1, 2),
         ]
 
 
@@ -116,7 +118,7 @@ def _inline(drawn: str, name: str) -> str:
 
 
 def _mean(cell: Cell, key: str, factor: float, digits: int = 1) -> str:
-    found = cell.over_seeds(lambda summary: summary[key])
+    found = cell.over_seeds(lambda summary: summary.get(key))
     return "" if found is None else f"{found[0] * factor:.{digits}f}"
 
 

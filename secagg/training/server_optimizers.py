@@ -19,7 +19,7 @@ Parameters = dict[str, npt.NDArray[np.float32]]
 
 
 class ServerStep(Protocol):
-    """What a run needs of an optimiser; a platform's own has these three methods, and is copied shallowly each round."""
+    """What a run needs of an optimiser; a platform's own has these methods, and is copied shallowly each round."""
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
         """Return the parameters after one step."""
