@@ -19,6 +19,8 @@ _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6
 _GRID: Final = "#dddddd"
 _MOST_CURVES: Final = 10
 _LEAST_PERIODS: Final = 2
+_LEAST_SPAN: Final = 6.0
+"""Points of accuracy that an axis shows at least, so that what is noise does not look like a finding."""
 _LEAST_POINTS: Final = 2
 
 Drawn = Any
@@ -130,14 +132,14 @@ def overflow_against_margin(cells: Sequence[Cell]) -> Drawn | None:
         left.plot(margin, max(share, 1e-3), "o", color=_STYLES[Scheme.SCALAR][0])
         right.plot(margin, accuracy, "o", color=_STYLES[Scheme.SCALAR][0])
     left.set_yscale("log")
-    _label_points(left, [(margin, max(share, 1e-3), name) for margin, share, _, name in points])
-    _label_points(right, [(margin, accuracy, name) for margin, _, accuracy, name in points])
+    _label_points_beside(left, [(margin, max(share, 1e-3), name) for margin, share, _, name in points])
+    _label_points_beside(right, [(margin, accuracy, name) for margin, _, accuracy, name in points])
     left.set_ylabel("coordinates whose sum leaves the ring, %\n(none is drawn at 0.001)")
     right.set_ylabel("test accuracy, %")
     for one in axes:
         one.set_xlabel("margin p - b, bits")
         one.set_xticks(range(min(p[0] for p in points), max(p[0] for p in points) + 1))
-        one.margins(x=0.2, y=0.15)
+        one.margins(x=0.3, y=0.15)
     return figure
 
 
@@ -168,6 +170,7 @@ def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
     periods = sorted({period for points in groups.values() for period in points})
     axes.set_xticks(periods, [str(period) for period in periods])
     axes.minorticks_off()
+    _widen(axes, _LEAST_SPAN)
     axes.set_xlabel("rounds from one refresh to the next")
     axes.set_ylabel("test accuracy after the last round, %")
     axes.legend(frameon=False)
@@ -295,6 +298,28 @@ def _label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None
             zorder=2,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
         )
+
+
+def _label_points_beside(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:  # noqa: ANN401 -- matplotlib's
+    """Label points that stand above each other, on their right and left in turns."""
+    for number, (x, y, name) in enumerate(sorted(points)):
+        is_right = number % 2 == 0
+        axes.annotate(
+            name,
+            (x, y),
+            textcoords="offset points",
+            xytext=(6 if is_right else -6, 0),
+            ha="left" if is_right else "right",
+            va="center",
+            fontsize=7,
+            color="#444444",
+        )
+
+
+def _widen(axes: Any, least: float) -> None:  # noqa: ANN401 -- matplotlib's
+    low, high = axes.get_ylim()
+    missing = max(0.0, least - (high - low)) / 2
+    axes.set_ylim(low - missing, high + missing)
 
 
 def _plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
