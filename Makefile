@@ -8,17 +8,21 @@ PEERS := build/peers/.venv
 SOLVERS := build/solvers/.venv
 FLWR ?= 1.41.0
 FLOWER := build/flower/$(FLWR)/.venv
+DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types proofs proofs-second-opinion mutants bench bench-peers bench-flower dist-check flower \
-  vectors clean
+.PHONY: help demo demo-round test lint types proofs proofs-second-opinion mutants bench bench-peers bench-flower dist-check \
+  flower vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
 
-demo: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo
-	$(BIN)/python -m secagg.cli demo --out build/demo
+demo: $(INSTALLED)  ## train four times through real protocols, draw accuracy against uplink: build/demo
+	$(BIN)/python benchmarks/training_demo.py --out build/demo --rounds $(DEMO_ROUNDS)
+
+demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo-round
+	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
 	$(BIN)/python -m pytest -m "not gpu and not flower"
@@ -72,7 +76,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "secagg needs Python 3.11 or newer, and \`$(PYTHON)\` is not." >&2; \
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
 	touch $@
 
 $(SOLVERS)/.installed: pyproject.toml constraints.txt

@@ -21,7 +21,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 NOT_SOURCES = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".coverage")
 REPOSITORY_FOLDERS = ("compression", "protocols", "proofs", "tests", "benchmarks")
 
-NEEDS_EXTRA: dict[str, str] = {"secagg.conformance": "hypothesis", "secagg.flower": "flwr"}
+NEEDS_EXTRA: dict[str, str] = {
+    "secagg.conformance": "hypothesis",
+    "secagg.flower": "flwr",
+    "secagg.training": "torch",
+}
 """Packages of the wheel whose import may fail without an extra, each with the module that is then missing."""
 
 IMPORT_EVERYTHING = """

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from secagg.cli.training_options import add_training_options
 from secagg.errors import InvalidParameters, SecAggError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
             "goes on from its journal when it is started again with the same arguments.",
         )
     )
+    add_training_options(commands)
     return parser
 
 

@@ -1,0 +1,126 @@
+"""What a training round takes beside the training itself, and what threads gain over one client after another.
+
+Part of no suite, since it needs torch. The models' sizes and those of their clients are as in LEAF's sets and the
+bundled images.
+
+    python benchmarks/training_speed.py --json build/training_speed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from figures import Figure, best_seconds, machine
+from secagg.training.checkpoint import Checkpoint
+from secagg.training.configuration import Configuration, changed
+from secagg.training.driver import pieces_of
+from secagg.training.engine_benchmark import LOADS, assignments_of
+from secagg.training.engines import make_engine
+from secagg.training.models import initial_parameters
+from secagg.training.parts import LocalTraining
+from secagg.training.presets import preset
+from secagg.training.rounds import Run
+from secagg.training.seeds import Stream, seed_of
+
+CLIENTS = {"celeba": 100, "fashion": 40}
+PRESETS = ("fashion-none", "fashion-sq", "fashion-prune", "fashion-pq")
+FOREVER = ("rounds=1000000", "evaluation.every=1000000")
+SPEED_TARGETS = {"fashion-sq": 230.0}
+"""Clients in a second, on two cores."""
+
+
+def engines(repetitions: int) -> Iterator[Figure]:
+    """Train the same clients with both engines, in turns."""
+    for name, count in CLIENTS.items():
+        load = LOADS[name]
+        work, settings = assignments_of(load, count), LocalTraining(batch=32, rate=0.01)
+        start = initial_parameters(load.factory, seed_of(0, Stream.MODEL))
+        contenders: dict[str, Callable[[], object]] = {
+            engine: partial(_trained, partial(make_engine(engine, load.factory).train, start, work, settings))
+            for engine in ("sequential", "threads")
+        }
+        seconds = best_seconds(contenders, repetitions)
+        ratio = seconds["sequential"] / seconds["threads"]
+        note = f"{count / seconds['threads']:.0f} against {count / seconds['sequential']:.0f} clients/s"
+        yield Figure(name=f"threads / sequential, {name}", value=ratio, unit="", at_least=1.75, note=note)
+
+
+def rounds(repetitions: int) -> Iterator[Figure]:
+    """Play a round with the sum in the clear, and train its clients alone, in turns."""
+    for name in PRESETS:
+        run = _warmed(changed(preset(name), FOREVER))
+        checkpoint, number = run.checkpoint(), run.next_round
+        clients = run.sample(number)[: run.configuration.clients_per_round]
+        work = [run.assignment(client, number) for client in clients]
+        train = partial(run.pieces.engine.train, run.tensors(), work, run.configuration.local)
+
+        def play(run: Run = run, checkpoint: Checkpoint = checkpoint) -> None:
+            run.restore(checkpoint)
+            run.advance()
+
+        seconds = best_seconds({"training": partial(_trained, train), "round": play}, repetitions)
+        overhead = 100 * (seconds["round"] / seconds["training"] - 1)
+        yield Figure(name=f"a round beyond its training, {name}", value=overhead, unit="%", at_most=20)
+        yield Figure(
+            name=f"clients in a second, {name}",
+            value=len(work) / seconds["round"],
+            unit="/s",
+            at_least=SPEED_TARGETS.get(name),
+        )
+
+
+def protocols(repetitions: int) -> Iterator[Figure]:
+    """Play rounds with the real protocol, all of whose parties run here one after another."""
+    for name in PRESETS:
+        run = _warmed(changed(preset(name), [*FOREVER, "secagg.mode=real"]))
+        records = [run.advance() for _ in range(repetitions)]
+        best = min(records, key=lambda record: record.seconds["protocol"])
+        training = min(record.seconds["train"] for record in records)
+        note = f"{best.client_bytes_up:.0f} bytes up of a client; training waits {1000 * training:.0f} ms"
+        protocol = run.configuration.secagg.protocol.value
+        yield Figure(name=f"{protocol}, {name}", value=1000 * best.seconds["protocol"], unit="ms", note=note)
+
+
+def main() -> int:
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = list[Figure]()
+    for part in (engines, rounds, protocols):
+        for figure in part(options.repetitions):
+            found.append(figure)
+            line = f"{figure.name:<46} {figure.value:>9.3f} {figure.unit:<3} {figure.target:<8} {figure.verdict:<7}"
+            print(f"{line} {figure.note}".rstrip(), flush=True)
+    if options.json:
+        rows = [asdict(figure) | {"verdict": figure.verdict} for figure in found]
+        host = {**machine(), "torch": torch.__version__}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"machine": host, "figures": rows}, indent=2) + "\n")
+    return 0
+
+
+def _warmed(configuration: Configuration) -> Run:
+    """Return a run after its first rounds, the first of which is sent uncompressed."""
+    run = Run(configuration, pieces_of(configuration))
+    for _ in range(2):
+        run.advance()
+    return run
+
+
+def _trained(train: Callable[[], Iterator[object]]) -> int:
+    """Train, and drop each client's update at once."""
+    return sum(1 for _ in train())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

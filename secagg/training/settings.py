@@ -1,0 +1,240 @@
+"""The sections of a configuration, and the choices that there are; each has a default for everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Scheme(StrEnum):
+    """What is done with the tensors of two or more dimensions; biases and norms are always sent in fixed point."""
+
+    NONE = "none"
+    SCALAR = "sq"
+    PRUNING = "pruning"
+    PRODUCT = "pq"
+
+
+class Source(StrEnum):
+    """Where scales and codebooks come from."""
+
+    STAT = "stat"
+    """Scales from the mean of what the clients' updates reach to, which they add to the secure sum."""
+    PRIOR = "prior"
+    """A codebook of no data, times the mean length of the clients' updates, which they add to the secure sum."""
+    MOCK = "mock"
+    """One more client's update in the clear, as the paper's code has it: a leak, for simulations alone."""
+    PUBLIC = "public"
+    """The update of the model on public data."""
+    AGGREGATE = "agg"
+    """The mean of the round before, which the paper offers. It is unstable: codes saturate and codebooks collapse."""
+
+
+SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
+"""Those that know the clients by secure sums alone."""
+
+
+class SumMode(StrEnum):
+    """Whether the protocol really runs."""
+
+    REAL = "real"
+    IDEAL = "ideal"
+
+
+class SumProtocol(StrEnum):
+    """Who adds up."""
+
+    PAIRWISE = "pairwise"
+    ENCLAVE = "enclave"
+    TWO_SERVER = "two-server"
+
+
+class Stage(StrEnum):
+    """Where in a round a client is lost."""
+
+    BEFORE_KEYS = "before_keys"
+    BEFORE_SHARES = "before_shares"
+    BEFORE_UPLOAD = "before_upload"
+    BETWEEN_HALVES = "between_halves"
+    """After the half for server 0, where there are two; elsewhere before the upload."""
+    BEFORE_CHECK = "before_check"
+    """After the upload: the update is in the sum."""
+    BEFORE_UNMASKING = "before_unmasking"
+    """After the upload: the update is in the sum."""
+
+
+class NoiseShape(StrEnum):
+    """How noise is distributed."""
+
+    DISCRETE_GAUSSIAN = "discrete_gaussian"
+    SKELLAM = "skellam"
+
+
+class Optimizer(StrEnum):
+    """What the server does with the mean."""
+
+    FEDAVG = "fedavg"
+    FEDAVGM = "fedavgm"
+    FEDADAM = "fedadam"
+
+
+class Weighting(StrEnum):
+    """How often a client's update counts."""
+
+    EQUAL = "equal"
+    EXAMPLES = "examples"
+    """In proportion to its examples, as an integer weight that the protocol applies under its masks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """Which data, and how they are dealt out."""
+
+    name: str = "fashion"
+    root: str | None = None
+    """The folder or file of data that are not bundled."""
+    clients: int = 200
+    """Among how many the examples are dealt out; of data with natural users the first so many, and 0 for all."""
+    alpha: float = 1.0
+    """Of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
+    style: bool = False
+    """Whether each client's images are altered in a way of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How the model moves by the decoded mean."""
+
+    optimizer: Optimizer = Optimizer.FEDAVG
+    rate: float = 1.0
+    momentum: float = 0.9
+    """Of FedAvgM, and the first of FedAdam."""
+    second_momentum: float = 0.99
+    adaptivity: float = 1e-3
+    """What FedAdam adds to the root of the second moment."""
+    weighting: Weighting = Weighting.EQUAL
+    maximum_weight: int = 8
+    """With weights by examples: the weight of the largest client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionSettings:
+    """How an update is sent."""
+
+    scheme: Scheme = Scheme.NONE
+    bits: int = 6
+    modulus_bits: int = 8
+    wrap: bool = False
+    """Whether sums may leave the ring, as they do in the paper wherever the margin is narrower than the cohort."""
+    stochastic: bool = False
+    """Whether scalar quantization rounds at random."""
+    sparsity: str = "0.9"
+    codewords: int = 64
+    block_size: int = 4
+    stages: int = 1
+    """How many codebooks, each for what those before it left over."""
+    rotation: int = 0
+    """Values of a block that is rotated before scalar quantization, a power of two; 0 for none."""
+    calibration: Source | None = None
+    """By default ``stat`` for scalar and ``prior`` for product quantization."""
+    refresh: int = 1
+    """Rounds from one set of scales, codebooks or masks to the next."""
+    fraction_bits: int = 20
+    """Of what is sent in fixed point, in a ring of 32 bits; the range is what a cohort leaves."""
+    layers: tuple[str, ...] = ()
+    """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". Under ``prior`` there may be more
+    codewords than a tensor of that size could teach."""
+    is_lengthened: bool = False
+    """Under ``prior``: whether decoded values are multiplied by what makes up for the energy that codewords lose."""
+    vector_bits: int = 0
+    """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
+    fixed point of 32 bits, which may be half of a well compressed update."""
+
+    @property
+    def source(self) -> Source | None:
+        """Where scales and codebooks come from, once the default is filled in; None where there are none."""
+        match self.scheme:
+            case Scheme.SCALAR:
+                return self.calibration or Source.STAT
+            case Scheme.PRODUCT:
+                return self.calibration or Source.PRIOR
+            case Scheme.NONE | Scheme.PRUNING:
+                return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumSettings:
+    """Who adds up, and whether it is done for real."""
+
+    protocol: SumProtocol = SumProtocol.PAIRWISE
+    mode: SumMode = SumMode.IDEAL
+    every: int = 1
+    """In real mode: every how many rounds the protocol runs; the sums between are computed in the clear."""
+    hybrid: bool = False
+    """Whether keys are agreed upon in the hybrid suite."""
+    active: bool = True
+    """Of pairwise masks: whether the server is expected to lie."""
+    sparse: bool = True
+    """Of pairwise masks: whether each client shares masks with a few others."""
+    corrupted: int = 0
+    histograms: bool = False
+    """Of the enclave: whether histograms leave it, instead of sums of codewords."""
+    oblivious: bool = False
+    """Of the enclave: whether counting touches every counter."""
+    unchecked: bool = False
+    """Of two servers: whether nobody checks that a client votes once in every block."""
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutSettings:
+    """How many of the sampled clients are lost, and where."""
+
+    rate: float = 0.0
+    stages: tuple[Stage, ...] = (Stage.BEFORE_UPLOAD, Stage.BEFORE_UNMASKING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """When the model is tested."""
+
+    every: int = 5
+    validation: float = 0.5
+    """The share of the test examples by which the best model is chosen; it is reported on the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsynchronousSettings:
+    """FedBuff; off unless ``buffer`` is above 0."""
+
+    buffer: int = 0
+    """How many updates a step of the server takes."""
+    concurrency: float = 40.0
+    """How many clients are at work at a time, on average."""
+    exponent: float = 0.5
+    """An update that is ``a`` steps old counts (1 + a)^-exponent."""
+    maximum_staleness: int = 20
+    levels: int = 16
+    """The weight of a fresh update; older ones have integers below."""
+    spread: float = 1.0
+    """The standard deviation of the half-normal part of a client's duration; its least duration is 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacySettings:
+    """Noise of the enclave; off unless ``noise_multiplier`` is above 0. Updates are clipped to ``local.clip``."""
+
+    noise_multiplier: float = 0.0
+    """The standard deviation of the noise, over what one client can change at most."""
+    delta: float = 1e-6
+    epsilon: float = 0.0
+    """What a run may cost the client that is in most of its rounds; 0 for no limit."""
+    noise: NoiseShape = NoiseShape.DISCRETE_GAUSSIAN
+    zero_out: bool = False
+    """Whether a neighbour has zeros in place of a client's update, and not any other update."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether noise is added."""
+        return self.noise_multiplier > 0

@@ -1,0 +1,101 @@
+"""Configurations: read, changed, refused and written back."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.training.configuration import Configuration, changed, from_tree, read, to_toml, versions_here
+from secagg.training.presets import PRESETS, preset
+from secagg.training.settings import Optimizer, Source, Stage
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "configuration.toml"
+    file.write_text(to_toml(preset(name), versions_here()))
+    assert read(file) == preset(name)
+
+
+def test_what_is_written_is_toml_with_every_key_and_the_versions() -> None:
+    tree = tomllib.loads(to_toml(Configuration(name='a "name"\n\\'), versions_here()))
+    assert tree["name"] == 'a "name"\n\\'
+    assert tree["compression"]["refresh"] == 1
+    assert {"python", "numpy", "torch", "secagg"} <= tree["versions"].keys()
+
+
+def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
+    run = changed(
+        Configuration(),
+        [
+            "rounds=7",
+            "compression.sparsity=0.99",
+            "server.optimizer=fedadam",
+            'dropouts.stages=["before_keys", "before_check"]',
+            "local.rate=1",
+            "compression.calibration=mock",
+            "compression.scheme=sq",
+            "local.clip=2.5",
+        ],
+    )
+    assert (run.rounds, run.compression.sparsity, run.server.optimizer) == (7, "0.99", Optimizer.FEDADAM)
+    assert run.dropouts.stages == (Stage.BEFORE_KEYS, Stage.BEFORE_CHECK)
+    assert run.local.rate == 1.0
+    assert run.local.clip == 2.5
+    assert run.compression.source is Source.MOCK
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("compressed.bits=4", "'compression'"),
+        ("compression.bit=4", "nearest is 'compression.bits'"),
+        ("compression.bits=four", "compression.bits is an integer"),
+        ("compression.wrap=1", "true or false"),
+        ("compression.scheme=jpeg", "none, sq, pruning, pq"),
+        ("rounds", "key=value"),
+        ("rounds.all=3", "'rounds' in 'rounds.all' is a value"),
+        ("rounds=0", "rounds is in"),
+        ("dropouts.rate=nan", "dropouts.rate is in"),
+        ("dropouts.stages=before_keys", "is a list"),
+        ("compression.rotation=100", "power of two"),
+        ("compression.sparsity=1.5", "sparsity"),
+        ("compression=3", "is a table"),
+        ('model_options=["width"]', "such as"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused(change: str, message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        changed(Configuration(), [change])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["compression.scheme=sq", "compression.calibration=prior"], "stat"),
+        (["compression.scheme=pq", "compression.calibration=stat", "secagg.protocol=enclave"], "prior"),
+        (["compression.scheme=pq", "secagg.protocol=pairwise"], "enclave"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused_with_what_does(changes: list[str], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        changed(Configuration(), changes)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidParameters, match="nearest is 'fashion-pq'"):
+        preset("fashon-pq")
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("rounds = [")
+    with pytest.raises(InvalidParameters, match="no configuration"):
+        read(file)
+
+
+def test_a_missing_table_has_its_defaults() -> None:
+    assert from_tree({"rounds": 3}) == changed(Configuration(), ["rounds=3"])

@@ -1,0 +1,51 @@
+"""The engine table: figures that can be true, and machines and engines that do not exist."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from secagg.cli.bench_engines import run_bench_engines
+from secagg.errors import InvalidParameters
+from secagg.training.engine_benchmark import LOADS, Machine, measure_engines, operations_of_an_example
+
+
+def test_the_arithmetic_of_an_example_is_counted_in_all_three_models() -> None:
+    counted = {name: operations_of_an_example(load) for name, load in LOADS.items()}
+    # A forward pass of SimpleConvNet makes about 8.7 million multiplications in its second layer alone.
+    convolutions = 2 * (3 * 34 * 34 + 32 * (19 * 19 + 11 * 11 + 7 * 7)) * 32 * 9
+    assert 2.5 * convolutions < counted["celeba"] < 3.5 * convolutions
+    # An LSTM multiplies each of its weights in each of 25 steps, forward once and backward twice.
+    assert 2.5 < counted["sent140"] / (2 * 25 * (400 * (300 + 100) + 400 * 200)) < 3.5
+    assert counted["femnist"] > counted["celeba"]
+
+
+def test_shares_are_those_of_the_floors() -> None:
+    slow, quick = (
+        measure_engines("celeba", Machine("cpu", "", speed, 1e12), engines=["sequential"], clients=2)[0]
+        for speed in (1e8, 1e30)
+    )
+    assert slow.arithmetic_share is not None
+    assert slow.arithmetic_share > 1
+    assert quick.arithmetic_share == pytest.approx(0, abs=1e-12)
+
+
+def test_the_table_has_a_line_for_each_engine_and_says_who_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "engines.json"
+    engines = ["sequential", "graph", "grouped"]
+    assert run_bench_engines(device="cpu", loads=["sent140"], engines=engines, clients=2, report=report) == 0
+    shown = capsys.readouterr().out
+    assert "sent140   sequential" in shown
+    assert "cannot: the layer embedding (Embedding)" in shown
+    written = json.loads(report.read_text(encoding="utf-8"))
+    assert [row["engine"] for row in written["engines"]] == engines
+    assert written["engines"][0]["clients_per_second"] > 0
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="celeba, femnist, sent140"):
+        measure_engines("cifar", Machine("cpu", "", 1, 1))
+    with pytest.raises(InvalidParameters, match="CUDA devices"):
+        run_bench_engines(device="cuda:99", loads=[], engines=[], clients=None, report=None)

@@ -1,0 +1,425 @@
+"""Engines: all give the same updates, which nothing but the work decides."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from time import sleep
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from secagg.errors import InvalidParameters
+from secagg.training.engines import ENGINES, fastest_engine, make_engine
+from secagg.training.engines.one_by_one import PlainModel, ThreadsEngine
+from secagg.training.engines.schedule import schedule_of
+from secagg.training.engines.settings import Computing
+from secagg.training.engines.suitability import swapped
+from secagg.training.keyed_dropout import KeyedDropout
+from secagg.training.models import initial_parameters, model_factory
+from secagg.training.parts import Assignment, Engine, Examples, LocalTraining, ModelFactory, TrainedClient
+from secagg.training.seeds import Stream, seed_of, torch_generator
+
+SIZES = (20, 5, 33, 8)
+EVERYTHING = LocalTraining(epochs=2, batch=8, rate=0.05, momentum=0.9, weight_decay=0.01, proximal=0.1, clip=0.3)
+PLAIN = LocalTraining(epochs=2, batch=8, rate=0.05)
+
+
+class Tiny(nn.Module):
+    """A few hundred parameters of every kind of layer that engines rewrite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.wide = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
+        self.pool = nn.AvgPool2d(2)
+        self.flat = nn.Flatten()
+        self.dropout = nn.Dropout(0.25)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        shown = torch.relu(self.norm(self.conv(images)))
+        scores: torch.Tensor = self.head(self.dropout(self.flat(self.pool(torch.relu(self.wide(shown))))))
+        return scores
+
+
+def work(
+    shape: tuple[int, ...], classes: int, *, vocabulary: int | None = None, dtype: torch.dtype = torch.float32
+) -> list[Assignment]:
+    """Draw clients' examples; what is drawn does not depend on the type."""
+    drawn = list[Assignment]()
+    for client, size in enumerate(SIZES):
+        coins = torch_generator(seed_of(5, Stream.PARTITION, client=client))
+        inputs = torch.randn(size, *shape, generator=coins).to(dtype)
+        if vocabulary is not None:
+            inputs = torch.randint(vocabulary, (size, *shape), generator=coins)
+        examples = Examples(inputs, torch.randint(classes, (size,), generator=coins))
+        seed = seed_of(5, Stream.TRAINING, round_number=1, client=client)
+        drawn.append(Assignment(client=client, examples=examples, seed=seed))
+    return drawn
+
+
+def trained(
+    engine: Engine, factory: ModelFactory, assignments: Sequence[Assignment], settings: LocalTraining
+) -> dict[int, TrainedClient]:
+    start = initial_parameters(factory, seed_of(5, Stream.MODEL))
+    return {client.client: client for client in engine.train(start, assignments, settings)}
+
+
+def flat(client: TrainedClient) -> npt.NDArray[np.float32]:
+    return np.concatenate([client.update[name].ravel() for name in sorted(client.update)])
+
+
+def in_double(factory: ModelFactory) -> ModelFactory:
+    """Return a factory of models so precise that no rounding moves an activation past zero, and the steps after it."""
+    return lambda: factory().double()
+
+
+def assert_agree(found: dict[int, TrainedClient], wanted: dict[int, TrainedClient], rtol: float = 1e-5) -> None:
+    assert set(found) == set(wanted)
+    for client, reference in wanted.items():
+        ours, theirs = flat(found[client]), flat(reference)
+        assert np.isclose(ours, theirs, rtol=rtol, atol=0.1 * rtol * np.abs(theirs).max()).mean() >= 0.999
+        assert found[client].loss == pytest.approx(reference.loss, rel=1e-4)
+        assert found[client].examples == reference.examples
+
+
+def by_hand(factory: ModelFactory, assignment: Assignment, settings: LocalTraining) -> npt.NDArray[np.float32]:
+    """Train with torch's own optimizer, and without clipping and the proximal term."""
+    model = factory().train()
+    model.load_state_dict(initial_parameters(factory, seed_of(5, Stream.MODEL)), strict=False)
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=settings.rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+    for batch in schedule_of(assignment, settings, 0).batches:
+        optimizer.zero_grad()
+        chosen = torch.as_tensor(batch)
+        loss = nn.functional.cross_entropy(
+            model(assignment.examples.inputs[chosen]), assignment.examples.targets[chosen]
+        )
+        torch.autograd.backward(loss)
+        optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+    changed = {name: (value.detach() - start[name]).numpy() for name, value in model.named_parameters()}
+    return np.concatenate([changed[name].ravel() for name in sorted(changed)])
+
+
+STRIDE = model_factory("stride", classes=10, shape=(1, 28, 28))
+LSTM = model_factory("lstm", classes=2, shape=(6,), vocabulary=50, options={"width": 8, "hidden": 8, "leftover": 4})
+SIMPLE = model_factory("simple-conv", classes=2, shape=(3, 32, 32), options={"dropout": 0.3})
+
+
+@pytest.mark.parametrize("settings", [PLAIN, EVERYTHING])
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_agree_on_small_images(name: str, settings: LocalTraining) -> None:
+    assignments, model = work((1, 8, 8), 3, dtype=torch.float64), in_double(Tiny)
+    wanted = trained(make_engine("sequential", model), model, assignments, settings)
+    assert_agree(trained(make_engine(name, model, chunk=3), model, assignments, settings), wanted)
+
+
+@pytest.mark.parametrize("name", ["threads", "vmap", "grouped", "bmm", "graph"])
+def test_engines_agree_on_the_model_of_the_default_run(name: str) -> None:
+    assignments, settings = work((1, 28, 28), 10), LocalTraining(batch=20, rate=0.05)
+    wanted = trained(make_engine("sequential", STRIDE), STRIDE, assignments, settings)
+    assert_agree(trained(make_engine(name, STRIDE, chunk=2), STRIDE, assignments, settings), wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["threads", "vmap", "grouped", "bmm", "graph"])
+def test_engines_agree_where_layers_share_a_norm_and_there_is_dropout(name: str) -> None:
+    assignments, model = work((3, 32, 32), 2, dtype=torch.float64)[:2], in_double(SIMPLE)
+    wanted = trained(make_engine("sequential", model), model, assignments, PLAIN)
+    assert_agree(trained(make_engine(name, model), model, assignments, PLAIN), wanted)
+
+
+@pytest.mark.parametrize("name", ["threads", "vmap", "graph"])
+def test_engines_agree_on_texts_and_leave_unused_parameters_as_they_are(name: str) -> None:
+    assignments, model = work((6,), 2, vocabulary=50), in_double(LSTM)
+    wanted = trained(make_engine("sequential", model), model, assignments, PLAIN)
+    found = trained(make_engine(name, model), model, assignments, PLAIN)
+    assert_agree(found, wanted)
+    assert not found[0].update["leftover.weight"].any()
+
+
+def test_an_engine_does_what_torchs_optimizer_does() -> None:
+    settings = LocalTraining(epochs=2, batch=8, rate=0.05, momentum=0.9, weight_decay=0.01)
+    assignments = work((1, 28, 28), 10)
+    found = trained(make_engine("sequential", STRIDE), STRIDE, assignments, settings)
+    for assignment in assignments:
+        np.testing.assert_allclose(
+            flat(found[assignment.client]), by_hand(STRIDE, assignment, settings), rtol=1e-4, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_update_is_not_longer_than_the_limit(name: str) -> None:
+    found = trained(make_engine(name, Tiny, chunk=3), Tiny, work((1, 8, 8), 3), EVERYTHING)
+    norms = [float(np.linalg.norm(flat(client))) for client in found.values()]
+    assert max(norms) == pytest.approx(0.3, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sequential", "grouped", "graph"])
+def test_an_update_below_the_limit_stays_as_it_is(name: str) -> None:
+    free, limited = (
+        trained(make_engine(name, Tiny), Tiny, work((1, 8, 8), 3), LocalTraining(batch=8, rate=0.05, clip=clip))
+        for clip in (None, 1e6)
+    )
+    assert all(np.array_equal(flat(free[client]), flat(limited[client])) for client in free)
+
+
+def test_the_proximal_term_holds_a_client_back() -> None:
+    free, held = (
+        trained(
+            make_engine("sequential", Tiny), Tiny, work((1, 8, 8), 3), LocalTraining(epochs=4, batch=8, proximal=mu)
+        )
+        for mu in (0.0, 5.0)
+    )
+    assert all(np.linalg.norm(flat(held[client])) < 0.9 * np.linalg.norm(flat(free[client])) for client in free)
+
+
+def test_threads_change_no_bit() -> None:
+    assignments = work((3, 32, 32), 2)
+    wanted = trained(make_engine("sequential", SIMPLE), SIMPLE, assignments, PLAIN)
+    for threads in (1, 2, 3):
+        found = trained(make_engine("threads", SIMPLE, threads=threads), SIMPLE, assignments, PLAIN)
+        assert all(np.array_equal(flat(found[client]), flat(wanted[client])) for client in wanted)
+
+
+def test_torchs_own_threads_change_no_bit_and_stay_as_they_were() -> None:
+    before = torch.get_num_threads()
+    assignments = work((1, 28, 28), 10)
+    found = list[dict[int, TrainedClient]]()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(trained(make_engine("threads", STRIDE), STRIDE, assignments, PLAIN))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(np.array_equal(flat(found[0][client]), flat(found[1][client])) for client in found[0])
+
+
+@pytest.mark.parametrize("name", ["threads", "sequential", "graph"])
+def test_the_order_and_the_company_of_clients_change_no_bit(name: str) -> None:
+    assignments = work((1, 8, 8), 3)
+    engine = make_engine(name, Tiny)
+    wanted = trained(engine, Tiny, assignments, EVERYTHING)
+    for some in (assignments[::-1], assignments[1:3]):
+        found = trained(engine, Tiny, some, EVERYTHING)
+        assert all(np.array_equal(flat(found[client]), flat(wanted[client])) for client in found)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_clients_come_longest_work_first(name: str) -> None:
+    start = initial_parameters(Tiny, seed_of(5, Stream.MODEL))
+    found = make_engine(name, Tiny, chunk=2).train(start, work((1, 8, 8), 3), PLAIN)
+    steps = [-(-client.examples // PLAIN.batch) for client in found]
+    assert all(before >= after for before, after in pairwise(steps))
+
+
+def test_threads_work_ahead_of_what_is_taken_by_a_few_clients() -> None:
+    taken = list[int]()
+
+    class Counting(PlainModel):
+        def train(self, *arguments: object, **named: object) -> TrainedClient:
+            taken.append(1)
+            return super().train(*arguments, **named)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    engine = ThreadsEngine(lambda: Counting(Tiny, Computing()), threads=2)
+    assignments = work((1, 8, 8), 3)[:1] * 40
+    found = engine.train(initial_parameters(Tiny, seed_of(5, Stream.MODEL)), assignments, PLAIN)
+    next(iter(found))
+    before = -1
+    while before < len(taken):
+        before = len(taken)
+        sleep(0.2)
+    assert len(taken) <= 5
+    assert len(list(found)) == 39
+
+
+@pytest.mark.parametrize("name", ["threads", "sequential"])
+def test_a_client_without_examples_is_named_before_anybody_trains(name: str) -> None:
+    nobody = Examples(torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64))
+    assignments = [*work((1, 8, 8), 3), Assignment(client=17, examples=nobody, seed=(0, 0, 0, 0))]
+    with pytest.raises(InvalidParameters, match="client 17 has no examples"):
+        trained(make_engine(name, Tiny), Tiny, assignments, PLAIN)
+
+
+class WithNorm(nn.Module):
+    """A model with whatever layer is given."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.odd, self.head = nn.Conv2d(1, 4, 6), layer, nn.Linear(36, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.odd(self.first(images)).flatten(1))
+        return scores
+
+
+@pytest.mark.parametrize("name", ["vmap", "grouped", "bmm", "graph"])
+def test_batch_normalization_is_refused_by_name_where_batches_are_padded(name: str) -> None:
+    with pytest.raises(InvalidParameters, match=r"odd \(BatchNorm2d\).*use GroupNorm"):
+        make_engine(name, lambda: WithNorm(nn.BatchNorm2d(4, track_running_stats=False)))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_running_statistics_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidParameters, match=r"odd \(BatchNorm2d\) keeps running statistics"):
+        make_engine(name, lambda: WithNorm(nn.BatchNorm2d(4)))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout2d(0.5), nn.AlphaDropout(0.5)])
+def test_dropout_that_could_not_be_repeated_is_refused_by_name(layer: nn.Module) -> None:
+    with pytest.raises(InvalidParameters, match=r"odd .*use torch.nn.Dropout"):
+        make_engine("threads", lambda: WithNorm(layer))
+
+
+def test_a_batch_norm_without_memory_trains_one_by_one() -> None:
+    def factory() -> nn.Module:
+        return WithNorm(nn.BatchNorm2d(4, track_running_stats=False))
+
+    found = trained(make_engine("threads", factory), factory, work((1, 8, 8), 3), PLAIN)
+    assert found[0].update["odd.weight"].any()
+
+
+@pytest.mark.parametrize("name", ["grouped", "bmm"])
+def test_a_layer_of_which_clients_cannot_lie_side_by_side_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidParameters, match=r"embedding \(Embedding\)"):
+        make_engine(name, LSTM)
+
+
+class Mixing(nn.Module):
+    """A model that takes a mean over channels between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(1, 4, 3), nn.Linear(9, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        shown = self.first(images)
+        scores: torch.Tensor = self.head((shown - shown.mean(1, keepdim=True))[:, :1].flatten(1))
+        return scores
+
+
+def test_a_model_that_mixes_channels_between_layers_is_refused_before_it_trains() -> None:
+    with pytest.raises(InvalidParameters, match="keep clients apart"):
+        trained(make_engine("grouped", Mixing), Mixing, work((1, 5, 5), 3), PLAIN)
+
+
+class Asking(nn.Module):
+    """A model whose way depends on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(25, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(images.flatten(1))
+        return scores if float(scores.detach().sum()) > 0 else -scores
+
+
+def test_a_model_that_cannot_be_mapped_is_refused_and_another_engine_is_chosen() -> None:
+    start, assignments = initial_parameters(Asking, seed_of(5, Stream.MODEL)), work((1, 5, 5), 3)
+    with pytest.raises(InvalidParameters, match=r"torch.vmap cannot map this model"):
+        list(make_engine("vmap", Asking).train(start, assignments, PLAIN))
+    choice = fastest_engine(Asking, start, assignments, PLAIN, names=("vmap", "sequential"))
+    assert (choice.engine.name, set(choice.refused)) == ("sequential", {"vmap"})
+
+
+def test_mixing_is_noticed_in_the_first_chunk_of_several_clients() -> None:
+    start, assignments = initial_parameters(Mixing, seed_of(5, Stream.MODEL)), work((1, 5, 5), 3)
+    engine = make_engine("grouped", Mixing)
+    assert len(list(engine.train(start, assignments[:1], PLAIN))) == 1
+    with pytest.raises(InvalidParameters, match="keep clients apart"):
+        list(engine.train(start, assignments, PLAIN))
+
+
+def test_a_start_of_another_model_is_refused() -> None:
+    start = initial_parameters(STRIDE, seed_of(5, Stream.MODEL))
+    with pytest.raises(InvalidParameters, match="of another model"):
+        list(make_engine("sequential", Tiny).train(start, work((1, 8, 8), 3), PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_engine("quick", Tiny), "the engines are threads"),
+        (lambda: make_engine("threads", Tiny, threads=0), "1 thread or more"),
+        (lambda: make_engine("vmap", Tiny, chunk=0), "1 client or more"),
+        (lambda: make_engine("threads", Tiny, device="abacus"), "is no device"),
+        (lambda: make_engine("threads", Tiny, device="meta"), "on the CPU and on CUDA"),
+        (lambda: make_engine("threads", Tiny, device="cuda:99"), "finds . CUDA devices"),
+    ],
+)
+def test_an_engine_that_cannot_be_made_is_refused(make: Callable[[], Engine], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        make()
+
+
+def test_the_fastest_engine_is_one_that_can_train_the_model() -> None:
+    start, assignments = initial_parameters(LSTM, seed_of(5, Stream.MODEL)), work((6,), 2, vocabulary=50)
+    choice = fastest_engine(LSTM, start, assignments, PLAIN, names=("sequential", "grouped", "graph"))
+    assert set(choice.seconds) == {"sequential", "graph"}
+    assert choice.engine.name == min(choice.seconds, key=choice.seconds.__getitem__)
+    assert "Embedding" in choice.refused["grouped"]
+
+
+def test_on_a_cpu_threads_are_chosen_without_timing() -> None:
+    choice = fastest_engine(Tiny, {}, [], PLAIN)
+    assert (choice.engine.name, choice.seconds) == ("threads", {})
+
+
+def test_an_impossible_choice_says_why() -> None:
+    start, assignments = initial_parameters(LSTM, seed_of(5, Stream.MODEL)), work((6,), 2, vocabulary=50)
+    with pytest.raises(InvalidParameters, match=r"grouped: the layer embedding.*bmm: the layer"):
+        fastest_engine(LSTM, start, assignments, PLAIN, names=("grouped", "bmm"))
+
+
+@pytest.mark.parametrize("name", ["sequential", "vmap", "grouped", "graph"])
+def test_bfloat16_is_near_and_differs(name: str) -> None:
+    assignments, settings = work((1, 28, 28), 10)[:2], LocalTraining(batch=20, rate=0.05)
+    wanted = trained(make_engine("sequential", STRIDE), STRIDE, assignments, settings)
+    found = trained(make_engine(name, STRIDE, bf16=True), STRIDE, assignments, settings)
+    for client, reference in wanted.items():
+        error = np.linalg.norm(flat(found[client]) - flat(reference)) / np.linalg.norm(flat(reference))
+        assert 1e-5 < error < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # What torch says of itself.
+@pytest.mark.parametrize("name", ["sequential", "threads", "vmap", "grouped"])
+def test_compiled_engines_agree(name: str) -> None:
+    # What torch.compile translates to is its own affair, and takes a minute; here it is called, and runs as it is.
+    with torch.compiler.set_stance("force_eager"):
+        assignments, model = work((1, 8, 8), 3, dtype=torch.float64), in_double(Tiny)
+        wanted = trained(make_engine("sequential", model), model, assignments, PLAIN)
+        assert_agree(trained(make_engine(name, model, compiled=True), model, assignments, PLAIN), wanted)
+
+
+def test_dropout_of_torch_is_replaced_by_one_with_keys() -> None:
+    engine = make_engine("sequential", Tiny)
+    first, again = (trained(engine, Tiny, work((1, 8, 8), 3), PLAIN) for _ in range(2))
+    assert all(np.array_equal(flat(first[client]), flat(again[client])) for client in first)
+    assert not any(isinstance(layer, KeyedDropout) for layer in Tiny().modules())
+
+
+def test_a_layer_that_stands_in_two_places_is_replaced_by_one() -> None:
+    layer = nn.Dropout(0.5)
+    model = swapped(
+        nn.Sequential(layer, nn.Linear(2, 2), layer),
+        lambda each: KeyedDropout(each.p) if isinstance(each, nn.Dropout) else None,
+    )
+    assert isinstance(model, nn.Sequential)
+    assert isinstance(model[0], KeyedDropout)
+    assert model[0] is model[2]
+
+
+def test_the_schedule_shuffles_each_epoch_anew_and_takes_every_example_once() -> None:
+    assignment = work((1, 8, 8), 3)[2]
+    schedule = schedule_of(assignment, LocalTraining(epochs=3, batch=8), dropouts=2)
+    epochs = [np.concatenate(schedule.batches[begin : begin + 5]) for begin in (0, 5, 10)]
+    assert all(sorted(epoch.tolist()) == list(range(33)) for epoch in epochs)
+    assert not np.array_equal(epochs[0], epochs[1])
+    assert (schedule.first_epoch, schedule.keys.shape) == (5, (15, 2))
+    assert len(np.unique(schedule.keys)) == 30

@@ -1,0 +1,159 @@
+"""Noise of the enclave in a run: what it costs, that it is there, and what it does not go together with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import Aggregate
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
+from secagg.protocols.enclave.accounting import ReleasePart, epsilon
+from secagg.protocols.enclave.noise import NoiseKind
+from secagg.training.cohorts import invited, lost, uploaders
+from secagg.training.configuration import Configuration
+from secagg.training.driver import train
+from secagg.training.enclave_sum import EnclaveSum
+from secagg.training.metrics import read_records
+from secagg.training.operators import Operators
+from secagg.training.privacy import ReleaseCount
+from secagg.training.round_sums import require_near
+from secagg.training.rounds import Pieces, Run
+
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
+NOISED = (
+    "secagg.protocol=enclave",
+    "secagg.mode=real",
+    "local.clip=0.5",
+    "privacy.noise_multiplier=2",
+    "privacy.delta=1e-6",
+)
+
+
+def spent(releases: int, multiplier: int = 2) -> float:
+    """Return what so many releases cost, of one Gaussian with this multiple of the sensitivity."""
+    one = ReleasePart(l2_squared=10**12, l1=None, variance=Fraction(multiplier**2 * 10**12))
+    return epsilon(NoiseKind.DISCRETE_GAUSSIAN, [one], releases, 1e-6)
+
+
+def most_rounds(run: Configuration, rounds: int) -> int:
+    count = Counter[int]()
+    for number in range(rounds):
+        clients = invited(run, 16, number)[: run.clients_per_round]
+        count.update(uploaders(clients, lost(run, clients, number)))
+    return max(count.values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("compression.scheme=pruning", "compression.sparsity=0.5"),
+        ("compression.scheme=pq", "compression.calibration=public"),
+    ],
+)
+def test_epsilon_is_that_of_the_client_that_was_in_most_rounds(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...]
+) -> None:
+    run = toy_run(*NOISED, "dropouts.rate=0.05", *changes)
+    summary = train(run, tmp_path, pieces=toy_pieces(run))
+    found = [record.epsilon for record in read_records(tmp_path)]
+    due = [spent(most_rounds(run, rounds)) for rounds in range(1, 5)]
+    assert found == pytest.approx(due, rel=1e-6)
+    assert summary["epsilon"] == found[-1]
+    assert due[-1] > due[0]
+
+
+def test_a_resumed_run_has_not_forgotten_what_was_spent(toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run(*NOISED)
+    played = Run(run, toy_pieces(run))
+    for _ in range(3):
+        played.advance()
+    resumed = Run(run, toy_pieces(run))
+    resumed.restore(played.checkpoint())
+    record = resumed.advance()
+    assert record.epsilon == pytest.approx(spent(most_rounds(run, 4)), rel=1e-6)
+
+
+def test_the_noise_has_the_size_that_was_asked_for(toy_run: Make, toy_pieces: Pieced) -> None:
+    # One client's clipped update can become its opposite, which is twice the clip; the mean is over 6 clients.
+    run = toy_run(*NOISED, "local.rate=1e-12")
+    played = Run(run, toy_pieces(run))
+    before = {name: value.copy() for name, value in played.parameters.items()}
+    played.advance()
+    moved = np.concatenate([(played.parameters[name] - before[name]).ravel() for name in before])
+    assert moved.std() == pytest.approx(2 * 2 * 0.5 / 6, rel=0.2)
+
+
+def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
+    deviations = list[float]()
+    for changes in ((), ("privacy.zero_out=true",)):
+        run = toy_run(*NOISED, *changes)
+        codec = Operators(run.compression, {"w": (3, 4), "b": (3,)}, bytes(32), 6).planned()
+        planned = EnclaveSum(run).plan(codec)
+        assert planned.noise is not None
+        deviations.append(float(planned.noise.variances[0]) ** 0.5)
+    assert deviations[0] == pytest.approx(2 * deviations[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("secagg.protocol=pairwise",), "take secagg.protocol = 'enclave'"),
+        (("secagg.protocol=two-server",), "take secagg.protocol = 'enclave'"),
+        (("secagg.mode=ideal",), "secagg.mode = 'real'"),
+        (("secagg.every=2",), "secagg.every = 1"),
+        (("local.clip=",), "set local.clip"),
+        (("server.weighting=examples",), "server.weighting = 'equal'"),
+        (("asynchronous.buffer=4",), "asynchronous.buffer = 0"),
+        (("secagg.histograms=true",), "secagg.histograms = false"),
+        (("compression.scheme=sq",), "'pq', 'pruning' or 'none'"),
+        (("compression.scheme=pq",), "calibration = 'public'"),
+        (("privacy.epsilon=1",), "would spend epsilon"),
+    ],
+)
+def test_what_noise_does_not_go_with_is_refused_before_anything_is_trained(
+    toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...], message: str
+) -> None:
+    run = toy_run(*NOISED, *changes)
+    with pytest.raises(InvalidParameters, match=message):
+        train(run, pieces=toy_pieces(run))
+
+
+def test_a_ring_that_the_noise_could_leave_is_refused(toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run(*NOISED, "privacy.noise_multiplier=500")
+    with pytest.raises(CapacityExceeded, match="fraction_bits"):
+        train(run, pieces=toy_pieces(run))
+
+
+def test_a_run_within_its_limit_is_trained(toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run(*NOISED, f"privacy.epsilon={1.01 * spent(4)}")
+    assert train(run, pieces=toy_pieces(run))["epsilon"] <= 1.01 * spent(4)
+
+
+def test_a_sum_beyond_its_noise_is_found_out(toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run(*NOISED)
+    played = Run(run, toy_pieces(run))
+    codec = played.operators.begin(0, dict[str, Any]).update
+    (segment,) = codec.layout.require_rings()
+    ring, size = segment.ring, segment.length
+    aggregate, other = (
+        Aggregate(codec.layout, (ring.from_integers(np.full(size, value, dtype=np.int64)),), 6, 6) for value in (0, 99)
+    )
+    require_near(aggregate, other, [9.9])
+    with pytest.raises(InternalError, match="more than its noise"):
+        require_near(aggregate, other, [9.0])
+
+
+def test_rounds_are_counted_with_those_who_are_about_to_be_in_one() -> None:
+    run = Configuration(rounds=2, clients_per_round=2)
+    count = ReleaseCount(run, 50)
+    count.add((1, 2))
+    count.add((2, 3))
+    assert (count.most, count.most_with((1, 2)), count.most_with((7,)), count.most_with(())) == (2, 3, 2, 2)

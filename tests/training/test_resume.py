@@ -1,0 +1,151 @@
+"""A resumed run is the run that was not stopped: same models, same metrics, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.training.checkpoint import Checkpoint
+from secagg.training.configuration import Configuration, changed
+from secagg.training.driver import MODEL_NAME, train
+from secagg.training.metrics import RoundRecord, read_records
+from secagg.training.rounds import Pieces
+
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
+
+
+class Interrupting:
+    """Presses Ctrl-C after some rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def round_done(self, record: RoundRecord) -> None:  # noqa: ARG002 -- an observer's
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        pass
+
+
+def model(folder: Path) -> dict[str, Any]:
+    with np.load(folder / MODEL_NAME) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def told(folder: Path) -> list[RoundRecord]:
+    """Return the records without what a clock says."""
+    return [
+        replace(
+            record,
+            seconds={},
+            stages=[{**stage, "client_seconds": 0, "server_seconds": 0} for stage in record.stages],
+        )
+        for record in read_records(folder)
+    ]
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("compression.scheme=sq", "compression.wrap=true", "compression.stochastic=true"),
+        ("compression.scheme=pruning", "server.optimizer=fedadam", "server.rate=0.01", "dropouts.rate=0.2"),
+        (
+            "secagg.protocol=enclave",
+            "compression.scheme=pq",
+            "compression.refresh=2",
+            "server.optimizer=fedavgm",
+            "server.rate=0.3",
+        ),
+        ("secagg.protocol=enclave", "compression.scheme=pq", "compression.calibration=mock"),
+        ("compression.scheme=sq", "compression.wrap=true", "compression.calibration=agg", "compression.refresh=2"),
+    ],
+    ids=["scalar", "pruning, Adam and dropouts", "product, momentum and a slow refresh", "mock", "aggregate"],
+)
+def test_a_run_that_is_interrupted_and_resumed_equals_a_straight_one(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...]
+) -> None:
+    run = toy_run("checkpoint_every=2", *changes)
+    train(run, tmp_path / "straight", pieces=toy_pieces(run))
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path / "resumed", observers=[Interrupting(3)], pieces=toy_pieces(run))
+    assert not (tmp_path / "resumed" / MODEL_NAME).exists()
+    stored = Checkpoint.read(tmp_path / "resumed")
+    assert stored is not None
+    assert stored.next_round == 3
+    train(run, tmp_path / "resumed", resume=True, pieces=toy_pieces(run))
+    assert same(model(tmp_path / "straight"), model(tmp_path / "resumed"))
+    assert told(tmp_path / "straight") == told(tmp_path / "resumed")
+
+
+def test_a_result_does_not_depend_on_how_many_threads_train(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run()
+    for workers in (1, 2):
+        train(replace(run, workers=workers), tmp_path / str(workers), pieces=toy_pieces(replace(run, workers=workers)))
+    assert same(model(tmp_path / "1"), model(tmp_path / "2"))
+
+
+def test_a_run_can_be_made_longer(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run()
+    train(run, tmp_path / "straight", pieces=toy_pieces(run))
+    train(replace(run, rounds=2), tmp_path / "longer", pieces=toy_pieces(replace(run, rounds=2)))
+    train(run, tmp_path / "longer", resume=True, pieces=toy_pieces(run))
+    assert same(model(tmp_path / "straight"), model(tmp_path / "longer"))
+
+
+@pytest.mark.parametrize(("change", "named"), [("seed=1", "seed"), ("compression.bits=4", "compression.bits")])
+def test_a_resume_with_another_configuration_is_refused(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, change: str, named: str
+) -> None:
+    run = toy_run("rounds=1")
+    train(run, tmp_path, pieces=toy_pieces(run))
+    with pytest.raises(InvalidParameters, match=named):
+        train(changed(run, [change]), tmp_path, resume=True, pieces=toy_pieces(run))
+
+
+def test_without_resume_a_run_starts_anew(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run("rounds=1")
+    train(run, tmp_path, pieces=toy_pieces(run))
+    train(run, tmp_path, pieces=toy_pieces(run))
+    assert [record.round for record in read_records(tmp_path)] == [1]
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    (tmp_path / "checkpoint.npz").write_bytes(b"PK\x03\x04 and nothing more")
+    with pytest.raises(InvalidParameters, match="no checkpoint"):
+        train(toy_run(), tmp_path, resume=True, pieces=toy_pieces(toy_run()))
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Checkpoint(next_round=1, configuration={})
+    before.write(tmp_path)
+    break_writing(monkeypatch)
+    with pytest.raises(OSError, match="full"):
+        Checkpoint(next_round=2, configuration={}).write(tmp_path)
+    stored = Checkpoint.read(tmp_path)
+    assert stored is not None
+    assert stored.next_round == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.npz"]
+
+
+def break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: Any, **_: Any) -> None:
+        file.write(b"a beginning")
+        raise OSError("the disk is full")
+
+    broken: Callable[..., None] = full
+    monkeypatch.setattr("secagg.training.checkpoint.np.savez", broken)

@@ -1,0 +1,199 @@
+"""Sweeps do nothing twice; reports open from disk; the command says what is wrong before it trains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from secagg.cli import main
+from secagg.errors import InvalidParameters
+from secagg.training import sweep as sweeping
+from secagg.training.configuration import Configuration
+from secagg.training.driver import train
+from secagg.training.finished_runs import cells_of, read_runs
+from secagg.training.report import write_report
+from secagg.training.rounds import Pieces
+from secagg.training.sweep import read_grid, sweep, table
+
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
+GRID = """
+preset = "fashion-none"
+seeds = [0, 1]
+set = ["rounds=2", "clients_per_round=5", "evaluation.every=1", "local.batch=4"]
+[[cell]]
+name = "none"
+[[cell]]
+name = "sq"
+set = {compression.scheme = "sq", compression.wrap = true}
+[axes]
+"server.rate" = [0.5, 1.0]
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a grid of the toy task."""
+
+    def trained(run: Configuration, out: Path, *, resume: bool) -> object:
+        return train(run, out, resume=resume, pieces=toy_pieces(run))
+
+    monkeypatch.setattr(sweeping, "train", trained)
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        GRID.replace("set = {compression.scheme", 'set = {"compression.scheme"').replace(
+            ", compression.wrap", ', "compression.wrap"'
+        )
+    )
+    return file
+
+
+def test_a_sweep_trains_every_cell_with_every_seed_and_nothing_twice(grid: Path, tmp_path: Path) -> None:
+    lines = list[str]()
+    results = sweep(read_grid(grid), tmp_path / "runs", told=lines.append)
+    assert len(results) == 2 * 2 * 2
+    assert lines[0] == "8 runs, 0 of them finished"
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("metrics.jsonl")}
+    lines.clear()
+    assert sweep(read_grid(grid), tmp_path / "runs", told=lines.append) == results
+    assert lines == ["8 runs, 8 of them finished"]
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("metrics.jsonl")}
+    printed = table(results)
+    assert len(printed) == 5
+    assert "none, rate 0.5" in printed[1]
+
+
+def test_a_cell_that_fails_says_why_and_the_others_go_on(grid: Path, tmp_path: Path) -> None:
+    grid.write_text(grid.read_text().replace('"compression.wrap" = true', '"compression.wrap" = false'))
+    results = sweep(read_grid(grid), tmp_path / "runs")
+    failed = [result for result in results if "error" in result]
+    assert len(failed) == 4
+    assert all("capacity" in result["error"] for result in failed)
+    assert "failed" in "\n".join(table(results))
+
+
+def test_a_folder_of_another_sweep_is_refused(grid: Path, tmp_path: Path) -> None:
+    sweep(read_grid(grid), tmp_path / "runs")
+    grid.write_text(grid.read_text().replace("rounds=2", "rounds=3"))
+    with pytest.raises(InvalidParameters, match="another configuration"):
+        sweep(read_grid(grid), tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds", "seed", "has seed besides"),
+        ('preset = "fashion-none"', "", "either a preset or a config"),
+        ("server.rate", "server.rat", "nearest"),
+        ("rounds=2", "rounds", "key=value"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(grid: Path, old: str, new: str, message: str) -> None:
+    grid.write_text(grid.read_text().replace(old, new))
+    with pytest.raises(InvalidParameters, match=message):
+        list(read_grid(grid).runs())
+
+
+@pytest.fixture
+def runs(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> Path:
+    """Train runs that every figure has something of."""
+    cells = {
+        "none": ("secagg.mode=real", "secagg.sparse=false"),
+        "sq 6/8": ("compression.scheme=sq", "compression.wrap=true"),
+        "sq 8/8": ("compression.scheme=sq", "compression.wrap=true", "compression.bits=8"),
+        "<pq> & others": ("compression.scheme=pq", "secagg.protocol=enclave", "secagg.mode=real"),
+        "pruning": ("compression.scheme=pruning",),
+        "pruning, every 2": ("compression.scheme=pruning", "compression.refresh=2"),
+    }
+    for number, (name, changes) in enumerate(cells.items()):
+        for seed in (0, 1):
+            run = toy_run("rounds=3", "evaluation.every=1", f'name="{name}"', f"seed={seed}", *changes)
+            train(run, tmp_path / "runs" / f"{number}-{seed}", pieces=toy_pieces(run))
+    return tmp_path / "runs"
+
+
+def test_a_report_is_one_file_that_fetches_nothing(runs: Path, tmp_path: Path) -> None:
+    report = write_report([runs], tmp_path / "figures")
+    text = report.read_text(encoding="utf-8")
+    assert not re.findall(r"<(?:script|link|img|iframe)\b", text)
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", text.replace('xlink:href="#', ""))
+    assert text.count("<svg") == 6
+    assert "&lt;pq&gt; &amp; others" in text
+    assert "<pq>" not in text
+    names = {"accuracy-uplink", "convergence", "overflow", "refresh", "downlink", "timeline"}
+    assert {file.stem for file in (tmp_path / "figures").glob("*.png")} == names
+    assert {file.stem for file in (tmp_path / "figures").glob("*.svg")} == names
+    assert len(set(re.findall(r'id="([^"]+)"', text))) == len(re.findall(r'id="([^"]+)"', text))
+
+
+def test_runs_that_differ_in_their_seeds_are_one_cell(runs: Path) -> None:
+    cells = cells_of(read_runs([runs]))
+    assert [len(cell.runs) for cell in cells] == [2] * 6
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameters, match="holds no run"):
+        read_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--preset", "fashon-pq"], "the nearest is 'fashion-pq'"),
+        (["train", "--preset", "fashion-sq", "--set", "compression.wrap=false"], "capacity"),
+        (["train", "--preset", "celeba-sq"], "secagg data prepare celeba"),
+        (["train", "--preset", "fashion-none", "--set", "device=cuda:63"], "device"),
+        (["train", "--preset", "fashion-none", "--set", "engine=steam"], "there is no engine"),
+        (["train", "--preset", "fashion-none", "--set", "model=transformer"], "there is no model"),
+        (["train", "--preset", "fashion-pq", "--set", 'compression.layers=["head.bias=8/2"]'], "head.bias"),
+        (["train", "--preset", "fashion-none", "--set", "clients_per_round=2000"], "lower clients_per_round"),
+        (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "secagg.protocol = 'enclave'"),
+        (["train", "--preset", "femnist-none", "--set", "data.root=damaged"], "damaged/data/train/all.json"),
+        (["estimate", "fashion-pq", "--set", "rounds=0"], "rounds is in"),
+        (["plot", "."], "holds no run"),
+    ],
+)
+def test_the_command_says_what_is_wrong_before_it_trains(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for half in ("train", "test"):
+        file = tmp_path / "damaged" / "data" / half / "all.json"
+        file.parent.mkdir(parents=True)
+        file.write_text('{"users": ["a"], "num_samples": [1], "user_data": {')
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_the_command_trains_goes_on_and_plots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = [f"--set={change}" for change in ("rounds=2", "clients_per_round=3", "data.clients=100", "workers=1")]
+    assert main(["train", "--preset", "fashion-pq", *small, "--out", "run"]) == 0
+    printed = capsys.readouterr()
+    assert "36.7 times less than float32" in printed.out
+    assert "round 2 of 2" in printed.err
+    assert main(["train", "--config", "run/configuration.toml", "--set=rounds=3", "--out", "run", "--resume"]) == 0
+    assert len(read_runs([Path("run")])[0].records) == 3
+    before = Path("run/metrics.jsonl").read_bytes()
+    assert main(["train", "--preset", "fashion-pq", *small, "--set=seed=5", "--out", "run", "--resume"]) == 2
+    assert "seed" in capsys.readouterr().err
+    assert Path("run/metrics.jsonl").read_bytes() == before
+    assert main(["plot", "run"]) == 0
+    assert Path("run/figures/report.html").exists()
+    assert main(["data", "info", "fashion"]) == 0
+    assert "2,000 test examples" in capsys.readouterr().out
+
+
+def test_a_configuration_can_be_shown_without_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--preset", "fashion-pq", "--set", "rounds=7", "--show"]) == 0
+    assert "rounds = 7" in capsys.readouterr().out
