@@ -352,15 +352,15 @@ def memory_of(server: IndexingServer) -> tuple[Any, ...]:
         state.concluded,
         (release.signed_list, release.peer_list, release.peer_commitment, release._share),  # noqa: SLF001
         state.opener._pair.is_wiped,  # noqa: SLF001
-        tuple(sorted(map(_without_words, state._journal.written))),  # noqa: SLF001
+        _written(state._journal.written),  # noqa: SLF001
     )
 
 
-def _without_words(record: Record) -> Record:
-    event, fields = record
-    if event is Event.REJECTED:
-        return event, fields[:1]
-    return record if event is not Event.FAILED else (event, ())
+def _written(records: list[Record]) -> tuple[tuple[Record, ...], bool]:
+    """Return what records say, without the words of a refusal; a round is given up however often it says so."""
+    said = [record for record in records if record[0] is not Event.FAILED]
+    kept = [(event, fields[:1] if event is Event.REJECTED else fields) for event, fields in said]
+    return tuple(sorted(kept)), len(said) < len(records)
 
 
 def _remembered(upload: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- an upload that waits

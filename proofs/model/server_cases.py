@@ -59,14 +59,14 @@ def network(journal: type[MemoryJournal]) -> Search:
 def batches(journal: type[MemoryJournal]) -> Search:
     """Both servers are honest, and server 1 asks about all uploads at once."""
     at = Place(7)
-    sent = [at.send(1), at.send(2), at.send(3, "x", is_unit=False)]
+    at.send(1)
+    at.send(2)
+    both = tuple(sent.entry.upload_id for sent in at.sent.values())
     search = Search([at], ((0, 0), (0, 1)), journal)
-    both = tuple(one.entry.upload_id for one in sent)
     for driven in search.driven:
         driven.actions += [*_receipts(at, driven.index), Action("close", "close"), Action(STARTS_AGAIN, STARTS_AGAIN)]
-        if driven.index:
-            driven.actions += [Action("propose all", "propose", (chosen,)) for chosen in (both, both[:2], both[2:])]
         driven.actions.append(Action("give up", "give_up", ("the operator wants it so",)))
+    search.driven[1].actions += [Action("propose both", "propose", (both,)), Action("propose 2", "propose", (both[1:],))]
     return search
 
 
@@ -85,6 +85,7 @@ def names(journal: type[MemoryJournal]) -> Search:
     search = _one_corrupted(0, journal)
     at = search.places[0]
     at.send(1)
+    at.send(3)
     at.send_in_the_name_of(2, certified=True)
     at.send_in_the_name_of(9, certified=False)
     return _with_lists(search, [(sent.name, b"1", b"+") for sent in at.sent.values()])
@@ -161,7 +162,6 @@ def _with_two_places(one: Place, other: Place, journal: type[MemoryJournal]) -> 
         for update in updates:
             at.send(1, update)
         at.send(3)
-        at.send(5)
     search = Search(places, ((0, 0), (1, 0)), journal, {1: updates})
     for driven, elsewhere in zip(search.driven, reversed(places), strict=True):
         at = driven.at
@@ -174,7 +174,7 @@ def _with_two_places(one: Place, other: Place, journal: type[MemoryJournal]) -> 
         lists = [at.signed_list(1, entries) for entries in at.subsets()]
         search.genuine.update(lists)
         driven.actions += [
-            *_receipts(at, 0, {3, 5}),
+            *_receipts(at, 0, {3}),
             *_receipts(elsewhere, 0),
             Action("close", "close"),
             Action(STARTS_AGAIN, STARTS_AGAIN),
@@ -228,12 +228,19 @@ _ONLY_ASKED = ServerState._take  # noqa: SLF001
 
 
 def _still_collecting(self: RoundRules, *states: RoundState) -> None:
-    if RoundState.COLLECTING not in states:
+    if RoundState.COLLECTING not in states or self.state is not RoundState.SIGNED:
         _REQUIRE(self, *states)
 
 
+def _still_its_turn(self: Any, received: str, *states: RoundState) -> None:  # noqa: ANN401 -- a server
+    if RoundState.COLLECTING not in states or self._rules.state is not RoundState.SIGNED:
+        _TURN(self, received, *states)
+
+
 def _close_again(self: Any) -> bytes:  # noqa: ANN401 -- a server
-    self._state.write(Event.SIGNED, self._release.sign(self._rules.list_to_sign()))
+    signed = self._release.sign(self._rules.list_to_sign())
+    if signed != self._release.signed_list:
+        self._state.write(Event.SIGNED, signed)
     return self._release.signed_list  # type: ignore[no-any-return]
 
 
@@ -296,6 +303,7 @@ def _decided_by(self: Any, upload_id: bytes, heard: bytes, decide: Callable[...,
     return decide(pending.exchange, heard)
 
 
+_TURN: Any = IndexingServer._require_turn  # noqa: SLF001
 _SAID: Any = IndexingServer._said  # noqa: SLF001
 _DECIDED: Any = IndexingServer._decided  # noqa: SLF001
 
@@ -380,10 +388,17 @@ def _defective(
 
 
 DEFECTS: tuple[tuple[Any, ...], ...] = (
-    ("no latch on the list", corrupted_1, ((RoundRules, "require", _still_collecting), (IndexingServer, "close", _close_again))),
-    ("uploads taken after the list", corrupted_1, ((RoundRules, "require", _still_collecting),)),
+    (
+        "no latch on the list",
+        corrupted_1,
+        (
+            (RoundRules, "require", _still_collecting),
+            (IndexingServer, "_require_turn", _still_its_turn),
+            (IndexingServer, "close", _close_again),
+        ),
+    ),
     ("signature of the list not checked", network, ((server_messages, "verify_signature", _nothing),)),
-    ("lists not compared", network, ((Release, "require_same_list", _nothing),)),
+    ("lists not compared", corrupted_1, ((Release, "require_same_list", _nothing),)),
     ("released before both have signed", network, ((IndexingServer, "open", _open_early),)),
     ("cohort not checked", corrupted_1, ((RoundRules, "list_to_sign", _everybody),)),
     ("cohort of each weight not checked", corrupted_0, ((RoundRules, "list_to_sign", _enough_in_all),)),
