@@ -171,9 +171,7 @@ class Place:
 
     def stamp(self, index: int) -> RoundStamp:
         """Return the stamp of one server here."""
-        return RoundStamp(
-            context=self.configuration.context, round_number=self.round_number, server=ServerId(index)
-        )
+        return RoundStamp(context=self.configuration.context, round_number=self.round_number, server=ServerId(index))
 
     def server(self, index: int, journal: MemoryJournal | None = None) -> IndexingServer:
         """Start a server, or start it again with its journal."""
@@ -257,7 +255,13 @@ class Place:
         )
 
     def remember(
-        self, client: int, update: str, halves: tuple[Upload, Upload], *, is_unit: bool = True, is_authentic: bool = True
+        self,
+        client: int,
+        update: str,
+        halves: tuple[Upload, Upload],
+        *,
+        is_unit: bool = True,
+        is_authentic: bool = True,
     ) -> Sent:
         """Note what an upload is, and what each server adds for it."""
         header = halves[0].header

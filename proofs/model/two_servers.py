@@ -387,6 +387,8 @@ class Search:
     def _fault_in_list(self, at: Place, entries: Entries) -> str | None:
         sent = {one.entry: one for one in at.sent.values()}
         clients = [entry.client for entry in entries]
+        if not entries:
+            return "signed a list of nobody, or of uploads that do not exist"
         if len(set(clients)) < len(clients):
             return "counts one client twice"
         if min(Counter(entry.weight for entry in entries).values()) < COHORT:
