@@ -1,8 +1,8 @@
 """Ideal signatures, key agreement and encryption in the place of the library's backends, for as long as a case runs.
 
 The library reaches its backends by a few names in as many modules; ``installed`` puts ideal ones there, and nothing
-else of the library changes. A signature is valid if it was made, a ciphertext opens if it was sealed, and an exchange gives
-both ends one value: there is nothing that could be computed from a public key. Hashes and key derivation stay the
+else of the library changes. A signature is valid if it was made, a ciphertext opens if it was sealed, and an exchange
+gives both ends one value: there is nothing that could be computed from a public key. Hashes and key derivation stay the
 library's own, since to a server that only handles what it was given they are names for their arguments.
 """
 

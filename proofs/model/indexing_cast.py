@@ -1,6 +1,6 @@
-"""Who takes part in rounds of the two servers, and what each of them can send: keys, rounds, uploads, one server's state.
+"""Who takes part in rounds of the two servers, and what each can send: keys, rounds, uploads, one server's state.
 
-Uploads are made by the library's own ``Client`` and opened by the library's own ``HalfOpener``, with ideal signatures and
+Uploads are made by the library's own ``Client`` and opened by its own ``HalfOpener``, with ideal signatures and
 ciphertexts. The update of a client is one ring element that no other has, so that a sum names its addends.
 """
 
@@ -66,6 +66,7 @@ class Sent:
 
     @property
     def name(self) -> str:
+        """What traces call it."""
         return f"{self.client}{self.update}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -232,7 +232,7 @@ def _of_another_round() -> tuple[list[Action], list[Action]]:
 
 # --- Defects ----------------------------------------------------------------------------------------------------------
 
-_REQUIRE, _OPEN, _LIST, _NEW = RoundRules.require, IndexingServer.open, RoundRules.list_to_sign, RoundRules.require_new
+_REQUIRE, _OPEN, _LIST = RoundRules.require, IndexingServer.open, RoundRules.list_to_sign
 _ONLY_ASKED = ServerState._take  # noqa: SLF001
 
 

@@ -1,11 +1,11 @@
-"""The two servers under whoever schedules them: a network that keeps, repeats and drops messages, or one corrupted server.
+"""The two servers under whoever schedules them: a network that repeats and drops messages, or one corrupted server.
 
 The library's own ``IndexingServer`` is driven, with its state, its rules and its journal, and clients' own ``Client``
 with its ledger. Whoever schedules may hand over each message that exists, at any time and as often as it likes, have
 processes end and start again with what their journals hold, and say what a corrupted server or client could say.
 Every sequence is tried, until nothing new is reached; sequences that lead to the same state are continued once.
 
-A server is a function of what it remembers, so each step of each of its states is taken once, and worlds are made of them.
+A server is a function of what it remembers, so each step of each of its states is taken once; worlds are made of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from secagg.protocols.dpf_indexing.release import RoundResult
 from secagg.protocols.dpf_indexing.round_rules import Entry, RoundState, Standing
 from secagg.protocols.dpf_indexing.server import IndexingServer
 from secagg.protocols.dpf_indexing.server_messages import AcceptedList, OutputShare, decode_batch
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import MessageKind
 
 Entries = tuple[Entry, ...]
 STARTS_AGAIN = "start again"
@@ -225,7 +225,7 @@ class Search:
     # --- What happened --------------------------------------------------------------------------------------------
 
     def number_of(self, fact: Fact) -> int:
-        """Number a fact."""
+        """Return the number of a fact, which has one from now on."""
         if fact not in self._numbers:
             self._numbers[fact] = len(self._facts)
             self._facts.append(fact)
@@ -353,22 +353,25 @@ class Search:
         at, index = driven.at, driven.index
         said = {kind: [fact.what for fact in mine if fact.kind == kind] for kind in SAYS.values()}
         heard = [fact.what for fact in mine if fact.kind == "heard"]
-        if len(said["list"]) > 1:
-            return "signed two lists"
-        if len(said["share"]) > 1:
-            return "released two shares"
+        for kind in ("list", "share"):
+            if len(said[kind]) > 1:
+                return f"has given away two {kind}s"
         for kind, wire_kind in BATCHES.items():
             answers = {
                 item for message in said[kind] for item in decode_batch(message, wire_kind, at.stamp(index)) if item[1]
             }
             if len({upload_id for upload_id, _ in answers}) < len(answers):
                 return f"gave two {kind}s about one upload"
-        if said["list"]:
-            found = self._fault_in_list(at, self._entries(at, index, said["list"][0]))
+        for signed in said["list"]:
+            found = self._fault_in_list(at, self._entries(at, index, signed))
             if found is not None:
                 return found
-        if not said["share"]:
-            return None
+        return self._fault_in_share(driven, said, heard, facts) if said["share"] else None
+
+    def _fault_in_share(
+        self, driven: Driven, said: dict[str, list[Any]], heard: list[Any], facts: list[Fact]
+    ) -> str | None:
+        at, index = driven.at, driven.index
         if not said["list"]:
             return "released a share without a list"
         entries = self._entries(at, index, said["list"][0])
