@@ -259,7 +259,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _everybody(self: RoundRules) -> tuple[Entry, ...]:
     self.require(RoundState.COLLECTING)
-    return tuple(sorted(self.taken()))
+    return tuple(sorted(self.taken())) or _LIST(self)
 
 
 def _enough_in_all(self: RoundRules) -> tuple[Entry, ...]:
