@@ -4,7 +4,7 @@
 (* generate, evaluate (dpf.v), neighbours (split.v), obligations, known, joined,       *)
 (* covered (quorum.v), and those are what there is to read beside this page.           *)
 From mathcomp Require Import all_ssreflect all_algebra.
-Require masks shamir ring dpf split quorum.
+Require masks shamir ring dpf one_hot split quorum.
 Set Implicit Arguments. Unset Strict Implicit. Unset Printing Implicit Defensive.
 Import GRing.Theory Num.Theory.
 Local Open Scope ring_scope.
@@ -184,6 +184,47 @@ Theorem point_functions_sum_to_histogram : forall (seed_type G : zmodType),
 Proof.
 move=> S G xor2 expand convert client contributors depth assignment beta s0 s1 x.
 exact: dpf.point_functions_sum_to_histogram.
+Qed.
+
+(* --- The check that every block is one vote ------------------------------------------ *)
+(* A challenge is (r, rho, sigma, eta). u is over_rows, v linear_part, and f_i the         *)
+(* polynomial through a mask and <r, y_i1>, ..., <r, y_iG>.                                 *)
+
+Theorem one_hot_rows_pass : forall (F : finFieldType) (codewords rows columns : nat)
+    (lanes : 'I_rows -> 'I_columns -> 'I_codewords -> F) (column : 'I_columns -> F)
+    (c : one_hot.challenges F codewords rows columns) (f : 'I_rows -> {poly F}) (tau : F),
+  (forall i g, exists a, forall j, lanes i g j = (j == a)%:R) ->
+  (forall i g, (f i).[column g] = \sum_j c.1.1.1 j * lanes i g j) ->
+  let p := \sum_i c.1.1.2 i *: f i ^+ 2 in
+  let u g j := \sum_i c.1.1.2 i * lanes i g j in
+  (\sum_g c.1.2 g * (p.[column g] - \sum_j c.1.1.1 j ^+ 2 * u g j)
+   + \sum_g c.2 g * (\sum_j u g j - \sum_i c.1.1.2 i) == 0)
+  && (p.[tau] == \sum_i c.1.1.2 i * (f i).[tau] ^+ 2).
+Proof.
+move=> F codewords rows columns lanes column c f tau units through.
+exact: one_hot.one_hot_rows_pass.
+Qed.
+
+Theorem other_rows_rarely_pass : forall (F : finFieldType) (codewords rows columns : nat)
+    (lanes : 'I_rows -> 'I_columns -> 'I_codewords -> F) (column : 'I_columns -> F),
+  let challenges := ({ffun 'I_codewords -> F} * {ffun 'I_rows -> F}
+    * {ffun 'I_columns -> F} * {ffun 'I_columns -> F})%type in
+  forall (p : challenges -> {poly F}) (f : challenges -> 'I_rows -> {poly F}) (points : {set F}),
+  (2%:R : F) != 0 ->
+  ~ (forall i g, exists a, forall j, lanes i g j = (j == a)%:R) ->
+  (forall c, size (p c) <= columns.*2.+1)%N ->
+  (forall c i, size (f c i) <= columns.+1)%N ->
+  (forall c i g, (f c i).[column g] = \sum_j c.1.1.1 j * lanes i g j) ->
+  let u (c : challenges) g j := \sum_i c.1.1.2 i * lanes i g j in
+  let accepted (c : challenges) tau :=
+    (\sum_g c.1.2 g * ((p c).[column g] - \sum_j c.1.1.1 j ^+ 2 * u c g j)
+     + \sum_g c.2 g * (\sum_j u c g j - \sum_i c.1.1.2 i) == 0)
+    && ((p c).[tau] == \sum_i c.1.1.2 i * (f c i).[tau] ^+ 2) in
+  (#|F| * #|[set x : challenges * F | (x.2 \in points) && accepted x.1 x.2]|
+   <= (4 * #|points| + columns.*2 * #|F|) * #|{: challenges}|)%N.
+Proof.
+move=> F codewords rows columns lanes column challenges p f points.
+exact: one_hot.other_rows_rarely_pass.
 Qed.
 
 (* --- Agreement, and what is revealed --------------------------------------------------- *)

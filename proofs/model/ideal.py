@@ -1,8 +1,8 @@
 """Ideal signatures, key agreement and encryption in the place of the library's backends, for as long as a case runs.
 
-The library reaches its backends by five names in three modules; ``installed`` puts ideal ones there, and nothing else
-of the library changes. A signature is valid if it was made, a ciphertext opens if it was sealed, and an exchange gives
-both ends one value: there is nothing that could be computed from a public key. Hashes and key derivation stay the
+The library reaches its backends by a few names in as many modules; ``installed`` puts ideal ones there, and nothing
+else of the library changes. A signature is valid if it was made, a ciphertext opens if it was sealed, and an exchange
+gives both ends one value: there is nothing that could be computed from a public key. Hashes and key derivation stay the
 library's own, since to a server that only handles what it was given they are names for their arguments.
 """
 
@@ -16,10 +16,18 @@ from unittest import mock
 from cryptography.exceptions import InvalidSignature, InvalidTag
 
 from secagg import aead, identity, key_agreement
+from secagg.errors import AuthenticationFailed
+from secagg.hpke import CLASSIC_OVERHEAD_BYTES
+from secagg.identifiers import AttemptContext
+from secagg.parameters import Suite
+from secagg.protocols.dpf_indexing import client as indexing_client
+from secagg.protocols.dpf_indexing import envelope, opened_upload
+from secagg.secret import Secret
 
 _SIGNED = set[tuple[bytes, bytes, bytes]]()
 _SEALED = dict[tuple[bytes, bytes, bytes, bytes], bytes]()
 _PLAINTEXTS = dict[bytes, bytes]()
+_SEALED_TO = dict[tuple[bytes, bytes, bytes], bytes]()
 
 
 class IdealSignatureKey:
@@ -96,6 +104,9 @@ class IdealSealing:
         _SEALED[self.key, nonce, data, sealed] = _PLAINTEXTS[sealed] = bytes(plaintext)
         return sealed
 
+    def encrypt_into(self, nonce: bytes, plaintext: bytes, data: bytes, buffer: memoryview) -> None:
+        buffer[:] = self.encrypt(nonce, plaintext, data)
+
     def decrypt_into(self, nonce: bytes, sealed: bytes, data: bytes, buffer: bytearray) -> int:
         plaintext = _SEALED.get((self.key, nonce, data, bytes(sealed)))
         if plaintext is None:
@@ -104,18 +115,53 @@ class IdealSealing:
         return len(plaintext)
 
 
+class IdealSealingKey:
+    """What seals to one receiver: a sealed seed is a name for the seed, the receiver, and what it is bound to."""
+
+    def __init__(self, _: Suite, encoded: bytes, **__: object) -> None:
+        self.encoded = encoded
+
+    def seal(self, plaintext: Secret, info: bytes) -> bytes:
+        seed = bytes(plaintext.expose())
+        name = _name(b"sealed to", self.encoded, info, seed)
+        sealed = (name * 3)[: len(seed) + CLASSIC_OVERHEAD_BYTES]
+        _SEALED_TO[self.encoded, info, sealed] = seed
+        return sealed
+
+
+class IdealSealingPair:
+    """The one who opens what was sealed to it, bound to the same."""
+
+    def __init__(self, suite: Suite, root: Secret, attempt: AttemptContext) -> None:
+        self.public_key = IdealSealingKey(suite, _name(b"sealing", bytes(root.expose()), attempt.digest)[:31] + b"\0")
+        self.is_wiped = False
+
+    def open(self, kind: str, sealed: bytes, _: int, info: bytes, **__: object) -> Secret:
+        seed = _SEALED_TO.get((self.public_key.encoded, info, bytes(sealed)))
+        if self.is_wiped or seed is None:
+            raise AuthenticationFailed
+        return Secret(kind, seed)
+
+    def wipe(self) -> None:
+        self.is_wiped = True
+
+
 @contextmanager
 def installed() -> Iterator[None]:
     """Have the library use ideal cryptography; what was signed and sealed before is forgotten."""
     _SIGNED.clear()
     _SEALED.clear()
     _PLAINTEXTS.clear()
+    _SEALED_TO.clear()
     places = (
         (identity, "Ed25519PrivateKey", IdealSignatureKey),
         (identity, "Ed25519PublicKey", IdealVerificationKey),
         (key_agreement, "X25519PrivateKey", IdealExchangeKey),
         (key_agreement, "BackendPublicKey", IdealExchangeKey),
         (aead, "AESGCM", IdealSealing),
+        (envelope, "AESGCM", IdealSealing),
+        (indexing_client, "sealing_key", IdealSealingKey),
+        (opened_upload, "sealing_pair", IdealSealingPair),
     )
     with ExitStack() as stack:
         for module, name, ideal in places:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import enclave_release
 import pairwise
+import server_cases
+import two_servers
 from schedules import Report, described
 
 ENCLAVE_CALLS = 9
@@ -34,6 +36,14 @@ def explore_enclave(defect: str) -> tuple[enclave_release.Report, float]:
     started = time.perf_counter()
     replacements = enclave_release.DEFECTS[defect] if defect else ()
     return enclave_release.explore(ENCLAVE_CALLS, replacements), time.perf_counter() - started
+
+
+def explore_servers(name: str) -> tuple[two_servers.Report, float]:
+    """Explore one case of the two servers."""
+    started = time.perf_counter()
+    (case,) = (case for case in server_cases.cases() if case.name == name)
+    report = case.explore()
+    return report, time.perf_counter() - started
 
 
 def main(word: str = "") -> Iterator[str]:
@@ -71,15 +81,29 @@ def main(word: str = "") -> Iterator[str]:
             )
             if seen.fault:
                 yield f"      {', '.join(seen.trace)}"
+        served = [case for case in server_cases.cases() if word in case.name]
+        for server, (met, took) in zip(served, pool.map(explore_servers, [case.name for case in served]), strict=True):
+            right = bool(met.fault) == server.attacked and (met.revealing > 0 or server.attacked)
+            wrong += not right
+            schedules += met.schedules
+            attacks += bool(met.fault)
+            clean += not met.fault
+            found = f"ATTACK: {met.fault}" if met.fault else f"none found, {met.revealing} steps release a share"
+            yield (
+                f"  {server.name:48} {met.schedules:6} worlds,    {met.calls:6} calls, "
+                f"{met.refused:6} refused, {took:5.1f} s: {found}{'' if right else '  NOT EXPECTED'}"
+            )
+            if met.fault:
+                yield f"      {', '.join(met.trace)}"
     ledger = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
-    known = {case.name for case in pairwise.cases()} | {"enclave: as released"}
+    known = {case.name for case in (*pairwise.cases(), *server_cases.cases())} | {"enclave: as released"}
     for stranger in {name for claim in ledger["claim"] for name in claim.get("cases", ())} - known:
         wrong += 1
         yield f"  claims.toml names a case that does not exist: {stranger}  NOT EXPECTED"
     total = time.perf_counter() - started
     found = f"{clean} cases without a fault, {attacks} planted defects found"
     yield f"model: {found}, {schedules} schedules and states, {total:.0f} s"
-    if wrong or not (chosen or defects):
+    if wrong or not (chosen or defects or served):
         sys.exit(1)
 
 

@@ -42,6 +42,7 @@ class UploadLedger(Confined):
     def charge(self, task: bytes, round_number: int, payload: Payload) -> None:
         """Count one upload, or refuse it; nothing is given back if the upload fails later.
 
+        Claim DP-5: no update is uploaded for two rounds, and a round has one upload.
         Raises:
             Misuse: the ledger is for another task, or this very update was uploaded before.
             PeerMisbehaved: the round was answered before, or is older than one that was.

@@ -222,6 +222,10 @@ class OneHotVerifier(Confined):
             )
 
     def _is_one_hot(self, peer: OneHotOpening) -> bool:
+        """Decide by what both servers have opened.
+
+        Claim DP-3: other rows pass for at most 4 / |F| + 2 G / (|F| - q) of the challenges and query points.
+        """
         field = self.context.shape.field
         rows = field.add(self._own.rows, peer.rows)
         squares = field.inner_product(self._challenges.row, field.multiply(rows, rows))

@@ -55,7 +55,10 @@ _ROOT_BYTES: Final = 32
 
 
 class IndexingServer(Confined):
-    """Server 0 or server 1 in one round."""
+    """Server 0 or server 1 in one round.
+
+    Claim DP-4: the model checker drives this class, at the hands of a network or of a corrupted other server.
+    """
 
     def __init__(  # noqa: PLR0913 -- what a server brings
         self,

@@ -392,7 +392,7 @@ def test_a_commitment_is_the_documented_one_and_covers_everything() -> None:
 @given(seed=st.integers(0, 1 << 32))
 def test_a_share_has_lanes_and_ring_elements_at_exactly_their_bits(made: IndexingConfiguration, seed: int) -> None:
     generator, order = np.random.default_rng(seed), made.group.order
-    values = (
+    values: tuple[Any, ...] = (
         generator.integers(0, 1 << 20, 3).astype(np.uint32),
         generator.integers(0, order, 15).astype(made.group.word),
         generator.integers(0, 1 << 7, 3).astype(np.uint8),

@@ -1,0 +1,395 @@
+"""Who takes part in rounds of the two servers, and what each can send: keys, rounds, uploads, one server's state.
+
+Uploads are made by the library's own ``Client`` and opened by its own ``HalfOpener``, with ideal signatures and
+ciphertexts. The update of a client is one ring element that no other has, so that a sum names its addends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import combinations, product
+from typing import Any
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, ServerId
+from secagg.identity import Certificate, SigningKey, issue_certificate
+from secagg.parameters import Suite
+from secagg.protocols.dpf_indexing import opened_upload
+from secagg.protocols.dpf_indexing.class_totals import ClassTotals
+from secagg.protocols.dpf_indexing.client import Client
+from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
+from secagg.protocols.dpf_indexing.floors import IndexingFloors
+from secagg.protocols.dpf_indexing.journal import Event, Record
+from secagg.protocols.dpf_indexing.ledger import UploadLedger
+from secagg.protocols.dpf_indexing.opened_upload import OpenedUpload
+from secagg.protocols.dpf_indexing.round_rules import Entry
+from secagg.protocols.dpf_indexing.server import IndexingServer
+from secagg.protocols.dpf_indexing.server_messages import AcceptedList, RoundStamp, entries_digest
+from secagg.protocols.dpf_indexing.upload import Upload
+from secagg.secret import Secret
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+COHORT = 2
+REJECTIONS = 1
+WIDTH = 60
+HONEST = frozenset({1, 2, 4})
+"""The clients that follow the protocol; 3 and 5 are corrupted, and nobody certified 9."""
+
+
+def signing_key_of(party: str) -> SigningKey:
+    """Return the identity key of a party."""
+    with Secret("signing key", hashlib.sha256(party.encode()).digest()) as seed:
+        return SigningKey(seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An upload that exists: what it is, and its half for each server."""
+
+    client: int
+    update: str
+    entry: Entry
+    halves: tuple[bytes, bytes]
+    values: tuple[int, int]
+    """What each server adds for it, if the weight is 1."""
+    is_unit: bool = True
+    """Whether its check passes between two honest servers."""
+    is_authentic: bool = True
+    """Whether the client that it names is certified, and made it."""
+
+    @property
+    def name(self) -> str:
+        """What traces call it."""
+        return f"{self.client}{self.update}"
+
+
+@dataclass
+class MemoryJournal:
+    """Records that outlast a process; what a class below this one loses, a crash loses."""
+
+    written: list[Record] = field(default_factory=list[Record])
+
+    def append(self, event: Event, *fields: bytes) -> None:
+        """Write a record down."""
+        self.written.append((event, fields))
+
+    def records(self) -> Iterator[Record]:
+        """Return what was written before."""
+        return iter(list(self.written))
+
+
+@dataclass
+class IdealExchange:
+    """A check that says who cheated: an upload is taken if it is of unit vectors, or if a corrupted server says so.
+
+    What is said of an upload names it. An answer repeats the proposal that it answers, so that two answers to two
+    proposals can be told apart. As with the library's own, nothing is decided before something was said.
+    """
+
+    server: ServerId
+    entry: Entry
+    has_said: bool = False
+
+    def says(self, what: bytes) -> bytes:
+        """Return words about this upload."""
+        return self.entry.upload_id[:4] + what
+
+    def propose(self) -> bytes:
+        """Say, as server 1, what server 0 answers."""
+        self.has_said = True
+        return self.says(b"1")
+
+    def learn(self, heard: bytes, /) -> None:
+        """Take what has no meaning here."""
+
+    def answer(self, proposal: bytes) -> bytes:
+        """Answer as server 0."""
+        if proposal[:4] != self.says(b""):
+            raise MalformedMessage("this is about another upload", reason=Reason.NOT_CANONICAL)
+        self.has_said = True
+        return self.says(proposal[4:] + (b"+" if self.entry.upload_id not in REFUTED else b"-"))
+
+    def conclude(self, answer: bytes) -> bytes:
+        """Decide as server 1."""
+        self._decide(answer)
+        return self.says(b"+")
+
+    def settle(self, conclusion: bytes) -> None:
+        """Decide as server 0."""
+        self._decide(conclusion)
+
+    def _decide(self, heard: bytes) -> None:
+        if not self.has_said:
+            raise Misuse("a verifier takes the other server's commitment first, and decides then")
+        if heard[:4] != self.says(b"") or not heard.endswith(b"+"):
+            raise PeerMisbehaved("the openings contradict each other", reason=Reason.ONE_HOT_REFUTED, culprits=())
+
+    def add_to(self, totals: ClassTotals) -> None:
+        """Add nothing: there are no index segments."""
+
+    def wipe(self) -> None:
+        """Forget nothing: there are no seeds."""
+
+
+REFUTED = set[bytes]()
+"""The ids of uploads that are not of unit vectors."""
+
+
+def exchange(_: object, upload: Upload, entry: Entry, *__: object) -> IdealExchange:
+    """Stand in for ``HalfOpener._exchange``."""
+    return IdealExchange(upload.server, entry)
+
+
+class Place:
+    """One round of one layout: its configuration, and what can be sent there."""
+
+    def __init__(self, round_number: int, *, width: int = WIDTH) -> None:
+        """Fix who takes part."""
+        self.round_number = round_number
+        self.layout = Layout((RingSegment(width, 1),))
+        self.server_keys = [signing_key_of(f"server {index}") for index in (0, 1)]
+        self.authority = signing_key_of("authority")
+        self.configuration = IndexingConfiguration(
+            task=b"model",
+            suite=Suite.CLASSIC,
+            authority=self.authority.public_key,
+            server_keys=(self.server_keys[0].public_key, self.server_keys[1].public_key),
+            layout=self.layout,
+            minimum_cohort=COHORT,
+            maximum_cohort=6,
+            maximum_rejections=REJECTIONS,
+            weights=(1, 2),
+            expiry=1 << 31,
+        )
+        self.sent = dict[str, Sent]()
+
+    def stamp(self, index: int) -> RoundStamp:
+        """Return the stamp of one server here."""
+        return RoundStamp(context=self.configuration.context, round_number=self.round_number, server=ServerId(index))
+
+    def server(self, index: int, journal: MemoryJournal | None = None) -> IndexingServer:
+        """Start a server, or start it again with its journal."""
+        with Secret("pair key", bytes(32)) as pair_key:
+            return IndexingServer(
+                self.configuration,
+                ServerId(index),
+                round_number=self.round_number,
+                signing_key=self.server_keys[index],
+                pair_key=pair_key,
+                journal=journal or MemoryJournal(),
+                coins=InsecureSeededCoins(bytes([index])),
+            )
+
+    @cached_property
+    def fresh(self) -> tuple[IndexingServer, IndexingServer]:
+        """Both servers, as they begin."""
+        return self.server(0), self.server(1)
+
+    @property
+    def offers(self) -> tuple[bytes, bytes]:
+        """What clients are offered."""
+        return self.fresh[0].offer, self.fresh[1].offer
+
+    def payload(self, client: int, update: str) -> Payload:
+        """Return a client's update."""
+        digest = hashlib.sha256(f"{client}/{update}".encode()).digest()
+        ring = self.layout.segments[0].ring
+        value = ring.zeros(1)
+        value[0] = int.from_bytes(digest[:8], "big") >> (64 - WIDTH)
+        return Payload(self.layout, (value,))
+
+    def client(self, number: int, ledger: UploadLedger, *, coins: str = "") -> Client:
+        """Make an honest client with a ledger; it insists on this place's servers and layout."""
+        signing_key, configuration = signing_key_of(f"client {number}"), self.configuration
+        return Client(
+            certificate=issue_certificate(self.authority, ClientId(number), signing_key.public_key),
+            signing_key=signing_key,
+            floors=IndexingFloors(
+                suites=frozenset({Suite.CLASSIC}),
+                authority=configuration.authority,
+                server_keys=configuration.server_keys,
+                minimum_cohort=COHORT,
+                maximum_length=1,
+                maximum_weight=2,
+            ),
+            layout=self.layout,
+            capacity=1 << 20,
+            ledger=ledger,
+            coins=InsecureSeededCoins(f"{number}{coins}{self.round_number}".encode() + self.layout.digest),
+        )
+
+    def send(self, client: int, update: str = "", *, weight: int = 1, is_unit: bool = True) -> Sent:
+        """Have a client upload, with a ledger of its own that knows of no other upload."""
+        maker = self.client(client, UploadLedger(b"model"), coins=update)
+        return self.remember(client, update, self.shared(maker, client, update, weight), is_unit=is_unit)
+
+    def send_in_the_name_of(self, client: int, *, certified: bool) -> Sent:
+        """Have somebody upload in the name of a client without its key, or of one that nobody certified."""
+        maker: Any = self.client(3, UploadLedger(b"model"), coins="forged")
+        named = maker._certificate if certified else None  # noqa: SLF001
+        if certified:
+            key = signing_key_of(f"client {client}").public_key
+            named = issue_certificate(self.authority, ClientId(client), key)
+        else:
+            key = maker._signing_key.public_key  # noqa: SLF001
+            named = Certificate(ClientId(client), key, bytes(64))
+        maker._certificate = named  # noqa: SLF001
+        halves = self.shared(maker, client, "forged", 1)
+        return self.remember(client, "forged", halves, is_authentic=False)
+
+    def shared(self, maker: Client, client: int, update: str, weight: int) -> tuple[Upload, Upload]:
+        """Have a client share an update here."""
+        return maker.share(
+            self.payload(client, update),
+            configuration=self.configuration,
+            round_number=self.round_number,
+            offers=self.offers,
+            now=NOW,
+            weight=weight,
+        )
+
+    def remember(
+        self,
+        client: int,
+        update: str,
+        halves: tuple[Upload, Upload],
+        *,
+        is_unit: bool = True,
+        is_authentic: bool = True,
+    ) -> Sent:
+        """Note what an upload is, and what each server adds for it."""
+        header = halves[0].header
+        entry = Entry(header.client, halves[0].upload_id(self.configuration), header.weight)
+        values = tuple(self._value(index, half) for index, half in enumerate(halves))
+        encoded = halves[0].encode(), halves[1].encode()
+        sent = Sent(client, update, entry, encoded, (values[0], values[1]), is_unit, is_authentic)
+        if not is_unit:
+            REFUTED.add(entry.upload_id)
+        self.sent[sent.name] = sent
+        return sent
+
+    def _value(self, index: int, half: Upload) -> int:
+        server: Any = self.fresh[index]
+        totals = ClassTotals(self.configuration, ServerId(index))
+        server._state.opener.open(half).add_to(totals)  # noqa: SLF001
+        return total_of(totals, half.header.weight)
+
+    def signed_list(self, index: int, entries: tuple[Entry, ...], signer: SigningKey | None = None) -> bytes:
+        """Return a server's list of these uploads, signed with its key or with another."""
+        return AcceptedList.signed(self.stamp(index), entries, signer or self.server_keys[index]).encode()
+
+    def subsets(self) -> Iterator[tuple[Entry, ...]]:
+        """Return every set of uploads that a list could name."""
+        entries = sorted(sent.entry for sent in self.sent.values())
+        for size in range(1, len(entries) + 1):
+            yield from combinations(entries, size)
+
+    @cached_property
+    def named_by(self) -> dict[bytes, tuple[Entry, ...]]:
+        """Who is meant by the digest of a list."""
+        return {entries_digest(entries): entries for entries in self.subsets()}
+
+    @cached_property
+    def addends(self) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
+        """Whose uploads a share of the sum is made of, and how often each is in it."""
+        found: tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]] = ({}, {})
+        uploads = list(self.sent.values())
+        for often in product(range(3), repeat=len(uploads)):
+            counted = {sent.name: times for sent, times in zip(uploads, often, strict=True) if times}
+            for index in (0, 1):
+                value = sum(
+                    times * sent.entry.weight * sent.values[index] for sent, times in zip(uploads, often, strict=True)
+                )
+                found[index][value % (1 << self.layout.segments[0].modulus_bits)] = counted
+        return found
+
+
+def total_of(totals: ClassTotals, weight: int) -> int:
+    """Return a server's share of the sum of one weight."""
+    kept: Any = totals
+    return int(kept._totals[weight].vectors[0][0]) if weight in kept._totals else 0  # noqa: SLF001
+
+
+def copied(server: IndexingServer) -> IndexingServer:
+    """Return a server that remembers the same, and shares nothing with it that either changes."""
+    made, state = _shallow(server), _shallow(server._state)  # noqa: SLF001
+    rules, release, opener = _shallow(state.rules), _shallow(state._release), _shallow(state.opener)  # noqa: SLF001
+    for name in ("_entries", "_standing", "_clients", "_waiting"):
+        setattr(rules, name, dict(getattr(rules, name)))
+    rules._numbers = Counter(rules._numbers)  # noqa: SLF001
+    opener._pair = _shallow(opener._pair)  # noqa: SLF001
+    totals = _shallow(state.totals)
+    totals._totals = {  # noqa: SLF001
+        weight: type(total)(total.histograms, [vector.copy() for vector in total.vectors])
+        for weight, total in totals._totals.items()  # noqa: SLF001
+    }
+    state.pending = {upload_id: _copied_upload(upload) for upload_id, upload in state.pending.items()}
+    state.rules, state._release, state.opener, state.totals = rules, release, opener, totals  # noqa: SLF001
+    state.rejected = dict(state.rejected)
+    journal = state._journal  # noqa: SLF001
+    state._journal = type(journal)(list(journal.written))  # noqa: SLF001
+    made._state, made._rules, made._pending, made._release = state, rules, state.pending, release  # noqa: SLF001
+    return made  # type: ignore[no-any-return]
+
+
+def memory_of(server: IndexingServer) -> tuple[Any, ...]:
+    """Return all that a server remembers, without the order in which uploads and records came, and without reasons."""
+    state: Any = server._state  # noqa: SLF001
+    rules, release = state.rules, state._release  # noqa: SLF001
+    return (
+        rules.state.value,
+        rules.counted,
+        tuple(sorted((upload_id, standing.value) for upload_id, standing in rules._standing.items())),  # noqa: SLF001
+        tuple(sorted(rules._entries.items())),  # noqa: SLF001
+        tuple(sorted((client.value, upload_id) for client, upload_id in rules._clients.items())),  # noqa: SLF001
+        tuple(sorted((standing.value, number) for standing, number in rules._numbers.items() if number)),  # noqa: SLF001
+        tuple(sorted(rules._waiting)),  # noqa: SLF001
+        tuple((weight, total_of(state.totals, weight)) for weight in sorted(state.totals._totals)),  # noqa: SLF001
+        tuple(sorted((upload_id, _remembered(upload)) for upload_id, upload in state.pending.items())),
+        tuple(sorted(client.value for client in state.rejected)),
+        state.concluded,
+        (release.signed_list, release.peer_list, release.peer_commitment, release._share),  # noqa: SLF001
+        state.opener._pair.is_wiped,  # noqa: SLF001
+        _written(state._journal.written),  # noqa: SLF001
+    )
+
+
+def _written(records: list[Record]) -> tuple[tuple[Record, ...], bool]:
+    """Return what records say, without the words of a refusal; a round is given up however often it says so."""
+    said = [record for record in records if record[0] is not Event.FAILED]
+    kept = [(event, fields[:1] if event is Event.REJECTED else fields) for event, fields in said]
+    return tuple(sorted(kept)), len(said) < len(records)
+
+
+def _remembered(upload: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- an upload that waits
+    asked = upload.asked or ()
+    return asked, upload.is_live, upload.exchange.has_said
+
+
+def _copied_upload(upload: Any) -> OpenedUpload:  # noqa: ANN401 -- an upload that waits
+    key, said = upload.mask_key, upload.exchange
+    return OpenedUpload(
+        upload.entry,
+        IdealExchange(said.server, said.entry, said.has_said),
+        key and Secret(key.kind, bytes(key.expose())),
+        upload.vectors,
+        upload.asked,
+        upload.is_live,
+    )
+
+
+def _shallow(kept: Any) -> Any:  # noqa: ANN401 -- anything with a dictionary; the library's own refuse to be copied
+    made = object.__new__(type(kept))
+    vars(made).update(vars(kept))
+    return made
+
+
+PATCHES = ((opened_upload.HalfOpener, "_exchange", exchange),)
+"""What stands in for the check of unit vectors."""
