@@ -26,7 +26,7 @@ from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, Simulat
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.training.cohorts import minimum_cohort
 from secagg.training.configuration import Configuration, suite_of
-from secagg.training.privacy import EnclaveNoise
+from secagg.training.privacy import EnclaveNoise, NoiseChoices
 from secagg.training.round_sums import TASK, StageFigures, SumOutcome, SumRound, Upload
 from secagg.training.simulated_clients import ClientKeys
 
@@ -57,7 +57,7 @@ class EnclaveSum:
             InvalidParameters, CapacityExceeded: no enclave can; the message says what to change.
         """
         has_indices = any(isinstance(segment, IndexSegment) for segment in codec.layout.segments)
-        noise = {} if self._noise is None else self._noise.choices(codec)
+        noise: NoiseChoices = {} if self._noise is None else self._noise.choices(codec)
         planned = plan_enclave(
             task=TASK,
             layout=codec.layout,
