@@ -223,7 +223,7 @@ def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]
         told = (1,) if do == "silent" else (1, 4)
         chaos = {p: {"at": kind, "do": do, "seconds": SILENCE} for p in told}
         gone = told if kind in ("OFFER", "ADVERTISED_KEYS", "TRAIN") else ()
-        outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone])
+        outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone], stage_patience=1.0)
         if do != "silent":
             outcome["state_left"] = lab.state_left()
         return outcome
