@@ -159,7 +159,7 @@ def simulate(workplace: Workplace) -> Simulate:
     def run(nodes: int, scenarios: Sequence[str]) -> dict[str, Any]:
         output = workplace.folder / f"outcomes-{nodes}-{len(list(workplace.folder.iterdir()))}.json"
         script = str(APPS / "lab_server.py")
-        written = workplace.run(sys.executable, script, str(output), str(nodes), *scenarios, timeout=480)
+        written = workplace.run(sys.executable, script, str(output), str(nodes), *scenarios, timeout=1800)
         outcomes: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         for name, outcome in outcomes.items():
             assert "crashed" not in outcome, f"{name}: {outcome['crashed']}\n{written[-2000:]}"

@@ -22,14 +22,14 @@ APPS = Path(__file__).resolve().parent / "apps"
 def local(workplace: Any) -> None:
     """Have the local SuperLink that ``flwr run`` starts simulate as many SuperNodes as the example needs."""
     workplace.run(
-        "flwr", "federation", "simulation-config", "@none/default", "local", "--num-supernodes", "5", timeout=120
+        "flwr", "federation", "simulation-config", "@none/default", "local", "--num-supernodes", "5", timeout=900
     )
 
 
 def test_the_example_runs_as_its_readme_says(workplace: Any, repository: Path, tmp_path: Path) -> None:
     shutil.copytree(repository / "examples" / "flower_quickstart", tmp_path / "quickstart")
     written = workplace.run(
-        "flwr", "run", str(tmp_path / "quickstart"), "local", "--stream", "-c", "num-server-rounds=2", timeout=400
+        "flwr", "run", str(tmp_path / "quickstart"), "local", "--stream", "-c", "num-server-rounds=2", timeout=900
     )
     for number in (1, 2):
         assert f"round {number}, sum: 5 clients of total weight 700, and nothing else is revealed" in written
@@ -41,7 +41,7 @@ def test_an_app_under_flwr_run_gives_the_model_of_its_plain_twin(
     workplace: Any, app_folder: Callable[[str], Path], lab: Any
 ) -> None:
     app, given = str(app_folder("federated")), 'nodes=5 rounds=2 ways="plain semi_honest"'
-    written = workplace.run("flwr", "run", app, "local", "--stream", "-c", given, timeout=400)
+    written = workplace.run("flwr", "run", app, "local", "--stream", "-c", given, timeout=900)
     results = [json.loads(line.partition("RESULT ")[2]) for line in written.splitlines() if "RESULT " in line]
     plain, secure = results
     assert [stage[1:3] for stage in secure["stages"]] == [[5, 5]] * 4
@@ -58,13 +58,13 @@ def test_a_wrong_key_ends_flwr_run_with_a_message_that_names_it(
 ) -> None:
     shutil.copytree(repository / "examples" / "flower_quickstart", tmp_path / "quickstart")
     written = workplace.run(
-        "flwr", "run", str(tmp_path / "quickstart"), "local", "--stream", "-c", 'secagg-graph="ring"', timeout=400
+        "flwr", "run", str(tmp_path / "quickstart"), "local", "--stream", "-c", 'secagg-graph="ring"', timeout=900
     )
     assert "secagg-graph is one of full, sparse; got 'ring'" in written
 
 
 def test_a_legacy_app_gives_the_model_of_its_plain_twin(workplace: Any, tmp_path: Path) -> None:
-    workplace.run(sys.executable, str(APPS / "legacy_server.py"), str(tmp_path / "outcome.json"), timeout=400)
+    workplace.run(sys.executable, str(APPS / "legacy_server.py"), str(tmp_path / "outcome.json"), timeout=900)
     outcome = json.loads((tmp_path / "outcome.json").read_text(encoding="utf-8"))
     plain, secure = outcome["plain"], outcome["secure"]
     assert np.abs(np.array(plain["layer"]) - np.array(secure["layer"])).max() < 2**-14

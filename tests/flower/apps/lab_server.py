@@ -39,6 +39,11 @@ from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask.client_set import ClientSet
 
+FOR_EVER = 600.0
+"""Seconds that nothing takes, so that no machine is too slow for a scenario."""
+SILENCE = 25
+"""Longer than a stage and the patience that follows it."""
+
 Tamper = Callable[[Message], Iterable[Message]]
 
 
@@ -128,7 +133,7 @@ class Lab:
             grid=grid,
             initial_arrays=ArrayRecord({n: Array(np.asarray(v)) for n, v in (model or initial_model()).items()}),
             num_rounds=rounds,
-            timeout=120,
+            timeout=FOR_EVER,
         )
         arrays = {name: array.numpy() for name, array in result.arrays.items()}
         return arrays, {number: dict(record) for number, record in result.train_metrics_clientapp.items()}
@@ -146,7 +151,9 @@ class Lab:
     ) -> dict[str, Any]:
         """Run rounds, and compare the model with the mean over those that should be in it."""
         hostile = HostileGrid(self.grid, tamper)
-        grid = SecAggGrid(hostile, settings=SecAggSettings(**{"metrics": "loss", "stage_timeout": 20.0, **settings}))
+        grid = SecAggGrid(
+            hostile, settings=SecAggSettings(**{"metrics": "loss", "stage_timeout": FOR_EVER, **settings})
+        )
         began = time.monotonic()
         outcome: dict[str, Any] = {"error": None}
         try:
@@ -175,7 +182,7 @@ class Lab:
     def state_left(self) -> int:
         """Return how many bytes of sessions are left on all nodes together."""
         queries = [Message(RecordDict(), node, "query") for node in self.nodes]
-        replies = self.grid.send_and_receive(queries, timeout=60)
+        replies = self.grid.send_and_receive(queries, timeout=FOR_EVER)
         return sum(int(str(reply.content.metric_records["state"]["bytes"])) for reply in replies)
 
 
@@ -214,9 +221,9 @@ def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]
     def scenario(lab: Lab) -> dict[str, Any]:
         # One that is silent holds one of the simulation's two processes.
         told = (1,) if do == "silent" else (1, 4)
-        chaos = {p: {"at": kind, "do": do, "seconds": 15} for p in told}
+        chaos = {p: {"at": kind, "do": do, "seconds": SILENCE} for p in told}
         gone = told if kind in ("OFFER", "ADVERTISED_KEYS", "TRAIN") else ()
-        outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone])
+        outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone], stage_patience=1.0)
         if do != "silent":
             outcome["state_left"] = lab.state_left()
         return outcome
@@ -314,7 +321,7 @@ def unwrapped(lab: Lab) -> dict[str, Any]:
     messages = FedAvg(fraction_evaluate=0.0).configure_train(
         1, ArrayRecord({n: Array(np.asarray(v)) for n, v in initial_model().items()}), ConfigRecord(), lab.grid
     )
-    replies = list(hostile.send_and_receive(messages, timeout=60))
+    replies = list(hostile.send_and_receive(messages, timeout=FOR_EVER))
     return {"content": sum(reply.has_content() for reply in replies), "replies": len(replies)}
 
 
@@ -400,7 +407,7 @@ def same_round_again(lab: Lab, **settings: Any) -> dict[str, Any]:
         Path(os.environ[CHAOS_FILE]).write_text(json.dumps(everybody), encoding="utf-8")
         contents = [RecordDict(dict(content.items())) for content in kept]
         again = [Message(content, node, kind) for content, node in zip(contents, lab.nodes, strict=True)]
-        replies = list(lab.grid.send_and_receive(again, timeout=60))
+        replies = list(lab.grid.send_and_receive(again, timeout=FOR_EVER))
         outcome["again"] += sum(reply.has_content() for reply in replies)
     return outcome
 
