@@ -89,11 +89,11 @@ FURTHER = (
 THIRTY = (f"layers={json.dumps(PRESETS['fashion-pq30'].compression.layers)}",)
 FIFTY = ('layers=["conv1.weight=64/3"]',)
 BEYOND = (
-    product(16, 9, *THIRTY, "vector_bits=6", "is_lengthened=true", name=", 30 times"),
-    product(16, 9, *FIFTY, "vector_bits=6", "is_lengthened=true", name=", 50 times"),
+    Cell("pq 30x", product(16, 9, *THIRTY, "vector_bits=6", "is_lengthened=true").changes),
+    Cell("pq 50x", product(16, 9, *FIFTY, "vector_bits=6", "is_lengthened=true").changes),
     Cell("none, rate 1.5", ("server.rate=1.5",)),
-    product(16, 9, *THIRTY, "vector_bits=6", name=", 30 times, not lengthened"),
-    product(16, 9, *THIRTY, name=", 30 times, biases in 32 bits, not lengthened"),
+    Cell("pq 30x, not lengthened", product(16, 9, *THIRTY, "vector_bits=6").changes),
+    Cell("pq 30x, biases in 32 bits, not lengthened", product(16, 9, *THIRTY).changes),
     product(64, 9, "is_lengthened=true", name=", lengthened"),
 )
 """Bits where they count, and what each part of that is worth. A mean that is lengthened is a larger step of the server,

@@ -19,8 +19,9 @@ _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6
 _GRID: Final = "#dddddd"
 _MOST_CURVES: Final = 10
 _LEAST_PERIODS: Final = 2
+_NEAR: Final = 1.5  # Kilobytes that differ by less than this factor have labels that would touch.
 _LEAST_SPAN: Final = 6.0
-"""Points of accuracy that an axis shows at least, so that what is noise does not look like a finding."""
+"""Points of accuracy that an axis shows at least: noise is no finding."""
 _LEAST_POINTS: Final = 2
 
 Drawn = Any
@@ -170,7 +171,9 @@ def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
     periods = sorted({period for points in groups.values() for period in points})
     axes.set_xticks(periods, [str(period) for period in periods])
     axes.minorticks_off()
-    _widen(axes, _LEAST_SPAN)
+    low, high = axes.get_ylim()
+    missing = max(0.0, _LEAST_SPAN - (high - low)) / 2
+    axes.set_ylim(low - missing, high + missing)
     axes.set_xlabel("rounds from one refresh to the next")
     axes.set_ylabel("test accuracy after the last round, %")
     axes.legend(frameon=False)
@@ -284,14 +287,16 @@ def _patch(colour: str, name: str) -> Any:  # noqa: ANN401 -- matplotlib's
 
 
 def _label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:  # noqa: ANN401 -- matplotlib's
-    for number, (x, y, name) in enumerate(sorted(points)):
-        above = number % 2 == 0
+    for x, y, name in points:
+        # Below and away from a better point that is near, whose own label is above it.
+        better = [u / x for u, v, other in points if (v, other) > (y, name) and 1 / _NEAR < u / x < _NEAR]
+        above, aside = not better, min(better, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
         axes.annotate(
             name,
             (x, y),
             textcoords="offset points",
             xytext=(0, 8 if above else -9),
-            ha="center",
+            ha="center" if aside == 1 else "right" if aside > 1 else "left",
             va="bottom" if above else "top",
             fontsize=7,
             color="#444444",
@@ -314,12 +319,6 @@ def _label_points_beside(axes: Any, points: Sequence[tuple[float, float, str]]) 
             fontsize=7,
             color="#444444",
         )
-
-
-def _widen(axes: Any, least: float) -> None:  # noqa: ANN401 -- matplotlib's
-    low, high = axes.get_ylim()
-    missing = max(0.0, least - (high - low)) / 2
-    axes.set_ylim(low - missing, high + missing)
 
 
 def _plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's

@@ -204,7 +204,9 @@ class Run:
         self.optimizer.restore(checkpoint.arrays.get("optimizer", {}))
         self.operators.restore(checkpoint.arrays.get("operators", {}))
         self.next_round = checkpoint.next_round
-        self._releases = ReleaseCount(self.configuration, len(self.pieces.data.sizes), self.next_round)
+        # Who was in the rounds so far follows from the seed, and matters to noise alone.
+        counted = self.next_round if self.configuration.privacy.is_on else 0
+        self._releases = ReleaseCount(self.configuration, len(self.pieces.data.sizes), counted)
 
     def frozen(self) -> Callable[[], Checkpoint]:
         """Return what makes the checkpoint of this moment later, without making it now."""
