@@ -340,7 +340,7 @@ def test_a_tree_is_read_by_places_and_put_together_again() -> None:
     assert not any(np.shares_memory(leaf, leaves(tree)[place]) for place, leaf in leaves(copied(tree)).items())
 
 
-@pytest.mark.parametrize("strange", [None, "text", {1, 2}, object()], ids=repr)
+@pytest.mark.parametrize("strange", [None, "text", {1, 2}, object()], ids=["nothing", "text", "set", "object"])
 def test_what_is_no_tree_of_arrays_is_no_update(strange: Any) -> None:
     with pytest.raises(ContractViolation, match="a dict, tuple or list"):
         leaves(strange)
