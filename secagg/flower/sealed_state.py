@@ -48,10 +48,6 @@ _SWEEP_SECONDS: Final = 3600
 _ABANDONED_SECONDS: Final = 2 * 24 * 3600
 
 
-class StateLost(Misuse):
-    """The state is not the newest one of its session, or its key is gone; the client has dropped out."""
-
-
 class StateDirectory:
     """The folder of a node in which the keys to sealed states stand."""
 
@@ -82,7 +78,7 @@ class StateDirectory:
         """Take a sealed state, once.
 
         Raises:
-            StateLost: it was taken before, or its session is over.
+            Misuse: it was taken before, or its session is over.
         """
         name, number = sealed[:_NAME_BYTES], sealed[_NAME_BYTES:_HEADER_BYTES]
         if len(sealed) < _HEADER_BYTES:
@@ -125,7 +121,7 @@ class StateDirectory:
         """End a session without opening its state; one that is over is none."""
         try:
             state, secret = self.open(sealed)
-        except StateLost:
+        except Misuse:
             return
         secret.wipe()
         state.destroy()
@@ -208,8 +204,8 @@ def _taken_part(number: int) -> InvalidParameters:
     )
 
 
-def _lost() -> StateLost:
-    return StateLost(
+def _lost() -> Misuse:
+    return Misuse(
         "this client's state is not the newest of its session, or was destroyed; it takes part again in the next round",
         reason=Reason.ALREADY_SPENT,
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from secagg.errors import InvalidParameters
-from secagg.flower.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory, StateLost
+from secagg.errors import InvalidParameters, Misuse
+from secagg.flower.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory
 from secagg.secret import Secret
 
 
@@ -32,7 +32,7 @@ def test_what_was_sealed_is_opened(states: StateDirectory) -> None:
 def test_a_state_is_opened_once(states: StateDirectory) -> None:
     stored = sealed(states.begin())
     states.open(stored)
-    with pytest.raises(StateLost):
+    with pytest.raises(Misuse, match="not the newest"):
         states.open(stored)
 
 
@@ -40,7 +40,7 @@ def test_an_older_state_is_not_opened_once_a_newer_one_was_sealed(states: StateD
     first = sealed(states.begin())
     state, _ = states.open(first)
     second = sealed(state)
-    with pytest.raises(StateLost):
+    with pytest.raises(Misuse, match="not the newest"):
         states.open(first)
     _, secret = states.open(second)
     assert bytes(secret.expose()) == b"what a client keeps"
@@ -53,7 +53,7 @@ def test_no_key_that_is_left_opens_an_older_state(states: StateDirectory) -> Non
     (left,) = states.folder.iterdir()
     # Whoever has the folder and every state that ever was goes back by name.
     left.rename(left.with_suffix(".0"))
-    with pytest.raises(StateLost):
+    with pytest.raises(Misuse, match="not the newest"):
         states.open(first)
 
 
@@ -63,7 +63,7 @@ def test_of_many_threads_one_opens_a_state(states: StateDirectory) -> None:
     def opened(_: int) -> bool:
         try:
             states.open(stored)
-        except StateLost:
+        except Misuse:
             return False
         return True
 
@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_session_that_ended(states: StateDirectory) -> None
     state.destroy()
     assert not list(states.folder.iterdir())
     state.destroy()
-    with pytest.raises(StateLost):
+    with pytest.raises(Misuse, match="not the newest"):
         states.open(stored)
 
 
@@ -101,7 +101,7 @@ def test_a_discarded_state_is_gone(states: StateDirectory) -> None:
 def test_a_damaged_state_is_no_state(states: StateDirectory) -> None:
     for cut, added in ((slice(0), b""), (slice(5), b""), (slice(-1), b"\0"), (slice(1, None), b"\0")):
         stored = sealed(states.begin())
-        with pytest.raises(StateLost):
+        with pytest.raises(Misuse, match="not the newest"):
             states.open(stored[cut] + added)
 
 
@@ -126,7 +126,7 @@ def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDi
     make_old(path, days=3)
     states.claim_round(1, 7, 1)
     assert not path.exists()
-    with pytest.raises(StateLost):
+    with pytest.raises(Misuse, match="not the newest"):
         states.open(stored)
 
 
