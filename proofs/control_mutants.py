@@ -71,7 +71,11 @@ MOVED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
-EXPLAINED: Final[Mapping[str, str]] = {}
+EXPLAINED: Final[Mapping[str, str]] = {
+    "client._receive: never `self._state is ClientState.ABORTED` in line 5": (
+        "an aborted client remembers no answer and no message is due to it, so the next check refuses in the same words"
+    ),
+}
 """Survivors, by their name, and why each is no defect."""
 
 
