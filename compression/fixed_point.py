@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -35,9 +35,11 @@ class FixedPoint:
     clip: float
     fraction_bits: int
     modulus_bits: int
+    layout: Layout = field(init=False, repr=False, compare=False)
+    """One ring segment."""
 
     def __post_init__(self) -> None:
-        RingSegment(self.modulus_bits, self.length)
+        segment = RingSegment(self.modulus_bits, self.length)
         if not 0 < self.clip < math.inf:
             raise InvalidParameters(f"clip is a positive number; got {self.clip}")
         if type(self.fraction_bits) is not int or not 0 <= self.fraction_bits <= MAXIMUM_FRACTION_BITS:
@@ -51,18 +53,14 @@ class FixedPoint:
                 f"one value of {self.bound} steps leaves a ring of {self.modulus_bits} bits; use fewer fraction bits, "
                 "a smaller clip or a wider ring"
             )
+        encoded = struct.pack(">QdII", self.length, self.clip, self.fraction_bits, self.modulus_bits)
+        version = public_parameters_digest("fixed_point", encoded)
+        object.__setattr__(self, "layout", Layout((segment,), version))
 
     @property
     def bound(self) -> int:
         """The largest integer that a value is encoded as."""
         return round(math.ldexp(self.clip, self.fraction_bits))
-
-    @property
-    def layout(self) -> Layout:
-        """One ring segment."""
-        encoded = struct.pack(">QdII", self.length, self.clip, self.fraction_bits, self.modulus_bits)
-        version = public_parameters_digest("fixed_point", encoded)
-        return Layout((RingSegment(self.modulus_bits, self.length),), version)
 
     @property
     def capacity(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ class ProductQuantization:
 
     shape: tuple[int, ...]
     codebooks: tuple[Codebook, ...]
+    layout: Layout = field(init=False, repr=False)
+    """One index segment for each codebook; the blocks of each row of the tensor are consecutive."""
 
     def __post_init__(self) -> None:
         require_shape(self.shape)
@@ -57,6 +59,7 @@ class ProductQuantization:
                 f"codewords of {self.block_size} values do not divide the rows of a tensor of shape {self.shape}; "
                 "block_size() says which sizes do"
             )
+        object.__setattr__(self, "layout", self._layout())
 
     @property
     def block_size(self) -> int:
@@ -68,9 +71,7 @@ class ProductQuantization:
         """How many blocks the tensor has."""
         return prod(self.shape) // self.block_size
 
-    @property
-    def layout(self) -> Layout:
-        """One index segment for each codebook; the blocks of each row of the tensor are consecutive."""
+    def _layout(self) -> Layout:
         segments = tuple(IndexSegment(codebook.codewords, self.blocks) for codebook in self.codebooks)
         numbers = (len(self.shape), *self.shape, len(self.codebooks))
         encoded = b"".join(number.to_bytes(8, "big") for number in numbers)

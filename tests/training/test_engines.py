@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from sys import getswitchinterval
 from time import sleep
 
 import numpy as np
@@ -198,6 +199,17 @@ def test_torchs_own_threads_change_no_bit_and_stay_as_they_were() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(np.array_equal(flat(found[0][client]), flat(found[1][client])) for client in found[0])
+
+
+def test_threads_take_short_turns_only_while_they_train() -> None:
+    before = getswitchinterval()
+    training = ThreadsEngine(lambda: PlainModel(Tiny, Computing()), threads=2).train(
+        initial_parameters(Tiny, seed_of(5, Stream.MODEL)), work((1, 8, 8), 3), PLAIN
+    )
+    next(iter(training))
+    assert getswitchinterval() < before / 10
+    assert len(list(training)) == len(SIZES) - 1
+    assert getswitchinterval() == before
 
 
 @pytest.mark.parametrize("name", ["threads", "sequential", "graph"])

@@ -17,7 +17,7 @@ import torch
 from secagg.errors import InvalidParameters
 from secagg.training.engines.descent import Descent, as_update, changes
 from secagg.training.engines.schedule import Schedule, longest_first, schedule_of
-from secagg.training.engines.settings import Computing, one_torch_thread
+from secagg.training.engines.settings import Computing, one_torch_thread, short_turns
 from secagg.training.engines.suitability import trainable, values_of
 from secagg.training.keyed_dropout import key_buffers
 from secagg.training.parts import Assignment, LocalTraining, ModelFactory, Tensors, TrainedClient
@@ -127,7 +127,7 @@ class ThreadsEngine:
             finally:
                 self._idle.put(model)
 
-        with one_torch_thread():
+        with one_torch_thread(), short_turns():
             yield from _in_order(work, longest_first(schedules), self._count)
 
 
