@@ -65,11 +65,7 @@ class DeceptiveScheme(FixedPoint):
 
     def __init__(self) -> None:
         super().__init__(length=2, clip=1.0, fraction_bits=4, modulus_bits=8)
-
-    @property
-    def layout(self) -> Layout:
-        """Declare another ring than the one that ``encode`` uses."""
-        return Layout((RingSegment(16, 2),))
+        object.__setattr__(self, "layout", Layout((RingSegment(16, 2),)))
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:
         """Encode in the layout of an honest scheme."""
