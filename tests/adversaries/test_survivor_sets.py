@@ -373,6 +373,7 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
     own = insecure_signing_key("the server's authority", b"")
     identity = insecure_signing_key("an invented member", b"")
     fake = issue_certificate(own, session.client_ids[last.position], identity.public_key)
+    second = issue_certificate(session.authority_key, session.client_ids[last.position], identity.public_key)
     roster = session.server.roster
     parts = signed_survivors(
         roster.context, session.client_ids[last.position], roster.set_of(EVERYBODY), roster.set_of(EVERYBODY)
@@ -400,6 +401,14 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
                 signature=identity.sign(Label.SIGNED_SURVIVORS, *parts),
             )
         ],
+        "of a member's second identity": [
+            replace(
+                last,
+                identity_key=identity.public_key,
+                certificate=second.signature,
+                signature=identity.sign(Label.SIGNED_SURVIVORS, *parts),
+            )
+        ],
     }[forgery]
     return [*genuine[1:3], first, *genuine[3:]] if forgery == "out of order" else [*genuine[:3], *other]
 
@@ -416,6 +425,7 @@ def forged_certificate(session: InsecurePairwiseSession, committee: list[int], f
         ("of another member", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of a corrupted client in a member's name", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("of an invented member", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
+        ("of a member's second identity", PeerMisbehaved, Reason.QUORUM_NOT_MET),
     ],
 )
 def test_a_forged_certificate_unmasks_nothing(
