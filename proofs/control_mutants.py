@@ -75,6 +75,9 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "client._receive: never `self._state is ClientState.ABORTED` in line 5": (
         "an aborted client remembers no answer and no message is due to it, so the next check refuses in the same words"
     ),
+    "round4_unmasking._verify_certificate: never `member.authority is None` in line 10": (
+        "no active session is begun without an authority; the line tells type checkers so"
+    ),
 }
 """Survivors, by their name, and why each is no defect."""
 
