@@ -258,7 +258,9 @@ def _serve(name: str, grid: Any, _: Any, counts: Counts, sizes: tuple[int, int, 
     model = ArrayRecord({"w": Array(_model(weights))})
     result = strategy.start(grid=grid, initial_arrays=model, num_rounds=rounds, timeout=600)
     due = rounds * 0.01 * (clients + 1) / 2
-    assert np.abs(result.arrays["w"].numpy() - due).max() < 0.05 * due
+    # Clients that differ twentyfold leave the range of codewords that follow their mean.
+    tolerance = 0.1 if SETTINGS.get(name, {}).get("compression") == "pq" else 0.05
+    assert np.abs(result.arrays["w"].numpy() - due).max() < tolerance * due
 
 
 def _serve_legacy(name: str, grid: Any, context: Any, counts: Counts, sizes: tuple[int, int, int]) -> None:

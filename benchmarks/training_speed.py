@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 
 import torch
 
 from figures import Figure, best_seconds, machine
-from secagg.training.checkpoint import Checkpoint
 from secagg.training.configuration import Configuration, changed
 from secagg.training.driver import pieces_of
 from secagg.training.engine_benchmark import LOADS, assignments_of
@@ -60,20 +59,14 @@ def rounds(repetitions: int) -> Iterator[Figure]:
     """Play a round with the sum in the clear, and train its clients alone, in turns."""
     for name in PRESETS:
         run = _warmed(changed(preset(name), FOREVER))
-        checkpoint, number = run.checkpoint(), run.next_round
+        number = run.next_round
         clients = run.sample(number)[: run.configuration.clients_per_round]
         work = [run.assignment(client, number) for client in clients]
         train = partial(run.pieces.engine.train, run.tensors(), work, run.configuration.local)
-
-        def play(run: Run = run, checkpoint: Checkpoint = checkpoint) -> None:
-            run.restore(checkpoint)
-            run.advance()
-
-        contenders: dict[str, Callable[[], object]] = {"training": partial(_trained, train), "round": play}
-        worked = _best_processor_seconds(contenders, repetitions)
+        contenders: dict[str, Callable[[], object]] = {"training": partial(_trained, train), "round": run.advance}
+        worked, seconds = _best_of_both_clocks(contenders, repetitions, partial(run.restore, run.checkpoint()))
         overhead = 100 * (worked["round"] / worked["training"] - 1)
         yield Figure(name=f"processor time beyond training, {name}", value=overhead, unit="%", at_most=20)
-        seconds = best_seconds(contenders, repetitions)
         overhead = 100 * (seconds["round"] / seconds["training"] - 1)
         yield Figure(name=f"a round beyond its training, {name}", value=overhead, unit="%", at_most=20)
         yield Figure(
@@ -124,15 +117,19 @@ def _warmed(configuration: Configuration) -> Run:
     return run
 
 
-def _best_processor_seconds(contenders: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Return each contender's least processor time of all its threads, taken in turns."""
-    best = dict.fromkeys(contenders, float("inf"))
+def _best_of_both_clocks(
+    contenders: Mapping[str, Callable[[], object]], repetitions: int, prepare: Callable[[], object]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return each contender's least processor time of all its threads, and its least time, taken in turns."""
+    worked, seconds = dict.fromkeys(contenders, float("inf")), dict.fromkeys(contenders, float("inf"))
     for _ in range(repetitions):
         for name, contender in contenders.items():
-            started = process_time()
+            prepare()
+            started = process_time(), perf_counter()
             contender()
-            best[name] = min(best[name], process_time() - started)
-    return best
+            worked[name] = min(worked[name], process_time() - started[0])
+            seconds[name] = min(seconds[name], perf_counter() - started[1])
+    return worked, seconds
 
 
 def _trained(train: Callable[[], Iterator[object]]) -> int:

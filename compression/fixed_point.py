@@ -13,7 +13,7 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.entropy import Coins
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.ring import Ring, capacity_between, require_capacity
+from secagg.ring import Ring, capacity_between, reduce_into, require_capacity
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52
@@ -78,6 +78,7 @@ class FixedPoint:
             raise Misuse(f"an update is an array of {self.length} floats in one dimension; flatten it first")
         ring, wide = Ring(self.modulus_bits), np.promote_types(update.dtype, np.float64)
         encoded = ring.zeros(self.length)
+        signed = encoded.view(f"<i{ring.word_bytes}")
         # Piece by piece, so that what is between two steps stays in the processor's cache.
         for start in range(0, self.length, _PIECE):
             piece = update[start : start + _PIECE].astype(wide)
@@ -86,9 +87,13 @@ class FixedPoint:
                     "an update holds NaN or infinity; skip this client or repair its training",
                     reason=Reason.INPUT_OUT_OF_RANGE,
                 )
-            clipped = np.clip(piece, -self.clip, self.clip, out=piece).astype(np.float64, copy=False)
+            np.minimum(piece, self.clip, out=piece)
+            clipped = np.maximum(piece, -self.clip, out=piece).astype(np.float64, copy=False)
             scaled = np.rint(np.ldexp(clipped, self.fraction_bits, out=clipped), out=clipped)
-            encoded[start : start + _PIECE] = ring.from_integers(scaled.astype(np.int64))
+            # What Ring.from_integers does, without its temporaries; it would refuse nothing, because steps are clipped
+            # and the ring holds ``bound``.
+            np.copyto(signed[start : start + _PIECE], scaled, casting="unsafe")
+            reduce_into(encoded[start : start + _PIECE], self.modulus_bits)
         return Payload(self.layout, (encoded,))
 
     def decode(self, aggregate: Aggregate) -> Floats:

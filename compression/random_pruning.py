@@ -50,19 +50,18 @@ class RandomPruning:
     """Encodes a vector of ``kept`` floats."""
     mask: Mask = field(init=False, repr=False, compare=False)
     """Which coordinates are kept, in the tensor's shape."""
+    kept: int = field(init=False, repr=False, compare=False)
+    """How many coordinates are kept."""
+    layout: Layout = field(init=False, repr=False, compare=False)
+    """The inner segments; the version covers the stream, the sparsity and the inner version."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sparsity", exact_sparsity(self.sparsity))
         object.__setattr__(self, "mask", pruning_mask(self.stream, self.sparsity))
+        object.__setattr__(self, "kept", kept_count(self.stream.size, self.sparsity))
+        object.__setattr__(self, "layout", self._layout())
 
-    @property
-    def kept(self) -> int:
-        """How many coordinates are kept."""
-        return kept_count(self.stream.size, self.sparsity)
-
-    @property
-    def layout(self) -> Layout:
-        """The inner segments; the version covers the stream, the sparsity and the inner version."""
+    def _layout(self) -> Layout:
         # The mask depends on the sparsity through the number of kept coordinates alone.
         encoded = self.stream.encode() + struct.pack(">Q", self.kept) + self.inner.layout.version
         return Layout(self.inner.layout.segments, public_parameters_digest("random_pruning", encoded))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from typing import Any, Final
@@ -83,6 +83,8 @@ class ScalarQuantization:
     wrapping_weight: int | None = None
     """A total weight that is decoded even if it exceeds the margin, so that coordinates may leave the ring and come
     out wrong by a multiple of 2^modulus_bits steps. None: sums beyond the margin are refused."""
+    layout: Layout = field(init=False, repr=False, compare=False)
+    """One ring segment; the version covers every parameter."""
 
     def __post_init__(self) -> None:
         require_shape(self.shape)
@@ -106,6 +108,7 @@ class ScalarQuantization:
         if any(type(code) is not int or not self.least <= code <= self.greatest for code in zero_points):
             raise InvalidParameters(f"a zero point is a code of {self.bits} bits: in {self.least}..{self.greatest}")
         object.__setattr__(self, "zero_points", zero_points)
+        object.__setattr__(self, "layout", self._layout())
 
     @property
     def least(self) -> int:
@@ -117,9 +120,7 @@ class ScalarQuantization:
         """The greatest code."""
         return (1 << (self.bits - 1)) - 1
 
-    @property
-    def layout(self) -> Layout:
-        """One ring segment; the version covers every parameter."""
+    def _layout(self) -> Layout:
         dimensions, scales = len(self.shape), len(self.scales)
         encoded = struct.pack(
             f">I{dimensions}QIIBQI{scales}f{scales}i",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, cast
 
@@ -31,15 +31,12 @@ class RingSegment:
 
     modulus_bits: int
     length: int
+    ring: Ring = field(init=False, repr=False, compare=False)
+    """The ring of the elements."""
 
     def __post_init__(self) -> None:
-        Ring(self.modulus_bits)
+        object.__setattr__(self, "ring", Ring(self.modulus_bits))
         _require_length("length", self.length)
-
-    @property
-    def ring(self) -> Ring:
-        """The ring of the elements."""
-        return Ring(self.modulus_bits)
 
     @property
     def payload_bytes(self) -> int:
@@ -53,18 +50,16 @@ class IndexSegment:
 
     codewords: int
     blocks: int
+    ring: Ring = field(init=False, repr=False, compare=False)
+    """The ring whose elements have exactly the bits of one index; only packing uses it."""
 
     def __post_init__(self) -> None:
         if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
             raise InvalidParameters(
                 f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
             )
+        object.__setattr__(self, "ring", Ring((self.codewords - 1).bit_length()))
         _require_length("blocks", self.blocks)
-
-    @property
-    def ring(self) -> Ring:
-        """The ring whose elements have exactly the bits of one index; only packing uses it."""
-        return Ring((self.codewords - 1).bit_length())
 
     @property
     def length(self) -> int:

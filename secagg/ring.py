@@ -11,7 +11,7 @@ wire it occupies exactly p bits, the first element in the lowest bits of the fir
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
@@ -25,6 +25,9 @@ CACHE_LINE_BYTES = 64
 _PACK_BLOCK = 1 << 17
 """Elements packed at a time: a block and its packed form stay in the second-level cache."""
 
+_LONG_VECTOR = 1 << 12
+"""Elements from which on a vector is worth aligning."""
+
 _PLAIN_ARRAYS = (np.ndarray, np.memmap)
 """Other kinds of array, such as masked ones, do not do with all elements what they are told."""
 
@@ -37,25 +40,20 @@ class Ring:
     """The integers modulo 2^``modulus_bits``, and vectors of them."""
 
     modulus_bits: int
+    word_bits: int = field(init=False, repr=False, compare=False)
+    """The size of the word that holds one element in memory: 8, 16, 32 or 64."""
+    word_bytes: int = field(init=False, repr=False, compare=False)
+    """The same in bytes."""
+    word: np.dtype[np.unsignedinteger[Any]] = field(init=False, repr=False, compare=False)
+    """The dtype of a vector over this ring."""
 
     def __post_init__(self) -> None:
         if type(self.modulus_bits) is not int or not 1 <= self.modulus_bits <= MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(f"modulus_bits is in 1..{MAXIMUM_MODULUS_BITS}; got {self.modulus_bits!r}")
-
-    @property
-    def word_bits(self) -> int:
-        """The size of the word that holds one element in memory: 8, 16, 32 or 64."""
-        return max(8, 1 << (self.modulus_bits - 1).bit_length())
-
-    @property
-    def word_bytes(self) -> int:
-        """The same in bytes."""
-        return self.word_bits // 8
-
-    @property
-    def word(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """The dtype of a vector over this ring."""
-        return np.dtype(f"<u{self.word_bytes}")
+        word_bits = max(8, 1 << (self.modulus_bits - 1).bit_length())
+        object.__setattr__(self, "word_bits", word_bits)
+        object.__setattr__(self, "word_bytes", word_bits // 8)
+        object.__setattr__(self, "word", np.dtype(f"<u{word_bits // 8}"))
 
     @property
     def least(self) -> int:
@@ -68,9 +66,11 @@ class Ring:
         return (1 << (self.modulus_bits - 1)) - 1
 
     def zeros(self, length: int) -> RingVector:
-        """Return the zero vector; it begins at a cache line, which makes adding to it a few percent faster."""
+        """Return the zero vector; a long one begins at a cache line, which makes adding to it a few percent faster."""
         if type(length) is not int or length < 0:
             raise InvalidParameters(f"a length is an integer and not negative; got {length!r}")
+        if length < _LONG_VECTOR:
+            return np.zeros(length, dtype=self.word)
         spacious = np.zeros(length * self.word_bytes + CACHE_LINE_BYTES, dtype=np.uint8)
         start = bytes_to_cache_line(spacious)
         return spacious[start : start + length * self.word_bytes].view(self.word)

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from secagg.codewords import Tables, require_summed, summed_layout
+from secagg.compression.model_update.joined_tensors import Joined, joined
 from secagg.compression.model_update.merged_segments import Part, merged, merged_tables, summed_parts, tables_of
 from secagg.compression.model_update.tensors import (
     Tensor,
@@ -72,6 +73,7 @@ class ModelUpdate:
     layout: Layout = field(init=False)
     _parts: tuple[tuple[Part, ...], ...] = field(init=False, repr=False)
     """For each tensor, where the segments of its scheme lie: in which segment of the layout, and where there."""
+    _joined: tuple[Joined, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (
@@ -96,6 +98,7 @@ class ModelUpdate:
         segments, parts = merged([tensor.scheme.layout.segments for tensor in self.tensors])
         object.__setattr__(self, "layout", Layout(segments, public_parameters_digest("model_update", self._encoded())))
         object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_joined", joined(self.tensors, parts))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,12 +128,17 @@ class ModelUpdate:
         """
         require_names(update, self.names, "an update")
         vectors = [segment.ring.zeros(segment.length) for segment in self.layout.segments]
-        for tensor, parts in zip(self.tensors, self._parts, strict=True):
-            with named(tensor.name):
-                values = plain_tensor(update[tensor.name], tensor.shape)
-                payload = encode_update(tensor.scheme, values.reshape(tensor.place), coins)
-            for (segment, part), encoded in zip(parts, payload.values, strict=True):
-                vectors[segment][part] = encoded
+        for joint in self._joined:
+            if (together := joint.encoded(update, coins)) is not None:
+                segment, part = joint.place
+                vectors[segment][part] = together
+                continue
+            for tensor, parts in zip(joint.tensors, joint.parts, strict=True):
+                with named(tensor.name):
+                    values = plain_tensor(update[tensor.name], tensor.shape)
+                    payload = encode_update(tensor.scheme, values.reshape(tensor.place), coins)
+                for (segment, part), encoded in zip(parts, payload.values, strict=True):
+                    vectors[segment][part] = encoded
         return Payload(self.layout, tuple(vectors))
 
     def decode(self, aggregate: Aggregate) -> dict[str, Tensor]:

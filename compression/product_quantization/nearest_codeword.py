@@ -47,11 +47,15 @@ def nearest_codewords(blocks: Floats, stages: Sequence[Floats]) -> list[RingVect
     Raises:
         CapacityExceeded: a value is NaN, infinite, or larger than some 2^50.
     """
-    searches = [_Search(codewords) for codewords in stages]
-    found = [np.empty(len(blocks), dtype=search.word) for search in searches]
+    return search(blocks, [Search(codewords) for codewords in stages])
+
+
+def search(blocks: Floats, searches: Sequence[Search]) -> list[RingVector]:
+    """Do the same with codewords that were prepared before, as they are for every client of a round."""
+    found = [np.empty(len(blocks), dtype=stage.word) for stage in searches]
     size = blocks.shape[1]
     columns = np.ones((size + 1, min(CHUNK_BLOCKS, len(blocks))), dtype=np.float32)
-    memory = np.empty((max(search.rows for search in searches), columns.shape[1]), dtype=np.float32)
+    memory = np.empty((max(stage.rows for stage in searches), columns.shape[1]), dtype=np.float32)
     for start in range(0, len(blocks), CHUNK_BLOCKS):
         chunk = blocks[start : start + CHUNK_BLOCKS]
         filled = columns[:, : len(chunk)]
@@ -65,18 +69,19 @@ def nearest_codewords(blocks: Floats, stages: Sequence[Floats]) -> list[RingVect
                 "an update holds NaN, infinity or a value beyond 2^50; skip this client or repair its training",
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
-        for search, indices in zip(searches, found, strict=True):
-            nearest = search.nearest(filled, memory[: search.rows, : len(chunk)])
+        for stage, indices in zip(searches, found, strict=True):
+            nearest = stage.nearest(filled, memory[: stage.rows, : len(chunk)])
             indices[start : start + len(chunk)] = nearest
-            if search is not searches[-1]:
-                values -= search.codewords[nearest].T
+            if stage is not searches[-1]:
+                values -= stage.codewords[nearest].T
     return found
 
 
-class _Search:
+class Search:
     """The codewords of one stage, as the rows of weights that give the gains of blocks."""
 
     def __init__(self, codewords: Floats) -> None:
+        """Compute the weights."""
         self.codewords = codewords.astype(np.float32)
         self.word = Ring(max(1, (len(codewords) - 1).bit_length())).word
         self._tiles = _tiles(self.codewords.astype(np.float64))

@@ -18,7 +18,7 @@ from secagg.compression.product_quantization.kmeans import (
     learn_codewords,
     sample_blocks,
 )
-from secagg.compression.product_quantization.nearest_codeword import nearest_codewords
+from secagg.compression.product_quantization.nearest_codeword import Search, nearest_codewords, search
 from secagg.compression.public_stream import require_shape
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, public_parameters_digest
 from secagg.entropy import Coins
@@ -45,6 +45,7 @@ class ProductQuantization:
     codebooks: tuple[Codebook, ...]
     layout: Layout = field(init=False, repr=False)
     """One index segment for each codebook; the blocks of each row of the tensor are consecutive."""
+    _searches: tuple[Search, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_shape(self.shape)
@@ -60,6 +61,7 @@ class ProductQuantization:
                 "block_size() says which sizes do"
             )
         object.__setattr__(self, "layout", self._layout())
+        object.__setattr__(self, "_searches", tuple(Search(codebook.values) for codebook in self.codebooks))
 
     @property
     def block_size(self) -> int:
@@ -104,8 +106,7 @@ class ProductQuantization:
         """
         if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != self.shape:
             raise Misuse(f"an update is an array of floats of shape {self.shape}; reshape it, or make another scheme")
-        stages = [codebook.values for codebook in self.codebooks]
-        return Payload(self.layout, tuple(nearest_codewords(_blocks(update, self.block_size), stages)))
+        return Payload(self.layout, tuple(search(_blocks(update, self.block_size), self._searches)))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
         """Return the sum of the contributors' quantized updates: codewords times the histogram of each block.

@@ -123,8 +123,11 @@ class OverflowMeter:
             if self._simulated:
                 total = self._simulated[number]
                 total += codes
-                self._events += int((np.maximum(total, 0) // half).sum())
-                np.copyto(total, np.where(total >= 0, total % half, -((-total) % half)))
+                # Halves of the ring are taken off towards zero, and counted where the sum is positive.
+                beyond = np.flatnonzero((total >= half) | (total <= -half))
+                halves = np.sign(total[beyond]) * (np.abs(total[beyond]) // half)
+                self._events += int(np.maximum(halves, 0).sum())
+                total[beyond] -= halves * half
         self._clients += 1
 
     @property

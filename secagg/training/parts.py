@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+Done = TypeVar("Done")
 Tensors = Mapping[str, torch.Tensor]
 """Parameters by name, on one device."""
 Update = dict[str, npt.NDArray[np.float32]]
@@ -106,6 +107,24 @@ class Engine(Protocol):
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
     ) -> Iterator[TrainedClient]:
         """Train each client from ``start``; yield them one after another, in any order, holding few at a time."""
+        ...
+
+
+@runtime_checkable
+class FinishingEngine(Engine, Protocol):
+    """Does something with each client where it was trained, so that training waits for nobody.
+
+    A thread that only encoded would take turns with those that train, and slow all of them down.
+    """
+
+    def train_and_finish(
+        self,
+        start: Tensors,
+        assignments: Sequence[Assignment],
+        settings: LocalTraining,
+        finish: Callable[[TrainedClient], Done],
+    ) -> Iterator[Done]:
+        """Train each client from ``start``; yield what ``finish`` makes of it, which is called in any thread."""
         ...
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
-from secagg.contract import Aggregate
+from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.checkpoint import Checkpoint
@@ -30,7 +30,19 @@ from secagg.training.configuration import Configuration, to_tree
 from secagg.training.metrics import Accuracy, RoundRecord
 from secagg.training.models import initial_parameters
 from secagg.training.operators import Operators
-from secagg.training.parts import Assignment, Engine, Examples, FederatedData, ModelFactory, Tensors, Update
+from secagg.training.parts import (
+    Assignment,
+    Done,
+    Engine,
+    Examples,
+    FederatedData,
+    FinishingEngine,
+    LocalTraining,
+    ModelFactory,
+    Tensors,
+    TrainedClient,
+    Update,
+)
 from secagg.training.privacy import ReleaseCount
 from secagg.training.round_sums import SecureSum, SumRound, Upload
 from secagg.training.seeds import Stream, seed_bytes, seed_of
@@ -241,10 +253,14 @@ class Run:
 
 
 class Timer:
-    """Adds up what the parts of a round take."""
+    """Adds up what the parts of a round take; ``train`` is the wait for clients that are trained and encoded."""
 
     def __init__(self) -> None:
         self.seconds = dict[str, float]()
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count what was measured elsewhere."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
@@ -253,7 +269,7 @@ class Timer:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - started
+            self.add(name, perf_counter() - started)
 
 
 class Pulled:
@@ -278,21 +294,49 @@ class Pulled:
         """Yield what each client sends; its update is gone before the next one comes."""
         run, number = self._run, self._due.number
         work = [run.assignment(client, number) for client in self._due.uploaders]
-        trained = iter(run.pieces.engine.train(self._start, work, run.configuration.local))
+        ready = _finished(run.pieces.engine, self._start, work, run.configuration.local, self._encoded)
         while True:
             with self._timer.part("train"):
-                result = next(trained, None)
-            if result is None:
+                encoded = next(ready, None)
+            if encoded is None:
                 return
-            with self._timer.part("encode"):
-                weight = run.weight(result.client)
-                payload = run.operators.encode(result.update, run.coins(result.client, number))
-                if self.meter is not None:
-                    self.meter.add(payload, weight)
-            self._losses[result.client] = (result.loss, result.examples)
-            client = result.client
-            del result
+            weight = run.weight(encoded.client)
+            if self.meter is not None:
+                self.meter.add(encoded.payload, weight)
+            self._timer.add("encode", encoded.seconds)
+            self._losses[encoded.client] = (encoded.loss, encoded.examples)
+            client, payload = encoded.client, encoded.payload
+            del encoded
             yield client, payload, weight
+
+    def _encoded(self, trained: TrainedClient) -> _Encoded:
+        started, run = perf_counter(), self._run
+        payload = run.operators.encode(trained.update, run.coins(trained.client, self._due.number))
+        return _Encoded(trained.client, payload, trained.loss, trained.examples, perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A client whose update is gone."""
+
+    client: int
+    payload: Payload
+    loss: float
+    examples: int
+    seconds: float
+    """What encoding took."""
+
+
+def _finished(
+    engine: Engine,
+    start: Tensors,
+    work: Sequence[Assignment],
+    settings: LocalTraining,
+    finish: Callable[[TrainedClient], Done],
+) -> Iterator[Done]:
+    if isinstance(engine, FinishingEngine):
+        return engine.train_and_finish(start, work, settings, finish)
+    return map(finish, engine.train(start, work, settings))
 
 
 def digest_of(parameters: Mapping[str, npt.NDArray[np.float32]]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Final
 
 from secagg.compression.model_update import Codebooks, Plain, Pruned, Quantized, Recipe, Rotated
@@ -50,7 +51,7 @@ class TensorRecipes:
             )
         self._require_capacity()
 
-    @property
+    @cached_property
     def compressed(self) -> tuple[str, ...]:
         """The tensors that are not sent plain."""
         recipe = self._recipe(1.0)

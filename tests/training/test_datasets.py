@@ -180,7 +180,7 @@ def test_the_mood_of_a_text_is_its_label(tmp_path: Path, inner: bytes) -> None:
     assert len(set(zip(texts.tolist(), columns.tolist(), strict=True))) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", tar({"other.txt": b"1"})])
+@pytest.mark.parametrize("content", [b"", b"no archive", tar({"other.txt": b"1"})], ids=["empty", "text", "other"])
 def test_another_file_than_the_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "archive.tar.gz"
     path.write_bytes(content)

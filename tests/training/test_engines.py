@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from sys import getswitchinterval
+from threading import current_thread, main_thread
 from time import sleep
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from secagg.errors import InvalidParameters
+from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.training.engines import ENGINES, fastest_engine, make_engine
 from secagg.training.engines.one_by_one import PlainModel, ThreadsEngine
 from secagg.training.engines.schedule import schedule_of
@@ -201,15 +201,31 @@ def test_torchs_own_threads_change_no_bit_and_stay_as_they_were() -> None:
     assert all(np.array_equal(flat(found[0][client]), flat(found[1][client])) for client in found[0])
 
 
-def test_threads_take_short_turns_only_while_they_train() -> None:
-    before = getswitchinterval()
-    training = ThreadsEngine(lambda: PlainModel(Tiny, Computing()), threads=2).train(
-        initial_parameters(Tiny, seed_of(5, Stream.MODEL)), work((1, 8, 8), 3), PLAIN
-    )
-    next(iter(training))
-    assert getswitchinterval() < before / 10
-    assert len(list(training)) == len(SIZES) - 1
-    assert getswitchinterval() == before
+def test_a_client_is_finished_in_the_thread_that_trained_it() -> None:
+    start, assignments = initial_parameters(Tiny, seed_of(5, Stream.MODEL)), work((1, 8, 8), 3)
+    threads = set[str]()
+
+    def finish(trained: TrainedClient) -> int:
+        threads.add(current_thread().name)
+        return trained.client
+
+    engine = ThreadsEngine(lambda: PlainModel(Tiny, Computing()), threads=2)
+    found = list(engine.train_and_finish(start, assignments, PLAIN, finish))
+    assert found == [trained.client for trained in engine.train(start, assignments, PLAIN)]
+    assert main_thread().name not in threads
+
+
+def test_a_client_that_cannot_be_finished_ends_the_round() -> None:
+    start, assignments = initial_parameters(Tiny, seed_of(5, Stream.MODEL)), work((1, 8, 8), 3)
+
+    def finish(trained: TrainedClient) -> int:
+        if trained.client == assignments[1].client:
+            raise CapacityExceeded("not this one")
+        return trained.client
+
+    engine = ThreadsEngine(lambda: PlainModel(Tiny, Computing()), threads=2)
+    with pytest.raises(CapacityExceeded, match="not this one"):
+        list(engine.train_and_finish(start, assignments, PLAIN, finish))
 
 
 @pytest.mark.parametrize("name", ["threads", "sequential", "graph"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ class Split:
     owners: npt.NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedData:
     """A data set as the driver takes it."""
 
@@ -43,10 +44,12 @@ class PreparedData:
     vocabulary: int | None = None
     """How many tokens an embedding has to know, where inputs are tokens."""
 
-    @property
+    @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
         """How many training examples each client has."""
-        return np.array([len(part) for part in self.parts], dtype=np.int64)
+        sizes = np.array([len(part) for part in self.parts], dtype=np.int64)
+        sizes.flags.writeable = False
+        return sizes
 
     def client(self, number: int) -> Examples:
         """Return the training examples of a client, in an order that never changes.

@@ -17,10 +17,10 @@ import torch
 from secagg.errors import InvalidParameters
 from secagg.training.engines.descent import Descent, as_update, changes
 from secagg.training.engines.schedule import Schedule, longest_first, schedule_of
-from secagg.training.engines.settings import Computing, one_torch_thread, short_turns
+from secagg.training.engines.settings import Computing, one_torch_thread
 from secagg.training.engines.suitability import trainable, values_of
 from secagg.training.keyed_dropout import key_buffers
-from secagg.training.parts import Assignment, LocalTraining, ModelFactory, Tensors, TrainedClient
+from secagg.training.parts import Assignment, Done, LocalTraining, ModelFactory, Tensors, TrainedClient
 
 _AHEAD: Final = 2
 """How many trained clients for each thread may wait to be taken."""
@@ -118,24 +118,34 @@ class ThreadsEngine:
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
     ) -> Iterator[TrainedClient]:
         """Train each client from ``start``; a client that fails ends the round with its error."""
+        return self.train_and_finish(start, assignments, settings, lambda trained: trained)
+
+    def train_and_finish(
+        self,
+        start: Tensors,
+        assignments: Sequence[Assignment],
+        settings: LocalTraining,
+        finish: Callable[[TrainedClient], Done],
+    ) -> Iterator[Done]:
+        """Train each client from ``start``, and finish it in the same thread."""
         schedules = [schedule_of(assignment, settings, self._dropouts) for assignment in assignments]
 
-        def work(place: int) -> TrainedClient:
+        def work(place: int) -> Done:
             model = self._idle.get()
             try:
-                return model.train(start, assignments[place], schedules[place], settings)
+                return finish(model.train(start, assignments[place], schedules[place], settings))
             finally:
                 self._idle.put(model)
 
-        with one_torch_thread(), short_turns():
+        with one_torch_thread():
             yield from _in_order(work, longest_first(schedules), self._count)
 
 
-def _in_order(work: Callable[[int], TrainedClient], places: Sequence[int], threads: int) -> Generator[TrainedClient]:
+def _in_order(work: Callable[[int], Done], places: Sequence[int], threads: int) -> Generator[Done]:
     """Work ahead of what is taken by a few clients, and yield in order, so that sums of floats repeat."""
     # Each thread has its own setting of how many threads an operation may use.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    waiting = deque[Future[TrainedClient]]()
+    waiting = deque[Future[Done]]()
     try:
         for place in places:
             if len(waiting) == _AHEAD * threads:

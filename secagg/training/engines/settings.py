@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody gives it
@@ -17,8 +16,6 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes a model's outputs and the targets, and returns one value for each example."""
-_TURN_SECONDS: Final = 2e-4
-"""A twenty-fifth of the interpreter's own; a step of a small model takes about as long."""
 
 
 def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -69,17 +66,6 @@ def device_named(name: str) -> torch.device:
             reason=Reason.BACKEND_MISSING,
         )
     return device
-
-
-@contextmanager
-def short_turns() -> Generator[None]:
-    """Have threads hand over the interpreter soon, so that encoding one client does not keep others from training."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @contextmanager
