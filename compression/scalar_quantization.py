@@ -160,7 +160,8 @@ class ScalarQuantization:
         words = ring.zeros(values.size).reshape(values.shape)
         signed = words.view(_signed(ring))
         # Made once, because a memory allocator may return temporaries of this size to the system block after block.
-        quotients, is_finite = np.empty(_BLOCK, _NARROW), np.empty(_BLOCK, np.bool_)
+        room = min(_BLOCK, values.size)
+        quotients, is_finite = np.empty(room, _NARROW), np.empty(room, np.bool_)
         # A quotient beyond the largest float becomes infinite, and is clamped like every other.
         with np.errstate(over="ignore", invalid="ignore"):
             for rows, columns in _blocks(*values.shape):
