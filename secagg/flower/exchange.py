@@ -14,8 +14,10 @@ from secagg.errors import PeerError, SecAggError
 from secagg.flower.logs import LOG
 from secagg.flower.records import LARGE_RECORD, RECORD
 
-_FIRST_PAUSE: Final = 0.02
+_SHORTEST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
+_PAUSE_SHARE: Final = 1 / 32
+"""Answers are asked for so often that none waits longer than this share of the stage's time until then."""
 _LEAST_PATIENCE: Final = 5.0
 _KILO: Final = 1000
 
@@ -89,7 +91,7 @@ class Exchange:
         count.bytes_down = sum(map(protocol_bytes, contents.values()))
         waiting = set(self.grid.push_messages(messages))
         del messages
-        pause, last = _FIRST_PAUSE, None if timeout is None else began + timeout
+        last = None if timeout is None else began + timeout
         while waiting and (last is None or time.monotonic() < last):
             replies = list(self.grid.pull_messages(waiting))
             for reply in replies:
@@ -99,9 +101,8 @@ class Exchange:
                 now = time.monotonic()
                 granted = now + max(_LEAST_PATIENCE, patience * (now - began))
                 last = granted if last is None else min(last, granted)
-            pause = _FIRST_PAUSE if replies else min(pause * 1.5, _LONGEST_PAUSE)
             if waiting:
-                time.sleep(pause)
+                time.sleep(min(max(_SHORTEST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began)), _LONGEST_PAUSE))
         count.seconds = time.monotonic() - began
         return count
 

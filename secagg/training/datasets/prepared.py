@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ class Split:
     owners: npt.NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedData:
     """A data set as the driver takes it."""
 
@@ -44,12 +43,12 @@ class PreparedData:
     vocabulary: int | None = None
     """How many tokens an embedding has to know, where inputs are tokens."""
 
-    @cached_property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """How many training examples each client has."""
-        sizes = np.array([len(part) for part in self.parts], dtype=np.int64)
-        sizes.flags.writeable = False
-        return sizes
+    sizes: npt.NDArray[np.int64] = field(init=False)
+    """How many training examples each client has."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", np.array([len(part) for part in self.parts], dtype=np.int64))
+        self.sizes.flags.writeable = False
 
     def client(self, number: int) -> Examples:
         """Return the training examples of a client, in an order that never changes.
