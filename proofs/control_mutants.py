@@ -50,6 +50,42 @@ DECISIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 KILLERS: Final = (
     "tests/protocols/pairwise_mask/test_rounds.py",
+    "tests/protocols/pairwise_mask/test_platforms.py",
+    "tests/adversaries/test_liars_at_unmasking.py",
+    "tests/adversaries/test_inputs_and_retries.py",
+    "tests/adversaries/test_shares_in_transit.py",
+    "tests/adversaries/test_offers_below_the_floors.py",
+    "tests/adversaries/test_survivor_sets.py",
+    "tests/protocols/pairwise_mask/test_recovery.py",
+    "tests/protocols/pairwise_mask/test_revealed_sets.py",
+    "tests/adversaries/test_rosters.py",
+    "tests/adversaries/test_order_and_replays.py",
+    "tests/protocols/pairwise_mask/test_transitions.py",
+    "tests/protocols/pairwise_mask/test_session.py",
+    "tests/protocols/pairwise_mask/test_vectors.py",
+)
+"""Those that look at clients, the quick ones first."""
+_MOST_SECONDS: Final = 300
+"""Many times what the tests take; a mutant that waits for ever is noticed too."""
+_SHOWN_EVERY: Final = 10
+MOVED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+EXPLAINED: Final[Mapping[str, str]] = {
+    "round4_unmasking.py": ("by", "reveal_shares", "revealed_secret", "_show", "_verify_certificate", "_verify_views"),
+}
+KILLERS: Final = (
+    "tests/protocols/pairwise_mask/test_rounds.py",
+    "tests/protocols/pairwise_mask/test_platforms.py",
     "tests/adversaries/test_liars_at_unmasking.py",
     "tests/adversaries/test_inputs_and_retries.py",
     "tests/adversaries/test_shares_in_transit.py",

@@ -137,8 +137,6 @@ class Client(Confined):
         if self._process != os.getpid():
             self._abort()
             raise Misuse("this client was forked into another process; start a session of its own there")
-        if self._state is ClientState.ABORTED:
-            raise self._unexpected(kind)
         digest = hashlib.sha256(message).digest()
         if kind in self._answered:
             before, reply = self._answered[kind]

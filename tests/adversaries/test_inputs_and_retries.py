@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
-from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
@@ -69,6 +69,21 @@ def test_an_input_whose_attempt_failed_before_the_upload_may_enter_a_retry(goes_
     for client, own in inputs.items():
         retry.clients[client] = retry.enrol(client, client_input=own)
     goes_on(retry)
+
+
+def test_an_input_whose_numbers_were_changed_after_it_was_encoded_is_refused() -> None:
+    layout = Layout((RingSegment(20, 4),))
+    values = Ring(20).zeros(4)
+    payload = Payload(layout, (values,))
+    ClientInput(payload)
+    values[1] = 1 << 20
+    with pytest.raises(CapacityExceeded):
+        ClientInput(payload)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_session_of_exactly_the_minimum_cohort_goes_on(mode: SecurityMode, goes_on: GoesOn) -> None:
+    goes_on(InsecurePairwiseSession(SessionSetup(population=8, minimum_cohort=8, late=0, dropped=0, mode=mode)))
 
 
 def masked_words(session: InsecurePairwiseSession, client: ClientId) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
