@@ -119,6 +119,9 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "client._receive: never `self._state is ClientState.ABORTED` in line 5": (
         "an aborted client remembers no answer and no message is due to it, so the next check refuses in the same words"
     ),
+    "round1_share_keys.verify_delivered_entry: never `identity is None` in line 9": (
+        "no roster of an active session has a client without an identity; the line tells type checkers so"
+    ),
     "round4_unmasking._verify_certificate: never `member.authority is None` in line 10": (
         "no active session is begun without an authority; the line tells type checkers so"
     ),

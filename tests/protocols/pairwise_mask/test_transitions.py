@@ -290,6 +290,18 @@ def _held_by(client: Client) -> list[Secret]:
 
 
 @pytest.mark.parametrize("suite", Suite)
+def test_a_client_that_uploaded_holds_what_others_recover_with_and_nothing_of_its_own(suite: Suite) -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.SEMI_HONEST, suite))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    clients = len(session.clients)
+    held = [secret for client in session.clients.values() for secret in _held_by(client)]
+    # A share of each neighbour's secrets; and of each edge's seed one of its ends keeps what the other chose.
+    shares, seeds = clients * (clients - 1), clients * (clients - 1) // 2 if suite is Suite.HYBRID else 0
+    assert len(held) == shares + seeds
+    assert len(left_over(held)) == len(held)
+
+
+@pytest.mark.parametrize("suite", Suite)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_client_that_completed_has_wiped_every_secret(
     mode: SecurityMode, suite: Suite, secrets_made: list[Secret]
