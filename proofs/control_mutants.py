@@ -122,6 +122,9 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "round1_share_keys.verify_delivered_entry: never `identity is None` in line 9": (
         "no roster of an active session has a client without an identity; the line tells type checkers so"
     ),
+    "round4_unmasking._verify_views: never `identity is None` in line 6": (
+        "the same; a roster without it was refused when keys were shared"
+    ),
     "round4_unmasking._verify_certificate: never `member.authority is None` in line 10": (
         "no active session is begun without an authority; the line tells type checkers so"
     ),

@@ -346,7 +346,7 @@ def _verify_views(masked: Masked, message: UnmaskingRequest, present: list[int])
     for neighbour, signature in zip(present, message.views, strict=True):
         identity = masked.key_set.advertisers[neighbour].identity
         if identity is None:
-            raise _uncertified("a neighbour has no identity")
+            raise InternalError("a view of an active session is verified without an identity")
         parts = signed_view(roster.context, identity.client, masked.sharers)
         identity.verify(signature, Label.SIGNED_VIEW, *parts, culprits={identity.client, ServerId()})
 

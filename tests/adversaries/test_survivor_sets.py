@@ -438,11 +438,16 @@ def test_a_forged_certificate_unmasks_nothing(
     refused(session, victim, forged.encode(), kind, reason, {ServerId()})
 
 
-def test_the_certificate_that_the_forgeries_start_from_is_accepted(goes_on: GoesOn) -> None:
+@pytest.mark.parametrize("signers", [4, 5])
+def test_the_certificate_that_the_forgeries_start_from_is_accepted_from_a_quorum_and_from_all(
+    signers: int, goes_on: GoesOn
+) -> None:
     session, outside, committee = with_committee_of_five()
     victim = session.client_ids[outside]
     genuine = UnmaskingRequest.decode(session.take(victim), session.server.roster)
-    endorsements = [endorsement(session, member, signature_on(session, member, EVERYBODY)) for member in committee[:4]]
+    endorsements = [
+        endorsement(session, member, signature_on(session, member, EVERYBODY)) for member in committee[:signers]
+    ]
     again = replace(genuine, endorsements=tuple(endorsements)).encode()
     (answer,) = session.clients[victim].receive(again)
     session.server.receive(victim, answer)
