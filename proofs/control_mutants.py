@@ -81,52 +81,14 @@ MOVED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.IsNot: ast.Is,
 }
 EXPLAINED: Final[Mapping[str, str]] = {
-    "round4_unmasking.py": ("by", "reveal_shares", "revealed_secret", "_show", "_verify_certificate", "_verify_views"),
-}
-KILLERS: Final = (
-    "tests/protocols/pairwise_mask/test_rounds.py",
-    "tests/protocols/pairwise_mask/test_platforms.py",
-    "tests/adversaries/test_liars_at_unmasking.py",
-    "tests/adversaries/test_inputs_and_retries.py",
-    "tests/adversaries/test_shares_in_transit.py",
-    "tests/adversaries/test_offers_below_the_floors.py",
-    "tests/adversaries/test_survivor_sets.py",
-    "tests/protocols/pairwise_mask/test_recovery.py",
-    "tests/protocols/pairwise_mask/test_revealed_sets.py",
-    "tests/adversaries/test_rosters.py",
-    "tests/adversaries/test_order_and_replays.py",
-    "tests/protocols/pairwise_mask/test_transitions.py",
-    "tests/protocols/pairwise_mask/test_session.py",
-    "tests/protocols/pairwise_mask/test_vectors.py",
-)
-"""Those that look at clients, the quick ones first."""
-_MOST_SECONDS: Final = 300
-"""Many times what the tests take; a mutant that waits for ever is noticed too."""
-_SHOWN_EVERY: Final = 10
-MOVED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-}
-EXPLAINED: Final[Mapping[str, str]] = {
-    "client._receive: never `self._state is ClientState.ABORTED` in line 5": (
-        "an aborted client remembers no answer and no message is due to it, so the next check refuses in the same words"
-    ),
     "round1_share_keys.verify_delivered_entry: never `identity is None` in line 9": (
         "no roster of an active session has a client without an identity; the line tells type checkers so"
     ),
-    "round4_unmasking._verify_views: never `identity is None` in line 6": (
-        "the same; a roster without it was refused when keys were shared"
-    ),
     "round4_unmasking._verify_certificate: never `member.authority is None` in line 10": (
         "no active session is begun without an authority; the line tells type checkers so"
+    ),
+    "round4_unmasking._verify_views: never `identity is None` in line 6": (
+        "no roster of an active session has a client without an identity; the line tells type checkers so"
     ),
 }
 """Survivors, by their name, and why each is no defect."""
