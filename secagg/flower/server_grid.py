@@ -28,8 +28,9 @@ from secagg.flower.records import LEGACY_ARRAYS, metric_record
 from secagg.flower.round_task import RoundResult, RoundTask
 from secagg.flower.schemes import SchemeChoice
 from secagg.flower.secure_round import SecureRound
-from secagg.flower.settings import PAIRWISE, SecAggSettings
+from secagg.flower.settings import ENCLAVE, PAIRWISE, SecAggSettings
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
+from secagg.flower.two_server_round import TwoServerRound
 
 _SEED_BYTES: Final = 32
 _ROUNDS: Final = dict[int, int]()
@@ -109,7 +110,7 @@ class SecAggGrid(Grid):
         )
         first = messages[0].metadata
         exchange = Exchange(self._inner, first.message_type, first.group_id)
-        kind = SecureRound if self.settings.protocol == PAIRWISE else EnclaveRound
+        kind = {PAIRWISE: SecureRound, ENCLAVE: EnclaveRound}.get(self.settings.protocol, TwoServerRound)
         session = kind(task, exchange, SystemCoins())
         self.stages = session.stages
         result = session.run(messages, timeout)

@@ -24,7 +24,7 @@ from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
 LENIENT_TYPE = "train.lenient"
-"""Training of clients that accept a simulated enclave, and weights in it."""
+"""Training of clients that accept a simulated enclave, weights in it, and a simulated second server."""
 ROUND = "server-round"
 CHAOS_FILE = "LAB_CHAOS"
 LOG_FILE = "LAB_LOG"
@@ -123,8 +123,11 @@ def answered(reply: Any) -> Message:
 
 
 app = ClientApp(mods=[])
-app.train(mods=[chaos, SecAggMod(identity=os.environ.get(KEYS))])(train)
-lenient = SecAggMod(identity=os.environ.get(KEYS), allow_simulated_enclave=True, maximum_weight=1000)
+floors: dict[str, Any] = {"identity": os.environ.get(KEYS), "servers": f"{os.environ.get(KEYS)}/servers.json"}
+app.train(mods=[chaos, SecAggMod(**floors)])(train)
+lenient = SecAggMod(
+    **floors, allow_simulated_enclave=True, maximum_weight=1000, allow_simulated_second_server=True
+)
 app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
 
