@@ -22,11 +22,13 @@ from secagg.flower.node_state import claim_round, state_of
 from secagg.flower.records import Invitation, with_message
 from secagg.flower.sealed_state import StateDirectory
 from secagg.flower.trained_update import Training, require_capacity_for
+from secagg.identifiers import ServerId
 from secagg.labels import Label, bind
 from secagg.protocols.dpf_indexing.client import Client
 from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
 from secagg.protocols.dpf_indexing.ledger import UploadLedger
 from secagg.protocols.dpf_indexing.relay_messages import RoundOffers, encode_halves
+from secagg.protocols.dpf_indexing.server_messages import RoundStamp, ServerOffer
 
 
 def share_update(  # noqa: PLR0913, PLR0917 -- the mod's own parts
@@ -37,7 +39,7 @@ def share_update(  # noqa: PLR0913, PLR0917 -- the mod's own parts
     states: StateDirectory,
     call_next: ClientAppCallable,
 ) -> Message:
-    """Hold the configuration to the floors, train, share: in this order.
+    """Hold configuration and offers to what is believed here, train, share: in this order.
 
     Raises:
         SecAggError: nothing was shared; the message says why.
@@ -57,6 +59,7 @@ def share_update(  # noqa: PLR0913, PLR0917 -- the mod's own parts
     require_capacity_for(update, configuration.maximum_total_weight)
     layout = bound_layout(update.layout, training.model_digest, invitation)
     floors.admit(configuration, layout=layout, now=now)
+    _require_offers(shown, configuration, invitation.round_number)
     client = Client(
         certificate=identity.certificate,
         signing_key=identity.signing_key,
@@ -68,7 +71,7 @@ def share_update(  # noqa: PLR0913, PLR0917 -- the mod's own parts
     )
     claim_round(context, states, invitation.round_number)
     payload, weight = training.encoded()
-    # Both offers are verified before anything is shared; training may take long, and the round may have expired.
+    # Training may take long; the round may have expired, which sharing notices.
     zero, one = client.share(
         Payload(layout, payload.values),
         configuration=configuration,
@@ -107,6 +110,17 @@ def _believed_servers(shown: RoundOffers, named: tuple[bytes, bytes], settings: 
             reason=Reason.BELOW_FLOOR,
         )
     return named
+
+
+def _require_offers(shown: RoundOffers, configuration: IndexingConfiguration, round_number: int) -> None:
+    """Refuse offers that the two servers did not make for this configuration and round, before the round is claimed.
+
+    Raises:
+        PeerMisbehaved, AuthenticationFailed, MalformedMessage: one of them did not.
+    """
+    for index, offer in enumerate(shown.offers):
+        stamp = RoundStamp(context=configuration.context, round_number=round_number, server=ServerId(index))
+        ServerOffer.decode(offer, configuration, stamp)
 
 
 def _ledger(context: Context, task: bytes) -> UploadLedger:

@@ -125,9 +125,7 @@ def answered(reply: Any) -> Message:
 app = ClientApp(mods=[])
 floors: dict[str, Any] = {"identity": os.environ.get(KEYS), "servers": f"{os.environ.get(KEYS)}/servers.json"}
 app.train(mods=[chaos, SecAggMod(**floors)])(train)
-lenient = SecAggMod(
-    **floors, allow_simulated_enclave=True, maximum_weight=1000, allow_simulated_second_server=True
-)
+lenient = SecAggMod(**floors, allow_simulated_enclave=True, maximum_weight=1000, allow_simulated_second_server=True)
 app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
 

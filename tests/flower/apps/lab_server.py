@@ -102,7 +102,7 @@ class Lab:
             time.sleep(0.05)
         self.nodes = sorted(grid.get_node_ids())
 
-    def start(
+    def start(  # noqa: PLR0913 -- what runs differ in
         self,
         grid: Grid,
         *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,19 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 from lab_lies import with_field
-from lab_strategies import Lenient
+from lab_strategies import Lenient, PlainTwin
 
 from secagg.entropy import SystemCoins
 from secagg.flower import server_grid, two_server_round
 from secagg.flower.identities import make_identities
-from secagg.flower.records import RECORD
 from secagg.flower.server_pair import make_server_pair
 from secagg.identifiers import ClientId
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
-from secagg.protocols.dpf_indexing.relay_messages import RoundOffers
+from secagg.protocols.dpf_indexing.relay_messages import RoundOffers, encode_beginning
+from secagg.protocols.dpf_indexing.relaying_server import RelayingServer
 
 READY_SECONDS = 30
 LIED_TO = 2
@@ -67,9 +68,14 @@ def start_second_server() -> subprocess.Popen[bytes]:
     with (folder / "second.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 -- the library's own command
     last = time.monotonic() + READY_SECONDS
-    while not Path(os.environ["LAB_SECOND"]).is_socket() and time.monotonic() < last:
+    while not _listens(os.environ["LAB_SECOND"]) and time.monotonic() < last:
         time.sleep(0.05)
     return process
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
 
 
 @contextmanager
@@ -100,6 +106,26 @@ def _served(**changes: Any) -> Scenario:
     return scenario
 
 
+def restart(running: list[subprocess.Popen[bytes]]) -> None:
+    """Kill the second server, and start it again."""
+    running[-1].kill()
+    running[-1].wait()
+    Path(os.environ["LAB_SECOND"]).unlink()
+    running.append(start_second_server())
+
+
+def twin(lab: Any) -> dict[str, Any]:
+    """FedAvg beside FedAvg: in the clear, and by two servers that sum fixed point and that count codewords."""
+    equal = {p: {"examples": 10} for p in range(lab.count)}
+    plain, _ = lab.start(lab.grid, rounds=2, strategy=PlainTwin(fraction_evaluate=0.0), chaos=equal)
+    outcome = dict[str, Any]()
+    for compression in ("fixed-point", "pq-64x5"):
+        done = lab.secure(**simulated(lab, rounds=2, compression=compression), chaos=equal)
+        outcome[compression] = float(np.abs(plain["layer"] - lab.arrays["layer"]).max())
+        outcome["error"] = outcome.get("error") or done["error"]
+    return outcome
+
+
 def restarted(lab: Any) -> dict[str, Any]:
     """Kill the second server between two rounds; then begin a round again that it took part in before."""
     with second_server() as running:
@@ -107,15 +133,13 @@ def restarted(lab: Any) -> dict[str, Any]:
         class Killing(FedAvg):
             def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
                 if server_round == 1:
-                    running[-1].kill()
-                    running[-1].wait()
-                    Path(os.environ["LAB_SECOND"]).unlink()
-                    running.append(start_second_server())
+                    restart(running)
                 return super().aggregate_train(server_round, replies)
 
         strategy = Killing(fraction_evaluate=0.0, min_available_nodes=lab.count)
         outcome: dict[str, Any] = lab.secure(**served(lab, strategy=strategy, rounds=2))
-        server_grid._ROUNDS[lab.grid.run.run_id] -= 1
+        restart(running)
+        vars(server_grid)["_ROUNDS"][lab.grid.run.run_id] -= 1
         outcome["again"] = lab.secure(**served(lab))["error"]
     return outcome
 
@@ -137,33 +161,40 @@ def lost(lab: Any) -> dict[str, Any]:
 # --- A server 0 that does what it likes -------------------------------------------------------------------------------
 
 
+@contextmanager
+def _in_place_of(name: str, other: Any) -> Generator[None]:
+    """Let the server's round use something else than the library's own."""
+    replaced = vars(two_server_round)
+    own = replaced[name]
+    replaced[name] = other
+    try:
+        yield
+    finally:
+        replaced[name] = own
+
+
 def other_configuration(lab: Any) -> dict[str, Any]:
-    """Show two clients a configuration that server 1 never saw, in which it could release a sum over fewer."""
+    """Offer server 1 another configuration than clients are shown, with an offer of server 0's for either."""
 
-    def tamper(message: Message) -> Iterable[Message]:
-        if message.metadata.dst_node_id in lab.nodes[:LIED_TO]:
-            offer = cast("bytes", message.content.config_records[RECORD]["offer"])
-            weaker = replace(IndexingConfiguration.decode(offer), minimum_cohort=3)
-            message = with_field(message, "offer", weaker.encode())
-        yield message
+    class Lying(RelayingServer):
+        def begin(self) -> tuple[bytes, bytes]:
+            zero = self._zero
+            other = replace(zero.configuration, minimum_cohort=zero.configuration.minimum_cohort + 1)
+            return zero.offer, self._ask(encode_beginning(other, zero.round_number))
 
-    outcome: dict[str, Any] = lab.secure(**simulated(lab), tamper=tamper)
+    with _in_place_of("RelayingServer", Lying):
+        outcome: dict[str, Any] = lab.secure(**simulated(lab))
     return outcome
 
 
 def own_second_server(lab: Any) -> dict[str, Any]:
     """Be both servers, and say that the second one is another's."""
 
-    class Lying(RoundOffers):
-        def __init__(self, *, is_simulated: bool, offers: tuple[bytes, bytes]) -> None:  # noqa: ARG002 -- not what is said
-            super().__init__(is_simulated=False, offers=offers)
+    def lying(*, is_simulated: bool, offers: tuple[bytes, bytes]) -> RoundOffers:
+        return RoundOffers(is_simulated=not is_simulated, offers=offers)
 
-    replaced = vars(two_server_round)
-    replaced["RoundOffers"] = Lying
-    try:
+    with _in_place_of("RoundOffers", lying):
         outcome: dict[str, Any] = lab.secure(**simulated(lab))
-    finally:
-        replaced["RoundOffers"] = RoundOffers
     return outcome
 
 
@@ -192,6 +223,7 @@ def _field_for_two(name: str, value: bytes | int | str) -> Scenario:
 
 TWO_SERVERS: dict[str, Scenario] = {
     "two": _simulated(rounds=2),
+    "two_twin": twin,
     "two_dropped": _simulated(
         minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 5, 6, 7)
     ),
