@@ -96,6 +96,10 @@ class Pair:
         )
 
 
+def _divide_by_zero(*_: object) -> int:
+    return 1 // 0
+
+
 def refused(answer: bytes) -> SecAggError:
     return decode_refusal(answer)
 
@@ -237,7 +241,7 @@ def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
 def test_an_error_that_nobody_thought_of_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     pair.begin()
-    monkeypatch.setattr("secagg.protocols.dpf_indexing.server.IndexingServer.propose", lambda *_: 1 // 0)
+    monkeypatch.setattr("secagg.protocols.dpf_indexing.server.IndexingServer.propose", _divide_by_zero)
     answer = refused(pair.standing.answer(encode_batch_request([])))
     assert isinstance(answer, InternalError)
     assert "ZeroDivisionError" in str(answer)
