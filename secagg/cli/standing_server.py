@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from secagg.entropy import SystemCoins
-from secagg.errors import InvalidParameters, PeerError
+from secagg.errors import InvalidParameters, PeerError, SecAggError
 from secagg.flower.server_pair import load_server_keys, load_server_pair
 from secagg.parameters import Suite
 from secagg.protocols.dpf_indexing.journal import FileJournal
@@ -76,12 +76,17 @@ def stand(setting: StandingSetting) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with load_server_keys(setting.keys, 1) as keys:
         journal = FileJournal(setting.journal)
+        earlier = {each: signal.signal(each, end) for each in ending}
         try:
             rounds = StandingRounds(floors, journal)
-        except PeerError as error:
+            server = StandingServer(keys, rounds, coins=SystemCoins(), threads=setting.threads)
+            serve_standing(server, setting.socket_path, ready=say_ready)
+        except SecAggError as error:
+            # Nothing was served, and whoever called goes on.
+            for each, handler in earlier.items():
+                signal.signal(each, handler)
+            if isinstance(error, PeerError):
+                raise InvalidParameters(f"{setting.journal}: {error}") from None
+            raise
+        finally:
             journal.close()
-            raise InvalidParameters(f"{setting.journal}: {error}") from None
-        server = StandingServer(keys, rounds, coins=SystemCoins(), threads=setting.threads)
-        for each in ending:
-            signal.signal(each, end)
-        serve_standing(server, setting.socket_path, ready=say_ready)

@@ -68,6 +68,10 @@ def test_what_is_compressed_agrees_within_the_error_of_its_scheme(
     assert shared[name]["difference"]["steps"] == 0
 
 
+def test_every_node_keeps_a_ledger_of_its_uploads_between_rounds(shared: dict[str, Any]) -> None:
+    assert shared["two"]["last"] == [shared["two"]["rounds"]] * 8
+
+
 def test_a_simulated_second_server_is_called_one(shared: dict[str, Any]) -> None:
     assert "a simulated second server protects no client from this one" in shared["two"]["log"]
     assert "simulated second server" not in shared["two_served"]["log"]

@@ -20,6 +20,7 @@ from lab_truth import SHAPES, change, counted, examples, loss
 from secagg.flower import SecAggMod
 from secagg.flower.node_state import STATE_RECORD
 from secagg.flower.records import RECORD, message_in, with_message
+from secagg.protocols.dpf_indexing.ledger import UploadLedger
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
@@ -132,7 +133,9 @@ app.train("plain")(train)
 
 @app.query()
 def state_left(message: Message, context: Any) -> Message:
-    """Tell how much of a session is left in the state."""
+    """Tell how much of a session is left in the state, and what a ledger there says of uploads to two servers."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
-    size = len(bytes(record.get("sealed", b"")))
-    return Message(RecordDict({"state": MetricRecord({"bytes": size})}), reply_to=message)
+    told = MetricRecord({"bytes": len(bytes(record.get("sealed", b""))), "last": -1})
+    if uploads := bytes(record.get("uploads", b"")):
+        told["last"] = UploadLedger.decode(uploads).last_round
+    return Message(RecordDict({"state": told}), reply_to=message)

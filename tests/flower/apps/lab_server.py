@@ -165,11 +165,15 @@ class Lab:
         self.hostile = hostile
         return outcome
 
-    def state_left(self) -> int:
-        """Return how many bytes of sessions are left on all nodes together."""
+    def states(self, name: str) -> list[int]:
+        """Return one number of every node's state."""
         queries = [Message(RecordDict(), node, "query") for node in self.nodes]
         replies = self.grid.send_and_receive(queries, timeout=FOR_EVER)
-        return sum(int(str(reply.content.metric_records["state"]["bytes"])) for reply in replies)
+        return [int(str(reply.content.metric_records["state"][name])) for reply in replies]
+
+    def state_left(self) -> int:
+        """Return how many bytes of sessions are left on all nodes together."""
+        return sum(self.states("bytes"))
 
 
 def difference(arrays: dict[str, Any], due: dict[str, Any]) -> dict[str, Any]:
