@@ -112,6 +112,10 @@ def test_a_client_shares_nothing_with_servers_that_are_not_what_it_was_told(shar
     assert shared[name]["log"].count(REFUSED[name]) == 8
 
 
+def test_what_is_refused_is_neither_trained_for_nor_spent(shared: dict[str, Any]) -> None:
+    assert shared["two_low_cohort"]["again"] is None
+
+
 @pytest.mark.parametrize("name", TO_SERVER_ONE)
 def test_server_1_takes_no_part_in_what_its_operator_would_not_configure(shared: dict[str, Any], name: str) -> None:
     assert shared[name]["error"].startswith("InvalidParameters: server 1 takes no part in this round")

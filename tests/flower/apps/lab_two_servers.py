@@ -181,6 +181,14 @@ def _in_place_of(name: str, other: Any) -> Generator[None]:
         replaced[name] = own
 
 
+def low_cohort(lab: Any) -> dict[str, Any]:
+    """Ask for less than clients insist on, and then for the same round as they want it, which they have not spent."""
+    outcome: dict[str, Any] = lab.secure(**simulated(lab, minimum_cohort=2))
+    vars(server_grid)["_ROUNDS"][lab.grid.run.run_id] -= 1
+    outcome["again"] = lab.secure(**simulated(lab))["error"]
+    return outcome
+
+
 def other_configuration(lab: Any) -> dict[str, Any]:
     """Offer server 1 another configuration than clients are shown, with an offer of server 0's for either."""
 
@@ -248,7 +256,7 @@ TWO_SERVERS: dict[str, Scenario] = {
         chaos={1: {"at": "TRAIN", "do": "silent", "seconds": 12}}, present=(0, 2, 3, 4, 5, 6, 7), timeout=8.0
     ),
     "two_by_default": _simulated(strategy=None),
-    "two_low_cohort": _simulated(minimum_cohort=2),
+    "two_low_cohort": low_cohort,
     "two_offered_low_cohort": _served(minimum_cohort=2),
     "two_other_configuration": other_configuration,
     "two_own_second": own_second_server,
