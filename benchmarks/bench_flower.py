@@ -48,8 +48,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "enclave": {"protocol": "enclave", "weighting": "uniform"},
     "enclave, 8 bits": {"protocol": "enclave", "weighting": "uniform", "compression": "scalar-8"},
     "enclave, codewords": {"protocol": "enclave", "weighting": "uniform", "compression": "pq"},
+    "two servers": {"protocol": "two-server", "weighting": "uniform"},
+    "two servers, codewords": {"protocol": "two-server", "weighting": "uniform", "compression": "pq"},
 }
-"""This library's contenders; enclaves are simulated, which costs what a real one costs, but for its memory."""
+"""This library's contenders. Enclaves are simulated, which costs what a real one costs, but for its memory; so is the
+second of two servers, and a round then has the work and the memory of both in one process."""
 CONTENDERS = ("FedAvg", *SETTINGS, "FedAvg, legacy API", "SecAgg+, legacy API")
 """The legacy twin is there because SecAgg+ works with the legacy API alone."""
 MARK = "SECAGG_BENCH_FLOWER"
@@ -203,7 +206,7 @@ def contend(name: str, clients: int, weights: int, rounds: int) -> None:
     if legacy:
         client = ClientApp(_client_fn, mods=[secaggplus_mod] if name.startswith("SecAgg+") else [])
     else:
-        mod = SecAggMod(identity=str(KEYS.absolute()), allow_simulated_enclave=True)
+        mod = SecAggMod(identity=str(KEYS.absolute()), allow_simulated_enclave=True, allow_simulated_second_server=True)
         client = ClientApp(mods=[mod] if name in SETTINGS else [])
         client.train()(_train)
 

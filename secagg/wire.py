@@ -87,6 +87,10 @@ class MessageKind(IntEnum):
     RESULT_REQUEST = 83
     INDEXING_DONE = 84
     ROUND_RESULT = 85
+    BEGIN_ROUND = 86
+    PROPOSE_UPLOADS = 87
+    UPLOAD_HALVES = 88
+    ROUND_OFFERS = 89
 
 
 class Writer:

@@ -29,6 +29,7 @@ from secagg.errors import MalformedMessage
 from secagg.framing import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 from secagg.protocols.dpf_indexing.server import IndexingServer
 from secagg.protocols.dpf_indexing.service import IndexingService
+from secagg.protocols.dpf_indexing.standing_server import StandingServer
 from secagg.wire import MessageKind, message_kind
 
 MAXIMUM_PEER_BYTES: Final = 1 << 32
@@ -64,8 +65,29 @@ def serve(
             _answer_everybody(front, service)
 
 
+def serve_standing(server: StandingServer, socket_path: Path, *, ready: Callable[[], None] = lambda: None) -> NoReturn:
+    """Answer one server 0 after the other, until the process is told to end; then remove the socket.
+
+    A round lives no longer than the connection on which it was begun.
+
+    Args:
+        ready: called once, when server 0 can connect.
+    Raises:
+        InvalidParameters: no socket can be made at the path.
+    """
+    try:
+        with listening(socket_path, replaces_dead=True) as listener:
+            ready()
+            while True:
+                connection = listener.accept()[0]
+                _answer_one(connection, server.answer, MAXIMUM_PEER_BYTES)
+                server.end_round()
+    finally:
+        server.end_round()
+
+
 class PeerLink:
-    """Server 1's connection to server 0, made when it is needed, and anew after it was lost."""
+    """A server's connection to the other one, made when it is needed, and anew after it was lost."""
 
     def __init__(self, path: Path) -> None:
         """Connect to nothing yet."""
@@ -76,8 +98,8 @@ class PeerLink:
         """Send a message and return its answer.
 
         Raises:
-            OSError: server 0 cannot be reached, or went away; the message may have arrived or not.
-            SecAggError: what server 0 refused with.
+            OSError: the other server cannot be reached, or went away; the message may have arrived or not.
+            SecAggError: what the other server refused with.
         """
         try:
             answer = self._asked(message)

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
-    _add_flower_options(commands.add_parser("flower", help="for Flower apps: keys for active mode"))
+    _add_flower_options(commands.add_parser("flower", help="for Flower apps: keys"))
     _add_indexing_server_options(
         commands.add_parser(
             "indexing-server",
@@ -117,6 +117,41 @@ def _add_indexing_server_options(command: argparse.ArgumentParser) -> None:
     )
     erase.add_argument("--journal", type=Path, required=True, metavar="PATH", help="what was written down")
     erase.set_defaults(run=_erase_indexing_journal)
+    _add_standing_options(
+        commands.add_parser(
+            "stand",
+            help="server 1 for many rounds, which server 0 offers and these floors admit",
+            description="Run server 1 until SIGTERM or SIGINT, for a server 0 that offers it a configuration for each "
+            "round, as a Flower app's does. It takes part within these floors alone, and in no round twice.",
+        )
+    )
+
+
+def _add_standing_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where server 0 connects")
+    command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's own key file")
+    command.add_argument(
+        "--servers", type=Path, required=True, metavar="FILE", help="both servers' public keys, and the authority's"
+    )
+    command.add_argument(
+        "--journal", type=Path, required=True, metavar="PATH", help="which rounds were begun, for as long as the keys"
+    )
+    command.add_argument("--minimum-cohort", type=int, required=True, metavar="N", help="no sum is over fewer clients")
+    command.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
+    command.add_argument(
+        "--maximum-lanes",
+        type=int,
+        default=1 << 27,
+        metavar="N",
+        help="the most counters and ring elements of a round (default: %(default)s)",
+    )
+    command.add_argument(
+        "--maximum-hours", type=int, default=24, metavar="N", help="how long a round may be (default: %(default)s)"
+    )
+    command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
+    command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
+    command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
+    command.set_defaults(run=_stand)
 
 
 def _add_plan_options(command: argparse.ArgumentParser) -> None:
@@ -233,6 +268,9 @@ def _add_flower_options(command: argparse.ArgumentParser) -> None:
     keys.add_argument("--clients", type=int, required=True, help="how many keys to make")
     keys.add_argument("--first", type=int, default=0, help="the id of the first of them (default: %(default)s)")
     keys.add_argument("--out", type=Path, default=Path("keys"), help="the folder (default: %(default)s)")
+    keys.add_argument(
+        "--two-servers", action="store_true", help="the keys of two servers as well, and the file that names both"
+    )
     keys.set_defaults(run=_flower_keys)
 
 
@@ -348,6 +386,30 @@ def _erase_indexing_journal(options: argparse.Namespace) -> int:
     return erase_journal(options.journal)
 
 
+def _stand(options: argparse.Namespace) -> int:
+    from secagg.cli.standing_server import StandingSetting, stand
+    from secagg.parameters import Suite
+
+    known = {suite.name.lower(): suite for suite in Suite}
+    names = [name.strip() for name in options.suites.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidParameters(f"--suites are {', '.join(known)}; got {unknown[0]!r}")
+    setting = StandingSetting(
+        socket_path=options.socket,
+        keys=options.keys,
+        servers=options.servers,
+        journal=options.journal,
+        task_prefix=options.task,
+        minimum_cohort=options.minimum_cohort,
+        maximum_cohort=options.maximum_cohort,
+        maximum_lanes=options.maximum_lanes,
+        maximum_hours=options.maximum_hours,
+        suites=tuple(known[name] for name in names),
+        threads=options.threads,
+    )
+    return stand(setting)
+
+
 def _enclave_round(options: argparse.Namespace) -> int:
     from secagg.cli.enclave_round import EnclaveSetting, run_enclave_round
     from secagg.parameters import Suite
@@ -394,4 +456,6 @@ def _plan(options: argparse.Namespace) -> int:
 def _flower_keys(options: argparse.Namespace) -> int:
     from secagg.cli.flower import run_flower_keys
 
-    return run_flower_keys(clients=options.clients, first=options.first, out=options.out)
+    return run_flower_keys(
+        clients=options.clients, first=options.first, out=options.out, two_servers=options.two_servers
+    )

@@ -1,4 +1,4 @@
-"""Keys for Flower apps in active mode."""
+"""Keys for Flower apps: of clients, and of two servers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from secagg.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.flower.identities import AUTHORITY_FILE, ROSTER_FILE, make_identities
+from secagg.flower.server_pair import SERVERS_FILE, make_server_pair, server_file
 from secagg.identifiers import ClientId
 
 _MOST_CLIENTS = 100_000
 
 
-def run_flower_keys(*, clients: int, first: int, out: Path) -> int:
-    """Write an authority's key, a key for each client, and the roster; keys that are there already stay."""
+def run_flower_keys(*, clients: int, first: int, out: Path, two_servers: bool = False) -> int:
+    """Write an authority's key, a key for each client, and the roster; or those of two servers besides.
+
+    Keys that are there already stay.
+    """
     if not 1 <= clients <= _MOST_CLIENTS or first < 0:
         raise InvalidParameters(f"--clients is in 1..{_MOST_CLIENTS} and --first is not negative")
     made, is_new = make_identities(out, map(ClientId, range(first, first + clients)), SystemCoins())
@@ -21,4 +25,11 @@ def run_flower_keys(*, clients: int, first: int, out: Path) -> int:
         print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
     print(f"{out}/client-<id>.key: {made} new of {clients}; hand each client its own, and nobody else's")
     print(f"{out / ROSTER_FILE}: public; the server's secagg-roster names it")
+    if two_servers:
+        is_new = make_server_pair(out, SystemCoins())
+        print(
+            f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; hand each of two"
+        )
+        print("  operators its own, and keep neither: whoever holds both files is both servers")
+        print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
     return 0

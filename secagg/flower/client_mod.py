@@ -22,7 +22,8 @@ from secagg.flower.node_state import state_of
 from secagg.flower.pairwise_member import advertise_keys, go_on
 from secagg.flower.records import OFFER_STAGE, RECORD, TRAIN_STAGE, Invitation, refusal
 from secagg.flower.sealed_state import StateDirectory
-from secagg.flower.settings import ENCLAVE, PAIRWISE
+from secagg.flower.settings import ENCLAVE, PAIRWISE, PROTOCOLS, TWO_SERVER
+from secagg.flower.two_server_member import share_update
 from secagg.protocols.enclave.verified_enclave import Judge
 
 
@@ -40,7 +41,7 @@ class SecAggMod:
         *,
         minimum_cohort: int = 3,
         minimum_threshold: int = 2,
-        protocols: tuple[str, ...] = (PAIRWISE, ENCLAVE),
+        protocols: tuple[str, ...] = PROTOCOLS,
         modes: tuple[str, ...] = ("semi_honest", "active"),
         suites: tuple[str, ...] = ("classic", "hybrid"),
         minimum_modulus_bits: int = 4,
@@ -51,6 +52,8 @@ class SecAggMod:
         allow_simulated_enclave: bool = False,
         enclave_policy: str | None = None,
         enclave_judge: Judge | None = None,
+        allow_simulated_second_server: bool = False,
+        servers: str | None = None,
         identity: str | None = None,
         state_directory: str | None = None,
     ) -> None:
@@ -61,8 +64,10 @@ class SecAggMod:
             allow_simulated_enclave: whether to seal to a program that nobody vouches for; for simulations and tests.
             enclave_policy: a file with the measurements that this client accepts; see ``secagg.flower.enclave_policy``.
             enclave_judge: a judge of evidence, in place of the file.
+            allow_simulated_second_server: whether to believe a server that is both servers; for simulations and tests.
+            servers: a file with the keys of the two servers that this client believes to be in two hands.
             identity: this client's key file, or a folder of them for simulations, where the partition's number names
-                the client; for active mode and the enclave.
+                the client; for active mode, the enclave and two servers.
             state_directory: where the keys to sealed states stand; by default a folder in memory.
         Raises:
             InvalidParameters: a floor that protects nobody.
@@ -80,6 +85,8 @@ class SecAggMod:
             maximum_weight=maximum_weight,
             allow_simulated_enclave=allow_simulated_enclave,
             enclave_policy=enclave_policy,
+            allow_simulated_second_server=allow_simulated_second_server,
+            servers=servers,
             identity=identity,
         )
         self._settings.floors()
@@ -112,6 +119,10 @@ class SecAggMod:
             invitation = Invitation.from_record(record)
             settings.require_protocol(ENCLAVE)
             return seal_update(message, context, invitation, settings, states, self._judge, call_next)
+        if is_training and record.get("protocol") == TWO_SERVER:
+            invitation = Invitation.from_record(record)
+            settings.require_protocol(TWO_SERVER)
+            return share_update(message, context, invitation, settings, states, call_next)
         settings.require_protocol(PAIRWISE)
         if is_offer:
             return advertise_keys(message, context, Invitation.from_record(record), settings, states)

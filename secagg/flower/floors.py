@@ -13,9 +13,11 @@ from typing import Any, Final
 from secagg.errors import InvalidParameters, Reason
 from secagg.flower.enclave_policy import load_judge
 from secagg.flower.identities import ClientIdentity, client_file, load_identity
+from secagg.flower.server_pair import ServerPair, load_server_pair
 from secagg.flower.settings import MODES, PREFIX, PROTOCOLS, SUITES
 from secagg.identifiers import ClientId
 from secagg.parameters import ClientFloors
+from secagg.protocols.dpf_indexing.floors import IndexingFloors
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.verified_enclave import HardwareJudge
 
@@ -24,9 +26,9 @@ _MOST_LENGTH: Final = 1 << 34
 _RAISED: Final = ("minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "assumed_corrupted", "privacy_bits")
 _LOWERED: Final = ("maximum_population", "maximum_weight")
 _NARROWED: Final = ("protocols", "modes", "suites")
-_NAMED: Final = ("identity", "enclave_policy")
+_NAMED: Final = ("identity", "enclave_policy", "servers")
 """Files of the node's own, which take the place of those in the app."""
-_ALLOWED: Final = ("allow_simulated_enclave",)
+_ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +46,11 @@ class NodeSettings:
     identity: str | None
     protocols: tuple[str, ...] = PROTOCOLS
     maximum_weight: int = 1
-    """How much an update may count in an enclave."""
+    """How much an update may count in an enclave; with two servers every client counts once."""
     allow_simulated_enclave: bool = False
     enclave_policy: str | None = None
+    allow_simulated_second_server: bool = False
+    servers: str | None = None
 
     def raised_by(self, node_config: Mapping[str, Any]) -> NodeSettings:
         """Return the stricter of these floors and those of the node.
@@ -109,6 +113,29 @@ class NodeSettings:
             maximum_weight=self.maximum_weight,
         )
 
+    def indexing_floors(self, authority: bytes, server_keys: tuple[bytes, bytes]) -> IndexingFloors:
+        """Return the floors that the configuration of two servers is compared with: checked clients, weights of 1."""
+        return IndexingFloors(
+            suites=frozenset(SUITES[suite] for suite in self.suites),
+            authority=authority,
+            server_keys=server_keys,
+            minimum_cohort=self.minimum_cohort,
+            maximum_length=_MOST_LENGTH,
+        )
+
+    def load_servers(self) -> ServerPair:
+        """Read which two servers this client believes to be in two hands.
+
+        Raises:
+            InvalidParameters: it was told of none, or the file is not readable.
+        """
+        if self.servers is None:
+            raise InvalidParameters(
+                f"this client knows no two servers; give the node {PREFIX}servers, or SecAggMod(servers=...)",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return load_server_pair(Path(self.servers))
+
     def require_protocol(self, protocol: str) -> None:
         """Refuse a protocol that this client does not take part in.
 
@@ -142,7 +169,7 @@ class NodeSettings:
         """
         if self.identity is None:
             raise InvalidParameters(
-                "active mode and the enclave need this client's key; give the node "
+                "active mode, the enclave and two servers need this client's key; give the node "
                 f"{PREFIX}identity, or SecAggMod(identity=...)"
             )
         path = Path(self.identity)

@@ -25,7 +25,7 @@ from secagg.secret import Secret
 
 AUTHORITY_FILE: Final = "authority.key"
 ROSTER_FILE: Final = "roster.json"
-_FORMAT: Final = "secagg/flower/1"
+FORMAT: Final = "secagg/flower/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
     is_new = not path.exists()
     if is_new:
         with Secret.random("authority seed", IDENTITY_KEY_BYTES, coins) as seed:
-            _write_private(path, {"kind": "authority", "seed": bytes(seed.expose()).hex()})
+            _write_key(path, {"kind": "authority", "seed": bytes(seed.expose()).hex()})
     authority = _signing_key(path, _read(path, "authority"))
     made = 0
     for client in clients:
@@ -94,7 +94,7 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
                 "certificate": certificate.signature.hex(),
                 "authority": authority.public_key.hex(),
             }
-            _write_private(own, fields)
+            _write_key(own, fields)
         made += 1
     identities = sorted(map(load_identity, folder.glob("client-*.key")), key=lambda identity: identity.client)
     listed = [
@@ -105,7 +105,7 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
         }
         for identity in identities
     ]
-    roster = {"format": _FORMAT, "kind": "roster", "authority": authority.public_key.hex(), "clients": listed}
+    roster = {"format": FORMAT, "kind": "roster", "authority": authority.public_key.hex(), "clients": listed}
     (folder / ROSTER_FILE).write_text(json.dumps(roster, indent=1) + "\n", encoding="utf-8")
     return made, is_new
 
@@ -154,6 +154,13 @@ def load_roster(path: Path) -> Roster:
     return Roster(authority.public_key, clients)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that nobody else may read, and that was not there before."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         fields: object = json.loads(path.read_text(encoding="utf-8"))
@@ -162,7 +169,7 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise _unreadable(path, kind)
     named = cast("dict[str, Any]", fields)
-    if (named.get("format"), named.get("kind")) != (_FORMAT, kind):
+    if (named.get("format"), named.get("kind")) != (FORMAT, kind):
         raise _unreadable(path, kind)
     return named
 
@@ -175,11 +182,8 @@ def _signing_key(path: Path, fields: dict[str, Any]) -> SigningKey:
         raise _unreadable(path, str(fields.get("kind"))) from None
 
 
-def _write_private(path: Path, fields: dict[str, Any]) -> None:
-    """Write a file that nobody else may read, and that was not there before."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"format": _FORMAT, **fields}, indent=1) + "\n")
+def _write_key(path: Path, fields: dict[str, Any]) -> None:
+    write_private(path, (json.dumps({"format": FORMAT, **fields}, indent=1) + "\n").encode())
 
 
 def _unreadable(path: Path, kind: str) -> InvalidParameters:

@@ -36,9 +36,9 @@ class Invitation:
 
     protocol: str
     offer: bytes
-    """The protocol's own: of a session of pairwise masks, or an enclave's configuration."""
+    """The protocol's own: of a session of pairwise masks, or the configuration of an enclave or of two servers."""
     evidence: bytes = b""
-    """An enclave's keys, and what vouches for them."""
+    """An enclave's keys, and what vouches for them; or the offers of two servers."""
     parameters: bytes
     """The public parameters of every tensor's scheme."""
     weighted_by: str

@@ -28,10 +28,16 @@ from secagg.flower.records import LEGACY_ARRAYS, metric_record
 from secagg.flower.round_task import RoundResult, RoundTask
 from secagg.flower.schemes import SchemeChoice
 from secagg.flower.secure_round import SecureRound
-from secagg.flower.settings import PAIRWISE, SecAggSettings
+from secagg.flower.settings import ENCLAVE, PAIRWISE, TWO_SERVER, SecAggSettings
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
+from secagg.flower.two_server_round import TwoServerRound
 
 _SEED_BYTES: Final = 32
+_SESSIONS: Final[dict[str, type[SecureRound | EnclaveRound | TwoServerRound]]] = {
+    PAIRWISE: SecureRound,
+    ENCLAVE: EnclaveRound,
+    TWO_SERVER: TwoServerRound,
+}
 _ROUNDS: Final = dict[int, int]()
 """How many rounds each run of this process had; a client refuses a number twice, so a run's grids count together."""
 
@@ -109,8 +115,7 @@ class SecAggGrid(Grid):
         )
         first = messages[0].metadata
         exchange = Exchange(self._inner, first.message_type, first.group_id)
-        kind = SecureRound if self.settings.protocol == PAIRWISE else EnclaveRound
-        session = kind(task, exchange, SystemCoins())
+        session = _SESSIONS[self.settings.protocol](task, exchange, SystemCoins())
         self.stages = session.stages
         result = session.run(messages, timeout)
         self._mean, self._former = dict(result.mean), task.update

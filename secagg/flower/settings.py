@@ -16,7 +16,8 @@ from secagg.protocols.pairwise_mask import Topology
 PREFIX: Final = "secagg-"
 PAIRWISE: Final = "pairwise"
 ENCLAVE: Final = "enclave"
-PROTOCOLS: Final = (PAIRWISE, ENCLAVE)
+TWO_SERVER: Final = "two-server"
+PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVER)
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 GRAPHS: Final = {"full": Topology.FULL, "sparse": Topology.SPARSE}
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
@@ -48,7 +49,7 @@ class SecAggSettings:
     privacy_bits: int = 40
     compression: str = FIXED_POINT
     """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
-    part that is left of every matrix; in an enclave ``pq``, or ``pq-64x8`` for 64 codewords of 8 values."""
+    part that is left of every matrix; where indices are counted ``pq``, or ``pq-64x8`` for 64 codewords of 8 values."""
     modulus_bits: int = 32
     """The ring of fixed-point values."""
     clip: float = 4.0
@@ -65,9 +66,15 @@ class SecAggSettings:
     stage_patience: float = 2.0
     """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
     roster: str = ""
-    """The file that ``secagg flower keys`` wrote; for active mode and the enclave."""
+    """The file that ``secagg flower keys`` wrote; for active mode, the enclave and two servers."""
     enclave_socket: str = ""
     """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
+    second_server: str = ""
+    """Where ``secagg indexing-server stand`` listens; without it server 1 is simulated in the server's own process."""
+    servers: str = ""
+    """The file with both servers' public keys, beside a second server."""
+    server_keys: str = ""
+    """The key file of server 0, which is this one, beside a second server."""
     metric_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,17 +95,32 @@ class SecAggSettings:
         if len(set(names)) < len(names):
             raise _invalid("metrics", "names a metric twice")
         object.__setattr__(self, "metric_names", names)
-        if (self.mode == SecurityMode.ACTIVE or self.protocol == ENCLAVE) and not self.roster:
+        if (self.mode == SecurityMode.ACTIVE or self.protocol != PAIRWISE) and not self.roster:
             raise _invalid(
-                "roster", "names the roster file in active mode and for an enclave; make one with `secagg flower keys`"
+                "roster",
+                "names the roster file in active mode, for an enclave and for two servers; make one with `secagg "
+                "flower keys`",
             )
-        if self.protocol == ENCLAVE:
-            for name, usual in (("mode", str(SecurityMode.SEMI_HONEST)), ("graph", "full")):
-                if getattr(self, name) != usual:
-                    raise _invalid(
-                        name,
-                        f"belongs to {PREFIX}protocol = {PAIRWISE!r}; leave it out, or change {PREFIX}protocol",
-                    )
+        for name, usual, protocol in _BELONGING:
+            if getattr(self, name) != usual and self.protocol != protocol:
+                raise _invalid(
+                    name, f"belongs to {PREFIX}protocol = {protocol!r}; leave it out, or change {PREFIX}protocol"
+                )
+        if self.protocol == TWO_SERVER:
+            self._check_two_servers()
+
+    def _check_two_servers(self) -> None:
+        if self.weighting != "uniform":
+            raise _invalid(
+                "weighting",
+                "is 'uniform' with two servers, which leave a weight out that few clients have, as those of the most "
+                f"examples would; got {self.weighting!r}",
+            )
+        for name in ("servers", "server_keys"):
+            if bool(getattr(self, name)) != bool(self.second_server):
+                raise _invalid(
+                    name, f"names a file beside {PREFIX}second-server, and is left out where that is simulated"
+                )
 
     def _check_compression(self) -> None:
         found = _COMPRESSION.fullmatch(self.compression)
@@ -106,13 +128,13 @@ class SecAggSettings:
             raise _invalid(
                 "compression",
                 "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, or pq or "
-                f"pq-64x8 and the like in an enclave; got {self.compression!r}",
+                f"pq-64x8 and the like where indices are counted; got {self.compression!r}",
             )
         if self.codebook is not None and self.protocol == PAIRWISE:
             raise _invalid(
                 "compression",
                 f"is {self.compression}, which sends indices, and pairwise masks sum vectors alone; change "
-                f"{PREFIX}protocol to {ENCLAVE!r}, or this to fixed-point, scalar-8 or pruning-0.9",
+                f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVER!r}, or this to fixed-point, scalar-8 or pruning-0.9",
             )
 
     def _chosen(self, part: str) -> str | None:
@@ -167,7 +189,7 @@ class SecAggSettings:
         Raises:
             InvalidParameters: so many cannot, or there are too few clients for a sum at all.
         """
-        if self.protocol == ENCLAVE:
+        if self.protocol != PAIRWISE:
             return invited - math.ceil((self.threshold or 0.5) * invited)
         if self.graph == "sparse":
             return invited - math.ceil((self.threshold or 0.9) * invited)
@@ -209,6 +231,15 @@ def _converted(key: str, value: object, kind: type[Any]) -> Any:  # noqa: ANN401
     return value
 
 
+_BELONGING: Final = (
+    ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
+    ("graph", "full", PAIRWISE),
+    ("enclave_socket", "", ENCLAVE),
+    ("second_server", "", TWO_SERVER),
+    ("servers", "", TWO_SERVER),
+    ("server_keys", "", TWO_SERVER),
+)
+"""What one protocol alone has, and its value where it is left out."""
 _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("threshold", lambda value: 0.0 <= value <= 1.0, "is a part of the clients, in 0.0..1.0"),
     ("minimum_cohort", lambda value: value == 0 or value >= LEAST_COHORT, f"is 0 or at least {LEAST_COHORT}"),

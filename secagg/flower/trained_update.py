@@ -33,10 +33,17 @@ class Training:
 
     @classmethod
     def of(
-        cls, message: Message, context: Context, call_next: ClientAppCallable, invitation: Invitation, layout: Layout
+        cls,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+        invitation: Invitation,
+        layout: Layout | None = None,
     ) -> Training:
         """Take the records of the protocol out of a message, and hold the rest to the session's layout.
 
+        Args:
+            layout: the session's; None where the caller compares it, because it binds the model as well.
         Raises:
             SecAggError: the encoding is not the session's, or the message holds more than one model.
         """
@@ -49,7 +56,7 @@ class Training:
                 f"the message has {len(records)} array records, and one model is trained; send the model alone"
             )
         sent: dict[str, npt.NDArray[Any]] = {name: array.numpy() for name, array in records[0].items()}
-        update = agreed_update(invitation, layout)
+        update = decode_parameters(invitation.parameters) if layout is None else agreed_update(invitation, layout)
         return cls(message, context, call_next, invitation, update, sent)
 
     @property

@@ -323,6 +323,10 @@ def test_the_kinds_are_pinned() -> None:
         "RESULT_REQUEST": 83,
         "INDEXING_DONE": 84,
         "ROUND_RESULT": 85,
+        "BEGIN_ROUND": 86,
+        "PROPOSE_UPLOADS": 87,
+        "UPLOAD_HALVES": 88,
+        "ROUND_OFFERS": 89,
     }
 
 

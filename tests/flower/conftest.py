@@ -24,6 +24,7 @@ import pytest
 
 from secagg.entropy import SystemCoins
 from secagg.flower.identities import make_identities
+from secagg.flower.server_pair import make_server_pair
 from secagg.identifiers import ClientId
 
 APPS = Path(__file__).resolve().parent / "apps"
@@ -70,6 +71,7 @@ class Workplace:
             "SECAGG_STATE_DIRECTORY": str(self.folder / "states"),
             "LAB_KEYS": str(self.folder / "keys"),
             "LAB_CHAOS": str(self.folder / "chaos.json"),
+            "LAB_SECOND": str(self.folder / "second.sock"),
             "LAB_SOCKET": str(self.folder / "enclave.sock"),
             "LAB_LOG": str(self.folder / "secagg.log"),
         }
@@ -143,6 +145,7 @@ def make_workplace() -> Callable[[Path], Workplace]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     place = Workplace(tmp_path_factory.mktemp("flower"))
     make_identities(place.folder / "keys", map(ClientId, range(24)), SystemCoins())
+    make_server_pair(place.folder / "keys", SystemCoins())
     try:
         yield place
     finally:

@@ -25,6 +25,7 @@ NODE = NodeSettings(
     identity=None,
     maximum_weight=100,
     allow_simulated_enclave=True,
+    allow_simulated_second_server=True,
 )
 
 
@@ -42,7 +43,8 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("secagg-protocol", "two-server", "secagg-protocol is one of pairwise, enclave"),
+        ("secagg-protocol", "two-servers", "secagg-protocol is one of pairwise, enclave, two-server"),
+        ("secagg-protocol", "two-server", "secagg-roster names the roster file"),
         ("secagg-protocol", "enclave", "secagg-roster names the roster file"),
         ("secagg-mode", "secure", "secagg-mode is one of semi_honest, active"),
         ("secagg-graph", "ring", "secagg-graph is one of full, sparse"),
@@ -59,7 +61,7 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-compression", "scalar-1", "secagg-compression"),
         ("secagg-compression", "pruning-1.0", "secagg-compression"),
         ("secagg-compression", "pq-64", "secagg-compression"),
-        ("secagg-compression", "pq", "change secagg-protocol to 'enclave', or this to fixed-point"),
+        ("secagg-compression", "pq", "change secagg-protocol to 'enclave' or 'two-server', or this to fixed-point"),
         ("secagg-modulus-bits", 65, "secagg-modulus-bits lies in"),
         ("secagg-clip", 0.0, "secagg-clip is a positive number"),
         ("secagg-clip", float("nan"), "secagg-clip is a positive number"),
@@ -88,6 +90,37 @@ def test_a_wrong_setting_is_refused_by_the_name_of_its_key(key: str, value: obje
 def test_what_only_pairwise_masks_have_is_refused_beside_an_enclave(key: str, value: object, said: str) -> None:
     with pytest.raises(InvalidParameters, match=said):
         SecAggSettings.from_run_config({"secagg-protocol": "enclave", "secagg-roster": "roster.json", key: value})
+
+
+TWO = {"secagg-protocol": "two-server", "secagg-roster": "roster.json", "secagg-weighting": "uniform"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"secagg-weighting": "examples"}, "secagg-weighting is 'uniform' with two servers"),
+        ({"secagg-mode": "active"}, "secagg-mode belongs to secagg-protocol = 'pairwise'"),
+        ({"secagg-enclave-socket": "s"}, "secagg-enclave-socket belongs to secagg-protocol = 'enclave'"),
+        ({"secagg-second-server": "s"}, "secagg-servers names a file beside secagg-second-server"),
+        ({"secagg-second-server": "s", "secagg-servers": "f"}, "secagg-server-keys names a file beside"),
+        ({"secagg-server-keys": "f"}, "secagg-server-keys names a file beside secagg-second-server, and is left out"),
+    ],
+)
+def test_a_wrong_setting_of_two_servers_is_refused_by_the_name_of_its_key(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        SecAggSettings.from_run_config({**TWO, **changed})
+
+
+def test_two_servers_take_codewords_and_half_of_the_clients() -> None:
+    settings = SecAggSettings.from_run_config({**TWO, "secagg-compression": "pq"})
+    assert settings.codebook == (64, 8)
+    assert settings.tolerated_dropouts(9) == 4
+
+
+@pytest.mark.parametrize("key", ["secagg-second-server", "secagg-servers", "secagg-server-keys"])
+def test_what_only_two_servers_have_is_refused_beside_others(key: str) -> None:
+    with pytest.raises(InvalidParameters, match=f"{key} belongs to secagg-protocol = 'two-server'"):
+        SecAggSettings.from_run_config({key: "a file"})
 
 
 def test_a_compression_is_read_with_its_numbers() -> None:
@@ -133,6 +166,7 @@ def test_two_clients_are_no_session() -> None:
         ("secagg-maximum-population", 50, "maximum_population", 1000, 50),
         ("secagg-maximum-weight", 1, "maximum_weight", 1000, 1),
         ("secagg-allow-simulated-enclave", False, "allow_simulated_enclave", True, False),
+        ("secagg-allow-simulated-second-server", False, "allow_simulated_second_server", True, False),
     ],
 )
 def test_an_operator_raises_a_floor_and_lowers_none(key: str, value: int, name: str, kept: int, raised: int) -> None:
@@ -150,6 +184,12 @@ def test_an_operator_narrows_modes_and_adds_none() -> None:
 def test_an_operator_cannot_allow_what_the_app_does_not() -> None:
     strict = replace(NODE, allow_simulated_enclave=False)
     assert not strict.raised_by({"secagg-allow-simulated-enclave": True}).allow_simulated_enclave
+
+
+def test_an_operator_names_the_two_servers() -> None:
+    with pytest.raises(InvalidParameters, match="this client knows no two servers"):
+        NODE.load_servers()
+    assert NODE.raised_by({"secagg-servers": "/etc/secagg/servers.json"}).servers == "/etc/secagg/servers.json"
 
 
 def test_an_operator_names_the_protocols() -> None:

@@ -20,11 +20,12 @@ from lab_truth import SHAPES, change, counted, examples, loss
 from secagg.flower import SecAggMod
 from secagg.flower.node_state import STATE_RECORD
 from secagg.flower.records import RECORD, message_in, with_message
+from secagg.protocols.dpf_indexing.ledger import UploadLedger
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
 LENIENT_TYPE = "train.lenient"
-"""Training of clients that accept a simulated enclave, and weights in it."""
+"""Training of clients that accept a simulated enclave, weights in it, and a simulated second server."""
 ROUND = "server-round"
 CHAOS_FILE = "LAB_CHAOS"
 LOG_FILE = "LAB_LOG"
@@ -123,15 +124,18 @@ def answered(reply: Any) -> Message:
 
 
 app = ClientApp(mods=[])
-app.train(mods=[chaos, SecAggMod(identity=os.environ.get(KEYS))])(train)
-lenient = SecAggMod(identity=os.environ.get(KEYS), allow_simulated_enclave=True, maximum_weight=1000)
+floors: dict[str, Any] = {"identity": os.environ.get(KEYS), "servers": f"{os.environ.get(KEYS)}/servers.json"}
+app.train(mods=[chaos, SecAggMod(**floors)])(train)
+lenient = SecAggMod(**floors, allow_simulated_enclave=True, maximum_weight=1000, allow_simulated_second_server=True)
 app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
 
 
 @app.query()
 def state_left(message: Message, context: Any) -> Message:
-    """Tell how much of a session is left in the state."""
+    """Tell how much of a session is left in the state, and what a ledger there says of uploads to two servers."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
-    size = len(bytes(record.get("sealed", b"")))
-    return Message(RecordDict({"state": MetricRecord({"bytes": size})}), reply_to=message)
+    told = MetricRecord({"bytes": len(bytes(record.get("sealed", b""))), "last": -1})
+    if uploads := bytes(record.get("uploads", b"")):
+        told["last"] = UploadLedger.decode(uploads).last_round
+    return Message(RecordDict({"state": told}), reply_to=message)

@@ -26,7 +26,9 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, app, kind_of
 from lab_lies import LIES, with_field
+from lab_strategies import Lenient, PlainTwin
 from lab_truth import expected, initial_model, mean_loss
+from lab_two_servers import TWO_SERVERS, simulated
 
 from secagg.contract import Layout, RingSegment
 from secagg.entropy import SystemCoins
@@ -90,24 +92,6 @@ class HostileGrid(Grid):
         return self.inner.get_node_ids()
 
 
-class PlainTwin(FedAvg):
-    """The same strategy without secure aggregation."""
-
-    def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
-        for message in super().configure_train(*args, **kwargs):
-            message.metadata.message_type = PLAIN_TYPE
-            yield message
-
-
-class Lenient(FedAvg):
-    """The same strategy for clients that accept a simulated enclave."""
-
-    def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
-        for message in super().configure_train(*args, **kwargs):
-            message.metadata.message_type = LENIENT_TYPE
-            yield message
-
-
 class Lab:
     """One simulated federation, and what the scenarios need of it."""
 
@@ -118,13 +102,14 @@ class Lab:
             time.sleep(0.05)
         self.nodes = sorted(grid.get_node_ids())
 
-    def start(
+    def start(  # noqa: PLR0913 -- what runs differ in
         self,
         grid: Grid,
         *,
         rounds: int = 1,
         chaos: dict[int, dict[str, Any]] | None = None,
         strategy: Any = None,
+        timeout: float = FOR_EVER,
         model: dict[str, Any] | None = None,
     ) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
         chosen = strategy or FedAvg(fraction_evaluate=0.0, min_available_nodes=self.count)
@@ -133,7 +118,7 @@ class Lab:
             grid=grid,
             initial_arrays=ArrayRecord({n: Array(np.asarray(v)) for n, v in (model or initial_model()).items()}),
             num_rounds=rounds,
-            timeout=FOR_EVER,
+            timeout=timeout,
         )
         arrays = {name: array.numpy() for name, array in result.arrays.items()}
         return arrays, {number: dict(record) for number, record in result.train_metrics_clientapp.items()}
@@ -147,6 +132,7 @@ class Lab:
         chaos: dict[int, dict[str, Any]] | None = None,
         present: Iterable[int] | None = None,
         weights: dict[int, int] | None = None,
+        timeout: float = FOR_EVER,
         **settings: Any,
     ) -> dict[str, Any]:
         """Run rounds, and compare the model with the mean over those that should be in it."""
@@ -157,7 +143,7 @@ class Lab:
         began = time.monotonic()
         outcome: dict[str, Any] = {"error": None}
         try:
-            arrays, metrics = self.start(grid, rounds=rounds, chaos=chaos, strategy=strategy)
+            arrays, metrics = self.start(grid, rounds=rounds, chaos=chaos, strategy=strategy, timeout=timeout)
         except Exception as error:  # noqa: BLE001 -- whatever ends a run is an outcome
             if not isinstance(error, SecAggError):
                 traceback.print_exc()
@@ -179,11 +165,15 @@ class Lab:
         self.hostile = hostile
         return outcome
 
-    def state_left(self) -> int:
-        """Return how many bytes of sessions are left on all nodes together."""
+    def states(self, name: str) -> list[int]:
+        """Return one number of every node's state."""
         queries = [Message(RecordDict(), node, "query") for node in self.nodes]
         replies = self.grid.send_and_receive(queries, timeout=FOR_EVER)
-        return sum(int(str(reply.content.metric_records["state"]["bytes"])) for reply in replies)
+        return [int(str(reply.content.metric_records["state"][name])) for reply in replies]
+
+    def state_left(self) -> int:
+        """Return how many bytes of sessions are left on all nodes together."""
+        return sum(self.states("bytes"))
 
 
 def difference(arrays: dict[str, Any], due: dict[str, Any]) -> dict[str, Any]:
@@ -563,6 +553,9 @@ def enclave_other_task(lab: Lab) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     **LIES,
+    **TWO_SERVERS,
+    "two_other_models": lambda lab: other_models(lab, **simulated(lab)),
+    "two_again": lambda lab: same_round_again(lab, **simulated(lab)),
     "twin": twin,
     "scalar": scalar,
     "drop_offer": _dropped_at("OFFER"),

@@ -1,0 +1,267 @@
+"""Scenarios of two servers: the second simulated, or a process of its own; and a server 0 that does what it likes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+from lab_lies import with_field
+from lab_strategies import Lenient, PlainTwin
+
+from secagg.entropy import SystemCoins
+from secagg.flower import server_grid, two_server_round
+from secagg.flower.identities import make_identities
+from secagg.flower.server_pair import make_server_pair
+from secagg.identifiers import ClientId
+from secagg.protocols.dpf_indexing.relay_messages import RoundOffers, encode_beginning
+from secagg.protocols.dpf_indexing.relaying_server import RelayingServer
+
+READY_SECONDS = 30
+LIED_TO = 2
+Scenario = Callable[[Any], dict[str, Any]]
+
+
+def simulated(lab: Any, **changes: Any) -> dict[str, Any]:
+    """Return the settings of a round whose second server is simulated, which its clients accept."""
+    return {
+        "protocol": "two-server",
+        "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+        "weighting": "uniform",
+        "weights": dict.fromkeys(range(lab.count), 1),
+        "strategy": Lenient(fraction_evaluate=0.0, min_available_nodes=lab.count),
+        **changes,
+    }
+
+
+def served(lab: Any, **changes: Any) -> dict[str, Any]:
+    """Return the settings of a round whose second server is a process, whose key clients know."""
+    keys = Path(os.environ["LAB_KEYS"])
+    more = {
+        "strategy": None,
+        "second_server": os.environ["LAB_SECOND"],
+        "servers": str(keys / "servers.json"),
+        "server_keys": str(keys / "server-0.keys"),
+    }
+    return {**simulated(lab), **more, **changes}
+
+
+def start_second_server() -> subprocess.Popen[bytes]:
+    """Start the second server as its operator does, with the journal that it had before."""
+    folder, keys = Path(os.environ["LAB_KEYS"]).parent, Path(os.environ["LAB_KEYS"])
+    command = [
+        *(str(Path(sys.executable).parent / "secagg"), "indexing-server", "stand"),
+        *("--socket", os.environ["LAB_SECOND"], "--keys", str(keys / "server-1.keys")),
+        *("--servers", str(keys / "servers.json"), "--journal", str(folder / "second.journal")),
+        *("--minimum-cohort", "3", "--task", "flower run "),
+    ]
+    with (folder / "second.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 -- the library's own command
+    last = time.monotonic() + READY_SECONDS
+    while not _listens(os.environ["LAB_SECOND"]) and time.monotonic() < last:
+        time.sleep(0.05)
+    return process
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
+
+
+@contextmanager
+def second_server() -> Generator[list[subprocess.Popen[bytes]]]:
+    """Let a second server run; the list holds the process that does, and may be given another."""
+    running = [start_second_server()]
+    try:
+        yield running
+    finally:
+        running[-1].terminate()
+        running[-1].wait()
+
+
+def _simulated(**changes: Any) -> Scenario:
+    def scenario(lab: Any) -> dict[str, Any]:
+        outcome: dict[str, Any] = lab.secure(**simulated(lab, **changes))
+        return outcome
+
+    return scenario
+
+
+def _served(**changes: Any) -> Scenario:
+    def scenario(lab: Any) -> dict[str, Any]:
+        with second_server():
+            outcome: dict[str, Any] = lab.secure(**served(lab, **changes))
+        return outcome
+
+    return scenario
+
+
+def restart(running: list[subprocess.Popen[bytes]]) -> None:
+    """Kill the second server, and start it again."""
+    running[-1].kill()
+    running[-1].wait()
+    Path(os.environ["LAB_SECOND"]).unlink()
+    running.append(start_second_server())
+
+
+def twin(lab: Any) -> dict[str, Any]:
+    """FedAvg beside FedAvg: in the clear, and by two servers that sum fixed point and that count codewords."""
+    equal = {p: {"examples": 10} for p in range(lab.count)}
+    plain, _ = lab.start(lab.grid, rounds=2, strategy=PlainTwin(fraction_evaluate=0.0), chaos=equal)
+    outcome = dict[str, Any]()
+    for compression in ("fixed-point", "pq-64x5"):
+        done = lab.secure(**simulated(lab, rounds=2, compression=compression), chaos=equal)
+        outcome[compression] = float(np.abs(plain["layer"] - lab.arrays["layer"]).max())
+        outcome["error"] = outcome.get("error") or done["error"]
+    return outcome
+
+
+def plain_rounds(lab: Any) -> dict[str, Any]:
+    """Sum fixed point in two rounds, and ask every node for which round its ledger says that it uploaded last."""
+    outcome: dict[str, Any] = lab.secure(**simulated(lab, rounds=2))
+    outcome["last"] = lab.states("last")
+    outcome["rounds"] = vars(server_grid)["_ROUNDS"][lab.grid.run.run_id]
+    return outcome
+
+
+def restarted(lab: Any) -> dict[str, Any]:
+    """Kill the second server between two rounds; then begin a round again that it took part in before."""
+    with second_server() as running:
+
+        class Killing(FedAvg):
+            def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+                if server_round == 1:
+                    restart(running)
+                return super().aggregate_train(server_round, replies)
+
+        strategy = Killing(fraction_evaluate=0.0, min_available_nodes=lab.count)
+        outcome: dict[str, Any] = lab.secure(**served(lab, strategy=strategy, rounds=2))
+        restart(running)
+        vars(server_grid)["_ROUNDS"][lab.grid.run.run_id] -= 1
+        outcome["again"] = lab.secure(**served(lab))["error"]
+    return outcome
+
+
+def lost(lab: Any) -> dict[str, Any]:
+    """Kill the second server while clients train."""
+    with second_server() as running:
+
+        def kill(message: Message) -> Iterable[Message]:
+            running[-1].kill()
+            running[-1].wait()
+            yield message
+
+        outcome: dict[str, Any] = lab.secure(**served(lab), tamper=kill)
+        Path(os.environ["LAB_SECOND"]).unlink(missing_ok=True)
+    return outcome
+
+
+# --- A server 0 that does what it likes -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _in_place_of(name: str, other: Any) -> Generator[None]:
+    """Let the server's round use something else than the library's own."""
+    replaced = vars(two_server_round)
+    own = replaced[name]
+    replaced[name] = other
+    try:
+        yield
+    finally:
+        replaced[name] = own
+
+
+def low_cohort(lab: Any) -> dict[str, Any]:
+    """Ask for less than clients insist on, and then for the same round as they want it, which they have not spent."""
+    outcome: dict[str, Any] = lab.secure(**simulated(lab, minimum_cohort=2))
+    vars(server_grid)["_ROUNDS"][lab.grid.run.run_id] -= 1
+    outcome["again"] = lab.secure(**simulated(lab))["error"]
+    return outcome
+
+
+def other_configuration(lab: Any) -> dict[str, Any]:
+    """Offer server 1 another configuration than clients are shown, with an offer of server 0's for either."""
+
+    class Lying(RelayingServer):
+        def begin(self) -> tuple[bytes, bytes]:
+            zero = self._zero
+            other = replace(zero.configuration, minimum_cohort=zero.configuration.minimum_cohort + 1)
+            return zero.offer, self._ask(encode_beginning(other, zero.round_number))
+
+    with _in_place_of("RelayingServer", Lying):
+        outcome: dict[str, Any] = lab.secure(**simulated(lab))
+    return outcome
+
+
+def own_second_server(lab: Any) -> dict[str, Any]:
+    """Be both servers, and say that the second one is another's."""
+
+    def lying(*, is_simulated: bool, offers: tuple[bytes, bytes]) -> RoundOffers:
+        return RoundOffers(is_simulated=not is_simulated, offers=offers)
+
+    with _in_place_of("RoundOffers", lying):
+        outcome: dict[str, Any] = lab.secure(**simulated(lab))
+    return outcome
+
+
+def with_own_key(lab: Any) -> dict[str, Any]:
+    """Name server 1 a server 0 that its operator does not know."""
+    folder = Path(os.environ["LAB_KEYS"]).parent / "own-pair"
+    make_identities(folder, map(ClientId, range(1)), SystemCoins())
+    make_server_pair(folder, SystemCoins())
+    with second_server():
+        own = {"servers": str(folder / "servers.json"), "server_keys": str(folder / "server-0.keys")}
+        outcome: dict[str, Any] = lab.secure(**served(lab, **own))
+    return outcome
+
+
+def _field_for_two(name: str, value: bytes | int | str) -> Scenario:
+    def scenario(lab: Any) -> dict[str, Any]:
+        def tamper(message: Message) -> Iterable[Message]:
+            is_told = message.metadata.dst_node_id in lab.nodes[:LIED_TO]
+            yield with_field(message, name, value) if is_told else message
+
+        outcome: dict[str, Any] = lab.secure(**simulated(lab), tamper=tamper)
+        return outcome
+
+    return scenario
+
+
+TWO_SERVERS: dict[str, Scenario] = {
+    "two": plain_rounds,
+    "two_twin": twin,
+    "two_dropped": _simulated(
+        minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 5, 6, 7)
+    ),
+    "two_too_few": _simulated(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
+    "two_pq": _simulated(rounds=3, compression="pq-64x5"),
+    "two_scalar": _simulated(rounds=2, compression="scalar-8"),
+    "two_pruning": _simulated(compression="pruning-0.5"),
+    "two_hybrid": _simulated(suite="hybrid"),
+    "two_served": _served(compression="pq-16x5", rounds=2),
+    "two_restarted": restarted,
+    "two_lost": lost,
+    "two_absent": lambda lab: cast("dict[str, Any]", lab.secure(**served(lab, second_server="/absent/socket"))),
+    "two_silent": _simulated(
+        chaos={1: {"at": "TRAIN", "do": "silent", "seconds": 12}}, present=(0, 2, 3, 4, 5, 6, 7), timeout=8.0
+    ),
+    "two_by_default": _simulated(strategy=None),
+    "two_low_cohort": low_cohort,
+    "two_offered_low_cohort": _served(minimum_cohort=2),
+    "two_other_configuration": other_configuration,
+    "two_own_second": own_second_server,
+    "two_own_key": with_own_key,
+    "two_other_terms": _field_for_two("weight-unit", 2),
+    "two_other_task": _field_for_two("task", "flower run 1"),
+    "two_other_round": _field_for_two("round", 1 << 40),
+}

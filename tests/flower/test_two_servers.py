@@ -1,0 +1,143 @@
+"""Rounds of two servers in Flower's simulation: plain strategies' means, and a server 0 that gets nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.flower
+
+LEFT = "secagg: this client left the round; its own log says why"
+REFUSED = {
+    "two_by_default": "the second server is simulated by the first one, which protects nobody from it",
+    "two_low_cohort": "a cohort of 2 is below 3",
+    "two_own_second": "the servers are not the two that this client believes in",
+    "two_other_configuration": "a message belongs to another configuration, round or server",
+}
+TO_SERVER_ONE = {
+    "two_offered_low_cohort": "a cohort of 2 is below 3",
+    "two_own_key": "server 0 has another key than its operator knows",
+}
+TOLD_OTHERWISE = {
+    "two_other_terms": "its layout or codebooks are not those that this client encodes with",
+    "two_other_task": "the two servers count for another task than is named",
+    "two_other_round": "a message belongs to another configuration, round or server",
+}
+SCENARIOS = [
+    *("two", "two_twin", "two_dropped", "two_too_few", "two_pq", "two_scalar", "two_pruning", "two_hybrid"),
+    *("two_served", "two_restarted", "two_lost", "two_absent", *REFUSED, *TO_SERVER_ONE, *TOLD_OTHERWISE),
+    *("two_other_models", "two_again", "two_silent"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared(simulate: Any) -> dict[str, Any]:
+    outcome: dict[str, Any] = simulate(8, SCENARIOS)
+    return outcome
+
+
+def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(stage["sent"], stage["received"]) for stage in outcome["stages"]]
+
+
+@pytest.mark.parametrize(("name", "uploads"), [("two", 8), ("two_dropped", 6), ("two_hybrid", 8), ("two_silent", 7)])
+def test_one_exchange_gives_the_mean_of_those_who_uploaded(shared: dict[str, Any], name: str, uploads: int) -> None:
+    outcome = shared[name]
+    assert outcome["error"] is None
+    assert counts(outcome) == [(8, uploads)]
+    assert outcome["difference"]["layer"] < 2**-14
+    assert outcome["difference"]["steps"] == 0
+    assert outcome["names"] == ["secagg"]
+    assert f"sum: {uploads} clients of total weight {uploads}" in outcome["log"]
+    assert all(record["loss"] == pytest.approx(outcome["loss"], abs=1e-6) for record in outcome["metrics"].values())
+
+
+def test_a_run_agrees_with_plain_federated_averaging_within_the_error_of_quantization(shared: dict[str, Any]) -> None:
+    assert shared["two_twin"]["error"] is None
+    assert shared["two_twin"]["fixed-point"] < 2**-14
+    assert 2**-14 < shared["two_twin"]["pq-64x5"] < 0.15
+
+
+@pytest.mark.parametrize(("name", "bound"), [("two_pq", 0.15), ("two_scalar", 0.01), ("two_pruning", 0.2)])
+def test_what_is_compressed_agrees_within_the_error_of_its_scheme(
+    shared: dict[str, Any], name: str, bound: float
+) -> None:
+    assert shared[name]["error"] is None
+    assert 2**-14 < shared[name]["difference"]["layer"] < bound
+    assert shared[name]["difference"]["steps"] == 0
+
+
+def test_every_node_keeps_a_ledger_of_its_uploads_between_rounds(shared: dict[str, Any]) -> None:
+    assert shared["two"]["last"] == [shared["two"]["rounds"]] * 8
+
+
+def test_a_simulated_second_server_is_called_one(shared: dict[str, Any]) -> None:
+    assert "a simulated second server protects no client from this one" in shared["two"]["log"]
+    assert "simulated second server" not in shared["two_served"]["log"]
+
+
+def test_a_second_server_in_a_process_of_its_own_counts_codewords(shared: dict[str, Any]) -> None:
+    assert shared["two_served"]["error"] is None
+    assert counts(shared["two_served"]) == [(8, 8)]
+    assert 2**-14 < shared["two_served"]["difference"]["layer"] < 0.15
+
+
+def test_a_second_server_that_was_killed_between_rounds_goes_on(shared: dict[str, Any]) -> None:
+    assert shared["two_restarted"]["error"] is None
+    assert shared["two_restarted"]["difference"]["layer"] < 2**-14
+
+
+def test_a_second_server_that_was_killed_knows_which_rounds_it_began(shared: dict[str, Any]) -> None:
+    assert shared["two_restarted"]["again"].startswith("PeerMisbehaved")
+    assert "was begun before" in shared["two_restarted"]["again"]
+
+
+@pytest.mark.parametrize("name", ["two_lost", "two_absent"])
+def test_a_second_server_that_is_gone_is_named(shared: dict[str, Any], name: str) -> None:
+    assert shared[name]["error"].startswith("SecondServerLost: secagg-second-server is ")
+    assert "nothing of it was learned" in shared[name]["log"]
+
+
+def test_too_few_uploads_release_nothing(shared: dict[str, Any]) -> None:
+    assert shared["two_too_few"]["error"] == "ThresholdNotMet: 8 uploads of one weight are needed and 7 are present"
+    assert "nothing of it was learned" in shared["two_too_few"]["log"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_client_shares_nothing_with_servers_that_are_not_what_it_was_told(shared: dict[str, Any], name: str) -> None:
+    assert shared[name]["error"].startswith("ThresholdNotMet")
+    assert counts(shared[name]) == [(8, 0)]
+    assert shared[name]["errors"] == [LEFT]
+    assert shared[name]["log"].count(REFUSED[name]) == 8
+
+
+def test_what_is_refused_is_neither_trained_for_nor_spent(shared: dict[str, Any]) -> None:
+    assert shared["two_low_cohort"]["again"] is None
+
+
+@pytest.mark.parametrize("name", TO_SERVER_ONE)
+def test_server_1_takes_no_part_in_what_its_operator_would_not_configure(shared: dict[str, Any], name: str) -> None:
+    assert shared[name]["error"].startswith("InvalidParameters: server 1 takes no part in this round")
+    assert TO_SERVER_ONE[name] in shared[name]["log"]
+    assert counts(shared[name]) == []
+
+
+@pytest.mark.parametrize("name", TOLD_OTHERWISE)
+def test_whoever_is_told_something_else_than_the_servers_agreed_on_leaves_the_round(
+    shared: dict[str, Any], name: str
+) -> None:
+    assert shared[name]["error"] is None
+    assert counts(shared[name]) == [(8, 6)]
+    assert shared[name]["log"].count(TOLD_OTHERWISE[name]) == 2
+
+
+def test_updates_of_different_models_are_in_no_sum(shared: dict[str, Any]) -> None:
+    assert shared["two_other_models"]["error"] is None
+    assert counts(shared["two_other_models"]) == [(8, 4)]
+
+
+def test_a_round_is_uploaded_for_once_also_by_a_node_that_lost_its_state(shared: dict[str, Any]) -> None:
+    assert shared["two_again"]["error"] is None
+    assert shared["two_again"]["again"] == 0
+    assert shared["two_again"]["log"].count("an update goes into one sum alone") == 16
