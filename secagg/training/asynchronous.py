@@ -200,8 +200,8 @@ class AsynchronousRun(Run):
                     seed=seed_of(self.configuration.seed, Stream.TRAINING, start, client),
                 )
                 (trained,) = self.pieces.engine.train(begun, [work], self.configuration.local)
-            with timer.part("encode"):
-                payload = self.operators.encode(trained.update, self.coins(client, start))
+                with timer.part("encode"):
+                    payload = self.operators.encode(trained.update, self.coins(client, start))
             inside.add(client)
             taken.ages.append(age)
             taken.loss += trained.loss

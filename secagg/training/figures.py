@@ -230,7 +230,7 @@ def timeline(cells: Sequence[Cell]) -> Drawn | None:
                     seconds + (stage["client_seconds"] + stage["server_seconds"]) / len(real),
                     sent + _moved(stage) / len(real) / record.clients / 1024,
                 )
-        training = sum(record.seconds.get("train", 0) + record.seconds.get("encode", 0) for record in real) / len(real)
+        training = sum(record.seconds.get("train", 0) for record in real) / len(real)
         rows.append((cell.name, stages, training))
     if not rows:
         return None

@@ -253,7 +253,11 @@ class Run:
 
 
 class Timer:
-    """Adds up what the parts of a round take; ``train`` is the wait for clients that are trained and encoded."""
+    """Adds up what the parts of a round take.
+
+    ``train`` is the wait for clients that are trained and encoded; ``encode`` is what all of them spent on encoding,
+    some of it at the same time.
+    """
 
     def __init__(self) -> None:
         self.seconds = dict[str, float]()
