@@ -152,15 +152,18 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     width = max((len(name) for name in cells), default=4)
     lines = [f"{'cell':<{width}}  seeds  {'accuracy':>14}  {'KB up':>8}  {'factor':>7}  {'overflow':>9}"]
     for name, rows in cells.items():
-        finals = [100 * float(row["final accuracy"]) for row in rows if row.get("final accuracy") is not None]
-        if not finals:
-            lines.append(f"{name:<{width}}  failed: {rows[0].get('error')}")
+        errors = [row["error"] for row in rows if "error" in row]
+        finished = [row for row in rows if row.get("final accuracy") is not None]
+        if errors:
+            lines.append(f"{name:<{width}}  {len(errors)} failed: {errors[0]}")
+        if not finished:
             continue
+        finals = [100 * float(row["final accuracy"]) for row in finished]
         spread = f" +- {stdev(finals):.1f}" if len(finals) > 1 else ""
-        overflow = rows[0].get("overflow")
+        overflow = finished[0].get("overflow")
         lines.append(
             f"{name:<{width}}  {len(finals):>5}  {f'{fmean(finals):.1f}{spread}':>14}  "
-            f"{rows[0]['paper bytes'] / 1024:>8.2f}  {rows[0]['factor']:>7.1f}  "
+            f"{finished[0]['paper bytes'] / 1024:>8.2f}  {finished[0]['factor']:>7.1f}  "
             f"{'-' if overflow is None else f'{100 * overflow:.2f} %':>9}"
         )
     return lines

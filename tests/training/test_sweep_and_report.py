@@ -75,6 +75,14 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(grid: Path, tmp_path: P
     assert "failed" in "\n".join(table(results))
 
 
+def test_a_cell_of_which_one_seed_failed_shows_the_others_and_says_so() -> None:
+    good = {"name": "none", "seed": 1, "final accuracy": 0.5, "paper bytes": 2048.0, "factor": 1.0, "overflow": None}
+    bad = {"name": "none", "seed": 0, "folder": "none-seed0", "error": "no data"}
+    _, said, shown = table([bad, good])
+    assert said.split() == ["none", "1", "failed:", "no", "data"]
+    assert shown.split() == ["none", "1", "50.0", "2.00", "1.0", "-"]
+
+
 def test_a_folder_of_another_sweep_is_refused(grid: Path, tmp_path: Path) -> None:
     sweep(read_grid(grid), tmp_path / "runs")
     grid.write_text(grid.read_text().replace("rounds=2", "rounds=3"))
