@@ -75,7 +75,7 @@ def statements(widths: range | None = None) -> Iterator[tuple[str, str, Callable
         yield "lanes", f"field addition, p = {bits}", partial(field_addition, bits=bits)
         yield "lanes", f"field subtraction, p = {bits}", partial(field_subtraction, bits=bits)
         modulus = (1 << bits) - 1
-        for greatest in (2 * modulus, modulus**2):
+        for greatest in (2 * modulus, modulus**2, (1 << 2 * bits) - 1):
             name = f"field reduction up to {greatest}, p = {bits}"
             yield "lanes", name, partial(reduction_is_the_remainder, bits=bits, greatest=greatest)
 
