@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
+from secagg.cli.serving import serving
 from secagg.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerError, SecAggError
 from secagg.identifiers import ServerId
@@ -68,19 +66,6 @@ def serve_indexing(setting: ServerSetting) -> int:
     """Serve one round until SIGTERM or SIGINT, and return the exit status."""
     if setting.threads < 1:
         raise InvalidParameters(f"--threads is {setting.threads}; at least one thread evaluates")
-    if not hasattr(socket, "AF_UNIX"):
-        raise InvalidParameters("this system has no Unix sockets; serve where there are some")
-    import resource
-
-    # A crash leaves no image of the keys on a disk.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ending = (signal.SIGTERM, signal.SIGINT)
-
-    def end(*_: int | FrameType | None) -> None:
-        # One signal is enough; another is not to interrupt what removes the sockets.
-        for each in ending:
-            signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(0)
 
     def say_ready() -> None:
         print(
@@ -89,14 +74,8 @@ def serve_indexing(setting: ServerSetting) -> int:
             flush=True,
         )
 
-    earlier = {each: signal.signal(each, end) for each in ending}
-    try:
+    with serving():
         serve(_server(setting), setting.socket_path, setting.peer_socket_path, ready=say_ready)
-    except SecAggError:
-        # Nothing was served, and whoever called goes on.
-        for each, handler in earlier.items():
-            signal.signal(each, handler)
-        raise
 
 
 def _server(setting: ServerSetting) -> IndexingServer:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import signal
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 
+from secagg.cli.serving import serving
 from secagg.entropy import SystemCoins
-from secagg.errors import InvalidParameters, PeerError, SecAggError
+from secagg.errors import InvalidParameters, PeerError
 from secagg.flower.server_pair import load_server_keys, load_server_pair
 from secagg.parameters import Suite
 from secagg.protocols.dpf_indexing.journal import FileJournal
@@ -41,12 +39,6 @@ def stand(setting: StandingSetting) -> int:
     """Answer one server 0 after the other until SIGTERM or SIGINT, and return the exit status."""
     if setting.threads < 1:
         raise InvalidParameters(f"--threads is {setting.threads}; at least one thread evaluates")
-    if not hasattr(socket, "AF_UNIX"):
-        raise InvalidParameters("this system has no Unix sockets; serve where there are some")
-    import resource
-
-    # A crash leaves no image of the keys on a disk.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pair = load_server_pair(setting.servers)
     floors = StandingFloors(
         task_prefix=setting.task_prefix.encode(),
@@ -58,13 +50,6 @@ def stand(setting: StandingSetting) -> int:
         maximum_lanes=setting.maximum_lanes,
         maximum_lifetime=timedelta(hours=setting.maximum_hours),
     )
-    ending = (signal.SIGTERM, signal.SIGINT)
-
-    def end(*_: int | FrameType | None) -> None:
-        # One signal is enough; another is not to interrupt what overwrites keys and removes the socket.
-        for each in ending:
-            signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(0)
 
     def say_ready() -> None:
         print(
@@ -74,19 +59,13 @@ def stand(setting: StandingSetting) -> int:
         )
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    with load_server_keys(setting.keys, 1) as keys:
+    with serving(), load_server_keys(setting.keys, 1) as keys:
         journal = FileJournal(setting.journal)
-        earlier = {each: signal.signal(each, end) for each in ending}
         try:
             rounds = StandingRounds(floors, journal)
             server = StandingServer(keys, rounds, coins=SystemCoins(), threads=setting.threads)
             serve_standing(server, setting.socket_path, ready=say_ready)
-        except SecAggError as error:
-            # Nothing was served, and whoever called goes on.
-            for each, handler in earlier.items():
-                signal.signal(each, handler)
-            if isinstance(error, PeerError):
-                raise InvalidParameters(f"{setting.journal}: {error}") from None
-            raise
+        except PeerError as error:
+            raise InvalidParameters(f"{setting.journal}: {error}") from None
         finally:
             journal.close()

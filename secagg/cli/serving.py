@@ -1,0 +1,42 @@
+"""What every command that serves until it is told to end does before it begins."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+from secagg.errors import InvalidParameters, SecAggError
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def serving() -> Generator[None]:
+    """End at the first SIGTERM or SIGINT, and leave no image of keys on a disk after a crash.
+
+    Raises:
+        InvalidParameters: this system has no Unix sockets.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise InvalidParameters("this system has no Unix sockets; serve where there are some")
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    earlier = {each: signal.signal(each, _end) for each in _ENDING}
+    try:
+        yield
+    except SecAggError:
+        # Nothing was served, and whoever called goes on.
+        for each, handler in earlier.items():
+            signal.signal(each, handler)
+        raise
+
+
+def _end(*_: int | FrameType | None) -> None:
+    # One signal is enough; another is not to interrupt what overwrites keys and removes sockets.
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(0)
