@@ -51,7 +51,7 @@ print(f"  imported {{len(names)}} modules")
 
 CONSUMER = """# pyright: strict
 from secagg.compression import fixed_point
-from secagg.ring import Ring
+from secagg.crypto.ring import Ring
 
 ring = Ring(modulus_bits=16)
 bits: int = ring.modulus_bits

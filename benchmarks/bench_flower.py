@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from secagg.entropy import SystemCoins
-from secagg.flower.identities import make_identities
+from secagg.crypto.entropy import SystemCoins
+from secagg.flower.keys.identities import make_identities
 from secagg.identifiers import ClientId
 
 CLIENTS = 20

@@ -17,27 +17,27 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from figures import Figure, best_seconds
-from secagg.codewords import CodewordTable
 from secagg.compression.byte_accounting import Accounting, plain_bytes, product_quantization_layout, upload_bytes
-from secagg.compression.paper_models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.contract import Layout, Payload
-from secagg.entropy import SystemCoins
+from secagg.contract.codewords import CodewordTable
+from secagg.contract.layout import IndexSegment, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.mask_expansion import accumulate, expand
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.identity import Authority, SigningKey, issue_certificate
-from secagg.layout import IndexSegment, RingSegment
-from secagg.mask_expansion import accumulate, expand
 from secagg.parameters import Suite
+from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.protocols.enclave.client import Client, Upload
-from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.histogram import Accumulation
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.messages import ModelStamp
 from secagg.protocols.enclave.plan import plan_enclave
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.ring import Ring
-from secagg.secret import Secret
+from secagg.session.certificates import Authority, SigningKey, issue_certificate
 
 _CLIENTS: Final = 40
 _ROUNDS: Final = 12

@@ -9,11 +9,11 @@ import numpy as np
 
 from figures import Figure, best_seconds
 from secagg.contract import IndexSegment
-from secagg.entropy import SystemCoins
-from secagg.mask_expansion import expand
-from secagg.protocols.enclave.histogram import Accumulation, HistogramAccumulator
-from secagg.ring import Ring
-from secagg.secret import Secret
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
+from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
 
 ROUNDS = 7
 CASES = (

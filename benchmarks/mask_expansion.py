@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from figures import Figure, best_seconds
-from secagg.entropy import SystemCoins
-from secagg.mask_expansion import SEGMENT_BYTES, Generator, accumulate
-from secagg.ring import Ring, RingVector
-from secagg.secret import Secret
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.mask_expansion import SEGMENT_BYTES, Generator, accumulate
+from secagg.crypto.ring import Ring, RingVector
+from secagg.crypto.secret import Secret
 
 RING = Ring(32)
 MASKS = 100

@@ -22,16 +22,16 @@ from time import perf_counter
 import numpy as np
 
 from figures import Figure, best_seconds
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, ServerId
-from secagg.protocols.dpf_indexing.exact_product import float_type
-from secagg.protocols.dpf_indexing.generation import generate_shares
-from secagg.protocols.dpf_indexing.lane_group import FieldLanes
-from secagg.protocols.dpf_indexing.one_hot_check import OneHotVerifier, RoundChallenges
-from secagg.protocols.dpf_indexing.one_hot_proof import Assignments, prove
-from secagg.protocols.dpf_indexing.one_hot_statement import CheckShape, OneHotShare, UploadContext
-from secagg.protocols.dpf_indexing.shape import RUN_BLOCKS, PointFunctionShape
-from secagg.secret import Secret
+from secagg.protocols.two_servers.lanes.exact_product import float_type
+from secagg.protocols.two_servers.lanes.groups import FieldLanes
+from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
+from secagg.protocols.two_servers.one_hot.proof import Assignments, prove
+from secagg.protocols.two_servers.one_hot.statement import CheckShape, OneHotShare, UploadContext
+from secagg.protocols.two_servers.point_functions.generation import generate_shares
+from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS, PointFunctionShape
 
 BLOCKS = 100_000
 ROUNDS = 7

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from figures import Figure
 from secagg.compression.scalar_quantization import ScalarQuantization, modulus_bits_for, overflowed
-from secagg.ring import Ring
+from secagg.crypto.ring import Ring
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 COORDINATES = 50_000

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from figures import Figure, best_seconds
-from secagg.entropy import SystemCoins
-from secagg.mask_expansion import expand
-from secagg.ring import Ring
-from secagg.secret import Secret
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
 
 ELEMENTS = 1 << 20
 WIDTHS = range(1, 33)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from figures import Figure, best_seconds
-from secagg.entropy import SystemCoins
-from secagg.mask_expansion import accumulate
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.mask_expansion import accumulate
+from secagg.crypto.prime_field import random_root
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import reconstruct, split
 from secagg.parameters import SecurityMode
-from secagg.prime_field import random_root
 from secagg.protocols.pairwise_mask import Server, ServerState, Topology
-from secagg.ring import Ring
-from secagg.secret import Secret
-from secagg.shamir import reconstruct, split
 from secagg.simulation.cohort import Cohort, Setting, WindowedInputs, gather, spread_dropouts
-from secagg.simulation.measured_run import MeasuredClient
+from secagg.simulation.measurement import MeasuredClient
 from secagg.simulation.traffic import bonawitz_bits, expansion
 
 LENGTH = 1 << 20

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from figures import Figure, best_seconds, machine
 from pairwise_mask import answered, uploads_of
 from secagg.compression.fixed_point import FixedPoint
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Server
 

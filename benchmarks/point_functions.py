@@ -10,12 +10,12 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from figures import Figure, best_seconds
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.protocols.dpf_indexing.batch import HistogramShare
-from secagg.protocols.dpf_indexing.generation import generate_shares
-from secagg.protocols.dpf_indexing.lane_group import FieldLanes, LaneGroup, RingLanes
-from secagg.protocols.dpf_indexing.shape import PointFunctionShape
+from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.point_functions.generation import generate_shares
+from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
+from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 
 BLOCKS = 100_000
 ROUNDS = 12

@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from figures import Figure, best_seconds
-from secagg.compression.paper_models import FEMNIST_3_CHANNEL, is_bias
+from secagg.compression.byte_accounting import is_bias
 from secagg.compression.product_quantization import ProductQuantization, calibrate, is_quantizable
 from secagg.contract import ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.planning.paper.models import FEMNIST_3_CHANNEL
 
 WEIGHTS = 10_000_000
 CODEWORDS = 64

@@ -20,10 +20,10 @@ from secagg.compression.random_pruning import pruning_mask
 from secagg.compression.rotation import RandomRotation, padded_size
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization, calibrate
 from secagg.contract import Aggregate, ideal_aggregate
-from secagg.entropy import SystemCoins
-from secagg.mask_expansion import expand
-from secagg.ring import Ring
-from secagg.secret import Secret
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
 
 ELEMENTS = 10_000_000
 ROUNDS = 5

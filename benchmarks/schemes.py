@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from figures import best_seconds, machine
-from secagg.compression.byte_accounting import Accounting
+from secagg.compression.byte_accounting import Accounting, parameter_count
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -34,10 +34,10 @@ from secagg.compression.model_update import (
     UpdatePlan,
     round_bytes,
 )
-from secagg.compression.paper_models import FEMNIST_1_CHANNEL, parameter_count
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract import ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.planning.paper.models import FEMNIST_1_CHANNEL
 
 CLIENTS = 10
 ROUNDS = 5

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from figures import Figure, best_seconds
-from secagg import shamir
-from secagg.entropy import SystemCoins
-from secagg.prime_field import random_root
-from secagg.shamir import LagrangeWeights, Share
+from secagg.crypto import shamir
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.prime_field import random_root
+from secagg.crypto.shamir import LagrangeWeights, Share
 
 THRESHOLD = 67
 HOLDERS = 100

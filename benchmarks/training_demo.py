@@ -16,11 +16,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from secagg.training.configuration import changed
-from secagg.training.driver import train
-from secagg.training.presets import preset
-from secagg.training.progress import Progress
-from secagg.training.report import write_report
+from secagg.training.reports.report import write_report
+from secagg.training.runs.driver import train
+from secagg.training.runs.progress import Progress
+from secagg.training.settings.configuration import changed
+from secagg.training.settings.presets import preset
 
 RUNS = {
     "fashion-none": "uncompressed, pairwise masks",

@@ -23,17 +23,17 @@ import numpy as np
 import torch
 
 from figures import Figure, best_seconds, machine
-from secagg.training.configuration import Configuration, changed
-from secagg.training.driver import pieces_of
-from secagg.training.engine_benchmark import LOADS, Load, assignments_of
 from secagg.training.engines import make_engine
-from secagg.training.metrics import Accuracy
-from secagg.training.models import initial_parameters
-from secagg.training.parts import Examples, LocalTraining
-from secagg.training.presets import preset
-from secagg.training.rounds import Pieces, Run
-from secagg.training.secure_sums import secure_sum
-from secagg.training.seeds import Stream, seed_of
+from secagg.training.engines.benchmark import LOADS, Load, assignments_of
+from secagg.training.models.networks import initial_parameters
+from secagg.training.records.metrics import Accuracy
+from secagg.training.runs.driver import pieces_of
+from secagg.training.runs.rounds import Pieces, Run
+from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.settings.parts import Examples, LocalTraining
+from secagg.training.settings.presets import preset
+from secagg.training.settings.seeds import Stream, seed_of
+from secagg.training.sums.secure_sums import secure_sum
 
 CLIENTS = {"celeba": 100, "fashion": 40}
 PRESETS = ("fashion-none", "fashion-sq", "fashion-prune", "fashion-pq")

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from secagg.training.configuration import changed, versions_here
-from secagg.training.presets import PRESETS, preset
-from secagg.training.sweep import Cell, Grid, sweep, table
+from secagg.training.runs.sweep import Cell, Grid, sweep, table
+from secagg.training.settings.configuration import changed, versions_here
+from secagg.training.settings.presets import PRESETS, preset
 
 
 def scalar(bits: int, modulus_bits: int, *more: str, name: str = "") -> Cell:

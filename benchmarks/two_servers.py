@@ -18,25 +18,25 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from figures import Figure, best_seconds
 from secagg.contract import Payload
-from secagg.entropy import SystemCoins
+from secagg.contract.layout import IndexSegment, Layout
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
-from secagg.identity import SigningKey, issue_certificate
-from secagg.layout import IndexSegment, Layout
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing.batch import HistogramShare
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
-from secagg.protocols.dpf_indexing.floors import IndexingFloors
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
-from secagg.protocols.dpf_indexing.journal import NoJournal
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
-from secagg.protocols.dpf_indexing.one_hot_check import OneHotVerifier, RoundChallenges
-from secagg.protocols.dpf_indexing.one_hot_messages import OneHotProof
-from secagg.protocols.dpf_indexing.one_hot_proof import prove
-from secagg.protocols.dpf_indexing.one_hot_statement import UploadContext
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.secret import Secret
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.journal import NoJournal
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
+from secagg.protocols.two_servers.one_hot.messages import OneHotProof
+from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.protocols.two_servers.one_hot.statement import UploadContext
+from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
+from secagg.protocols.two_servers.point_functions.sums import HistogramShare
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.simulation.measured_indexing import Delivery, IndexingFigures, MeasuredRound, measured_round
 
 BLOCKS: Final = 100_000

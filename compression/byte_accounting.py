@@ -7,17 +7,32 @@ layout's digest precedes them. Sizes are exact rationals; only what is printed i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from fractions import Fraction
 from math import prod
 from typing import Final
 
-from secagg.compression.paper_models import Shape, Shapes, is_bias, parameter_count
-from secagg.compression.product_quantization.geometry import block_geometry, is_quantizable
-from secagg.compression.random_pruning import kept_count
 from secagg.contract import DIGEST_BYTES, IndexSegment, Layout, RingSegment, Segment
 from secagg.wire import MessageKind, Writer
+
+from .product_quantization.geometry import block_geometry, is_quantizable
+from .random_pruning import kept_count
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+"""The shape of each tensor of a model by its name, in the model's order."""
+
+
+def parameter_count(shapes: Shapes) -> int:
+    """Return how many numbers a model has."""
+    return sum(map(prod, shapes.values()))
+
+
+def is_bias(name: str) -> bool:
+    """Tell whether the name is that of a bias, as opposed to a weight of a layer or a norm."""
+    return name.rpartition(".")[2].startswith("bias")
+
 
 PLAIN_BITS: Final = 32
 """What an uncompressed number costs: a float32, or the ring that its fixed-point form is summed in."""

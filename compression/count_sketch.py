@@ -5,9 +5,9 @@ The cells and signs come from a public seed of 32 bytes, the same for every clie
 
     key = SHA-256(bind(COUNT_SKETCH_HASHES, seed)),
 
-and let W(r, i) be the i-th little-endian word of 32 bits of the stream of that key (``secagg.mask_expansion``), from
-the segment r * ceil(4 length / 2^20) on. In row r, coordinate i belongs to the cell W(r, i) mod columns and has the
-sign (-1)^floor(W(r, i) / columns). The number of columns is a power of two, so cells and signs are uniform.
+and let W(r, i) be the i-th little-endian word of 32 bits of the stream of that key (``secagg.crypto.mask_expansion``),
+from the segment r * ceil(4 length / 2^20) on. In row r, coordinate i belongs to the cell W(r, i) mod columns and has
+the sign (-1)^floor(W(r, i) / columns). The number of columns is a power of two, so cells and signs are uniform.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.public_stream import SEED_BYTES
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, expand, segment_count
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.labels import Label, bind
-from secagg.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, expand, segment_count
-from secagg.ring import Ring
-from secagg.secret import Secret
+
+from .public_stream import SEED_BYTES
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_ROWS: Final = 32

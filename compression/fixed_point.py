@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import Ring, capacity_between, reduce_into, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.ring import Ring, capacity_between, reduce_into, require_capacity
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52

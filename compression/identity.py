@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import Ring, capacity_between, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.ring import Ring, capacity_between, require_capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

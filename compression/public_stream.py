@@ -4,8 +4,8 @@ The stream of a tensor is SHAKE256 [FIPS 202] of
 
     label || attempt || seed || round || name || dimensions,
 
-where ``secagg.labels.bind`` puts the length of each part, as 4 bytes, before it. The attempt has 4 bytes, the seed 32,
-the round 8, the name is in UTF-8 and each dimension has 8 bytes; all integers are big-endian.
+where ``secagg.crypto.labels.bind`` puts the length of each part, as 4 bytes, before it. The attempt has 4 bytes, the
+seed 32, the round 8, the name is in UTF-8 and each dimension has 8 bytes; all integers are big-endian.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from secagg.contract.layout import MAXIMUM_LENGTH
+from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
-from secagg.labels import Label, bind
-from secagg.layout import MAXIMUM_LENGTH
 
 SEED_BYTES: Final = 32
 

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, Reason
-from secagg.labels import Label
+
+from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]

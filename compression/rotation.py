@@ -19,11 +19,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.errors import ContractViolation, InvalidParameters, Misuse
-from secagg.labels import Label
+
+from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_BLOCK_SIZE: Final = 1 << 16

@@ -21,13 +21,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.public_stream import require_shape
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import Ring, capacity, reduce_into, require_capacity
+from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.mask_expansion import expand
-from secagg.ring import Ring, capacity, reduce_into, require_capacity
-from secagg.secret import Secret
+
+from .public_stream import require_shape
 
 Tensor = npt.NDArray[np.floating[Any]]
 LEAST_BITS: Final = 2

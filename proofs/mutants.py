@@ -26,8 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent / "smt"))
 import point_function_kernels as tree
 import ring_kernels
 import terms
-from secagg import ring
-from secagg.protocols.dpf_indexing import lane_field, lane_group, point_function
+from secagg.crypto import ring
+from secagg.protocols.two_servers.lanes import fields as lane_field
+from secagg.protocols.two_servers.lanes import groups as lane_group
+from secagg.protocols.two_servers.point_functions import kernels as point_function
 from terms import Answer, Question
 
 WIDTHS: Final = (1, 13, 64)
@@ -62,13 +64,17 @@ KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
     lane_group: ("ring_correction", "field_correction"),
 }
 EXPLAINED: Final[Mapping[str, str]] = {
-    "secagg.ring._regroup: Add to BitOr in line 6": "an odd number takes one piece twice, and `or` does not mind",
-    "secagg.ring._shifted: 0 to 1 in line 2": "a shift by 0 to the right is one to the left",
-    "secagg.protocols.dpf_indexing.point_function.root_into: BitXor to BitOr in line 3": "the bit was cleared before",
-    "secagg.protocols.dpf_indexing.point_function.correction_of: BitXor to BitOr in line 14": (
+    "secagg.crypto.ring._regroup: Add to BitOr in line 6": (
+        "an odd number takes one piece twice, and `or` does not mind"
+    ),
+    "secagg.crypto.ring._shifted: 0 to 1 in line 2": "a shift by 0 to the right is one to the left",
+    "secagg.protocols.two_servers.point_functions.kernels.root_into: BitXor to BitOr in line 3": (
+        "the bit was cleared before"
+    ),
+    "secagg.protocols.two_servers.point_functions.kernels.correction_of: BitXor to BitOr in line 14": (
         "the lowest bit of the seed was cleared before"
     ),
-    "secagg.protocols.dpf_indexing.lane_field.reduce: 2 to 3 in line 10": "more steps to the same remainder",
+    "secagg.protocols.two_servers.lanes.fields.reduce: 2 to 3 in line 10": "more steps to the same remainder",
 }
 """Survivors, by their name, and why each is no defect."""
 

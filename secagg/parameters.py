@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, cast
 
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
-from secagg.ring import MAXIMUM_MODULUS_BITS
 
 LEAST_COHORT: Final = 2
 LEAST_THRESHOLD: Final = 2

@@ -20,34 +20,34 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from secagg.aead import AeadHeader, SealingKey, open_sealed
 from secagg.compression.fixed_point import FixedPoint
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment, encode_update
-from secagg.entropy import Coins
+from secagg.crypto.aead import AeadHeader, SealingKey, open_sealed
+from secagg.crypto.entropy import Coins
+from secagg.crypto.hybrid_key_agreement import require_mlkem
+from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.prime_field import PRIME
+from secagg.crypto.ring import Ring, require_capacity
+from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import Share, correct, reconstruct, split
 from secagg.errors import PeerError, Reason, SecAggError
-from secagg.hybrid_key_agreement import require_mlkem
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
-from secagg.identity import issue_certificate
-from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
 from secagg.parameters import ClientFloors, SecurityMode, Suite
-from secagg.prime_field import PRIME
-from secagg.protocols.dpf_indexing.configuration import SharingMode
-from secagg.protocols.dpf_indexing.one_hot_check import RoundChallenges
-from secagg.protocols.dpf_indexing.point_function_halves import PointFunctionExchange, SharedIndices
-from secagg.protocols.dpf_indexing.server_messages import AcceptedList, RoundStamp
-from secagg.protocols.dpf_indexing.upload import UploadHeader
 from secagg.protocols.enclave.attestation import Verifier
 from secagg.protocols.enclave.attestation.certificate_chains import Certificate, verify_chain
 from secagg.protocols.enclave.attestation.revocation import check_not_revoked
 from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
-from secagg.protocols.enclave.buffer import Entry, ReleaseRules
-from secagg.ring import Ring, require_capacity
-from secagg.secret import Secret
-from secagg.shamir import Share, correct, reconstruct, split
-from secagg.simulation.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.one_hot.check import RoundChallenges
+from secagg.protocols.two_servers.point_function_halves import PointFunctionExchange, SharedIndices
+from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp
+from secagg.protocols.two_servers.upload import UploadHeader
+from secagg.session.certificates import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import Reader, Writer, told_to_peer
+from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 ALICE, BOB = ClientId(1), ClientId(2)
 CONTEXT = SessionContext(bytes(32))

@@ -10,7 +10,7 @@ import pytest
 FENCED_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s][^)\s]*)\)")
-ROOMS = ("compression", "protocols", "proofs", "tests", "benchmarks", "secagg/training")
+ROOMS = ("compression", "protocols", "proofs", "tests", "benchmarks", "training")
 MAKE_COMMAND = re.compile(r"\bmake ([a-z][a-z-]*)")
 MAKE_TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 SECTION = re.compile(r"^## Two commands\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -22,7 +22,7 @@ def readme(repository: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "compression/README.md", "protocols/enclave/README.md", "secagg/training/README.md"]
+    "document", ["README.md", "compression/README.md", "protocols/enclave/README.md", "training/README.md"]
 )
 def test_every_python_block_runs(repository: Path, document: str) -> None:
     text = (repository / document).read_text(encoding="utf-8")

@@ -5,17 +5,11 @@ made; ``plan`` gives each tensor a recipe, calibrates all of them and refreshes 
 ``public_parameters`` is what the server broadcasts, in bytes, and what a round costs.
 """
 
-from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
-from secagg.compression.model_update.plan import Calibration, RefreshSchedule, UpdatePlan
-from secagg.compression.model_update.public_parameters import (
-    RoundBytes,
-    decode_parameters,
-    downlink_bytes,
-    encode_parameters,
-    round_bytes,
-)
-from secagg.compression.model_update.recipes import Codebooks, Plain, Pruned, Quantized, Recipe, Rotated, Sketched
-from secagg.compression.model_update.tensors import Tensors, TensorScheme
+from .codec import CalibrationSource, ModelUpdate
+from .plan import Calibration, RefreshSchedule, UpdatePlan
+from .public_parameters import RoundBytes, decode_parameters, downlink_bytes, encode_parameters, round_bytes
+from .recipes import Codebooks, Plain, Pruned, Quantized, Recipe, Rotated, Sketched
+from .tensors import Tensors, TensorScheme
 
 __all__ = [
     "Calibration",

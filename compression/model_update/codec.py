@@ -14,19 +14,6 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from secagg.codewords import Tables, require_summed, summed_layout
-from secagg.compression.model_update.joined_tensors import Joined, joined
-from secagg.compression.model_update.merged_segments import Part, merged, merged_tables, summed_parts, tables_of
-from secagg.compression.model_update.tensors import (
-    Tensor,
-    Tensors,
-    TensorScheme,
-    listed,
-    named,
-    plain_tensor,
-    require_fit,
-    require_names,
-)
 from secagg.compression.public_stream import PublicStream
 from secagg.contract import (
     Aggregate,
@@ -38,9 +25,14 @@ from secagg.contract import (
     encode_update,
     public_parameters_digest,
 )
-from secagg.entropy import Coins
+from secagg.contract.codewords import Tables, require_summed, summed_layout
+from secagg.contract.layout import IndexSegment
+from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason
-from secagg.layout import IndexSegment
+
+from .joined_tensors import Joined, joined
+from .merged_segments import Part, merged, merged_tables, summed_parts, tables_of
+from .tensors import Tensor, Tensors, TensorScheme, listed, named, plain_tensor, require_fit, require_names
 
 MAXIMUM_EPOCH: Final = (1 << 64) - 1
 

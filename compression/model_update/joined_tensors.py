@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.model_update.merged_segments import Part, Parts
-from secagg.compression.model_update.tensors import Tensors, TensorScheme, plain_tensor
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import RingVector
 from secagg.errors import CapacityExceeded, Misuse
-from secagg.ring import RingVector
+
+from .merged_segments import Part, Parts
+from .tensors import Tensors, TensorScheme, plain_tensor
 
 _MOST_VALUES: Final = 1 << 15
 """Of one tensor; copying a larger one beside others costs more than its calls."""

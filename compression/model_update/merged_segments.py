@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, cast
 
-from secagg.codewords import CodewordTable, Tables, require_tables
 from secagg.contract import IndexedDecoder, LinearDecoder
+from secagg.contract.codewords import CodewordTable, Tables, require_tables
+from secagg.contract.layout import IndexSegment, RingSegment, Segment
 from secagg.errors import InvalidParameters
-from secagg.layout import IndexSegment, RingSegment, Segment
 
 Part = tuple[int, slice]
 """In which segment of the whole something lies, and where there."""

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
-from secagg.compression.model_update.recipes import Recipe, Scheme
-from secagg.compression.model_update.tensors import (
-    Shape,
-    Tensors,
-    TensorScheme,
-    listed,
-    named,
-    plain_tensor,
-    require_name,
-    require_names,
-)
 from secagg.compression.public_stream import SEED_BYTES, PublicStream, require_shape
 from secagg.contract import Aggregate
 from secagg.errors import InvalidParameters, Misuse
+
+from .codec import CalibrationSource, ModelUpdate
+from .recipes import Recipe, Scheme
+from .tensors import Shape, Tensors, TensorScheme, listed, named, plain_tensor, require_name, require_names
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,8 +28,6 @@ from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
-from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
-from secagg.compression.model_update.tensors import MAXIMUM_NAME_BYTES, TensorScheme, named
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import SEED_BYTES, PublicStream
 from secagg.compression.random_pruning import RandomPruning
@@ -38,6 +36,9 @@ from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.contract import LinearDecoder
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer
+
+from .codec import CalibrationSource, ModelUpdate
+from .tensors import MAXIMUM_NAME_BYTES, TensorScheme, named
 
 MAXIMUM_ELEMENTS: Final = 1 << 30
 MAXIMUM_DEPTH: Final = 8

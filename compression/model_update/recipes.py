@@ -16,7 +16,6 @@ import numpy.typing as npt
 from secagg.compression import product_quantization, scalar_quantization
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.model_update.tensors import Shape
 from secagg.compression.product_quantization import ProductQuantization, block_geometry, is_quantizable
 from secagg.compression.product_quantization.kmeans import ITERATIONS
 from secagg.compression.public_stream import PublicStream
@@ -25,6 +24,8 @@ from secagg.compression.rotation import RandomRotation, padded_size
 from secagg.compression.scalar_quantization import LEAST_SCALE, Rounding, ScalarQuantization
 from secagg.contract import LinearDecoder, public_parameters_digest
 from secagg.errors import InvalidParameters
+
+from .tensors import Shape
 
 Sample = npt.NDArray[np.floating[Any]]
 Scheme = LinearDecoder[Any]

@@ -18,8 +18,8 @@ from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import LinearDecoder
+from secagg.contract.layout import UNVERSIONED
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse
-from secagg.layout import UNVERSIONED
 
 Tensor = npt.NDArray[Any]
 Tensors = Mapping[str, Tensor]

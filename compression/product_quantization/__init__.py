@@ -4,17 +4,11 @@
 learned; ``nearest_codeword`` the client's hot path; ``scheme`` puts them together.
 """
 
-from secagg.compression.product_quantization.codebook import Codebook
-from secagg.compression.product_quantization.geometry import (
-    BlockGeometry,
-    block_geometry,
-    block_size,
-    codeword_count,
-    is_quantizable,
-)
-from secagg.compression.product_quantization.kmeans import learn_codewords, sample_blocks
-from secagg.compression.product_quantization.nearest_codeword import nearest_codewords
-from secagg.compression.product_quantization.scheme import ProductQuantization, calibrate
+from .codebook import Codebook
+from .geometry import BlockGeometry, block_geometry, block_size, codeword_count, is_quantizable
+from .kmeans import learn_codewords, sample_blocks
+from .nearest_codeword import nearest_codewords
+from .scheme import ProductQuantization, calibrate
 
 __all__ = [
     "BlockGeometry",

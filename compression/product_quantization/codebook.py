@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.contract import Histogram
+from secagg.contract.layout import LEAST_CODEWORDS, MAXIMUM_CODEWORDS
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.layout import LEAST_CODEWORDS, MAXIMUM_CODEWORDS
 
 GRID_BITS: Final = 24
 """The largest value of a codebook is less than 2^24 steps of its grid, as any float32 is of its own."""

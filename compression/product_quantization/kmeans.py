@@ -16,10 +16,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.product_quantization.nearest_codeword import nearest_codewords
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import RingVector
 from secagg.errors import InvalidParameters, Misuse
-from secagg.labels import Label, bind
-from secagg.ring import RingVector
+
+from .nearest_codeword import nearest_codewords
 
 ITERATIONS: Final = 10
 BLOCKS_PER_CODEWORD: Final = 256

@@ -22,8 +22,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.crypto.ring import Ring, RingVector
 from secagg.errors import CapacityExceeded, Reason
-from secagg.ring import Ring, RingVector
 
 Floats = npt.NDArray[np.floating[Any]]
 FloatMatrix = npt.NDArray[np.float32]

@@ -9,21 +9,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.codewords import CodewordTable, Tables, require_summed
-from secagg.compression.product_quantization.codebook import EXACT_WEIGHT, Codebook
-from secagg.compression.product_quantization.geometry import block_geometry
-from secagg.compression.product_quantization.kmeans import (
-    BLOCKS_PER_CODEWORD,
-    ITERATIONS,
-    learn_codewords,
-    sample_blocks,
-)
-from secagg.compression.product_quantization.nearest_codeword import Search, nearest_codewords, search
 from secagg.compression.public_stream import require_shape
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.contract.codewords import CodewordTable, Tables, require_summed
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, Misuse
-from secagg.ring import require_capacity
+
+from .codebook import EXACT_WEIGHT, Codebook
+from .geometry import block_geometry
+from .kmeans import BLOCKS_PER_CODEWORD, ITERATIONS, learn_codewords, sample_blocks
+from .nearest_codeword import Search, nearest_codewords, search
 
 Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_STAGES: Final = 8

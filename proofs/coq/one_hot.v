@@ -1,4 +1,4 @@
-(* The one-hot check of protocols/dpf_indexing/one_hot_check.py, as the two servers'  *)
+(* The one-hot check of protocols/two_servers/one_hot/check.py, as the two servers'  *)
 (* shares add up: whoever fixed his rows before the challenges were drawn, and his    *)
 (* polynomials before the query point was, passes with rows that are not all unit     *)
 (* vectors for at most 4 / |F| + 2 G / |T| of the challenges and query points.        *)

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from secagg.identity import Authority, Certificate, VerifiedIdentity
 from secagg.protocols.pairwise_mask import (
     client,
     member,
@@ -21,6 +20,7 @@ from secagg.protocols.pairwise_mask import (
 )
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.transitions import ClientState
+from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
 from secagg.wire import MessageKind, message_kind
 
 Replacement = tuple[object, str, object]

@@ -11,9 +11,9 @@ from dataclasses import replace
 from threading import RLock
 from typing import Any
 
+from secagg.crypto.secret import Confined, Secret
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.member import Member
-from secagg.secret import Confined, Secret
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 _LOCK = type(RLock())

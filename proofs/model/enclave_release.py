@@ -19,8 +19,8 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.buffer import BufferState, Entry, ReleaseRules
-from secagg.protocols.enclave.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 
 COHORT = 2
 HEAVY = 3

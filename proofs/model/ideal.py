@@ -15,14 +15,15 @@ from unittest import mock
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 
-from secagg import aead, identity, key_agreement
+from secagg.crypto import aead, key_agreement
+from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
+from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed
-from secagg.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.identifiers import AttemptContext
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing import client as indexing_client
-from secagg.protocols.dpf_indexing import envelope, opened_upload
-from secagg.secret import Secret
+from secagg.protocols.two_servers import client as indexing_client
+from secagg.protocols.two_servers import envelope, opened_upload
+from secagg.session import certificates as identity
 
 _SIGNED = set[tuple[bytes, bytes, bytes]]()
 _SEALED = dict[tuple[bytes, bytes, bytes, bytes], bytes]()

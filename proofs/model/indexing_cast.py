@@ -16,23 +16,23 @@ from itertools import combinations, product
 from typing import Any
 
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.identity import Certificate, SigningKey, issue_certificate
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing import opened_upload
-from secagg.protocols.dpf_indexing.class_totals import ClassTotals
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
-from secagg.protocols.dpf_indexing.floors import IndexingFloors
-from secagg.protocols.dpf_indexing.journal import Event, Record
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
-from secagg.protocols.dpf_indexing.opened_upload import OpenedUpload
-from secagg.protocols.dpf_indexing.round_rules import Entry
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_messages import AcceptedList, RoundStamp, entries_digest
-from secagg.protocols.dpf_indexing.upload import Upload
-from secagg.secret import Secret
+from secagg.protocols.two_servers import opened_upload
+from secagg.protocols.two_servers.class_totals import ClassTotals
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.journal import Event, Record
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.opened_upload import OpenedUpload
+from secagg.protocols.two_servers.round_rules import Entry
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp, entries_digest
+from secagg.protocols.two_servers.upload import Upload
+from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

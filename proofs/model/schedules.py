@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import chain, combinations, product
 
 from knowledge import ROOT, SELF, Owner, Share, Upload, fault, known_secrets, leaked_to_corrupted
-from secagg.identity import SIGNATURE_BYTES
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSignature
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import SHARES_BYTES
+from secagg.session.certificates import SIGNATURE_BYTES
 from sessions import GENUINE, IMPOSTOR, REPLAYED, TRANSPLANTED, Set, Setup, Shown, World, set_on, shown_as
 
 NO_SIGNATURE = bytes(SIGNATURE_BYTES)

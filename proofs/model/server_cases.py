@@ -12,16 +12,16 @@ import ideal
 from defects import Replacement, planted
 from indexing_cast import PATCHES, REFUTED, MemoryJournal, Place, signing_key_of
 from secagg.errors import PeerError
-from secagg.identity import Authority
-from secagg.protocols.dpf_indexing import server_messages
-from secagg.protocols.dpf_indexing.journal import Event
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
-from secagg.protocols.dpf_indexing.release import Release
-from secagg.protocols.dpf_indexing.round_rules import Entry, RoundRules, RoundState
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_messages import OutputCommitment, encode_batch
-from secagg.protocols.dpf_indexing.server_state import ServerState
-from secagg.protocols.dpf_indexing.upload import Upload
+from secagg.protocols.two_servers import server_messages
+from secagg.protocols.two_servers.journal import Event
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.release import Release
+from secagg.protocols.two_servers.round_rules import Entry, RoundRules, RoundState
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import OutputCommitment, encode_batch
+from secagg.protocols.two_servers.server_state import ServerState
+from secagg.protocols.two_servers.upload import Upload
+from secagg.session.certificates import Authority
 from secagg.wire import MessageKind
 from two_servers import STARTS_AGAIN, Action, Report, Search
 

@@ -16,16 +16,12 @@ import numpy as np
 import ideal
 from duplicates import duplicate
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.identity import Authority, SigningKey, issue_certificate
-from secagg.labels import Label, bind
 from secagg.parameters import ClientFloors, SecurityMode, Suite
-from secagg.protocols.pairwise_mask import (
-    round2_masked_input,
-    round3_consistency_check,
-    round4_unmasking,
-)
+from secagg.protocols.pairwise_mask import round2_masked_input, round3_consistency_check, round4_unmasking
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.client_set import ClientSet
@@ -49,7 +45,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     RelayedShares,
     signature_bytes,
 )
-from secagg.secret import Secret
+from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 LAYOUT = Layout((RingSegment(8, 1),))

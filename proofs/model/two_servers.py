@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from indexing_cast import COHORT, HONEST, REJECTIONS, MemoryJournal, Place, copied, memory_of, total_of
 from secagg.errors import SecAggError
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
-from secagg.protocols.dpf_indexing.release import RoundResult
-from secagg.protocols.dpf_indexing.round_rules import Entry, RoundState, Standing
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_messages import AcceptedList, OutputShare, decode_batch
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.release import RoundResult
+from secagg.protocols.two_servers.round_rules import Entry, RoundState, Standing
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, decode_batch
 from secagg.wire import MessageKind
 
 Entries = tuple[Entry, ...]

@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any, Final
 
 from obligations import Obligation
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, add_into, reduce_into, subtract_into
 from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.protocols.pairwise_mask.masking import adds_pairwise_mask
-from secagg.ring import MAXIMUM_MODULUS_BITS, Ring, add_into, reduce_into, subtract_into
 from terms import Answer, Question, Term, Word, conjunction, z3
 
 Rule = Callable[[Any, Any], Any]

@@ -16,8 +16,10 @@ from typing import Any, Final
 from unittest import mock
 
 from obligations import Obligation
-from secagg import ring
-from secagg.protocols.dpf_indexing import lane_field, lane_group, point_function
+from secagg.crypto import ring
+from secagg.protocols.two_servers.lanes import fields as lane_field
+from secagg.protocols.two_servers.lanes import groups as lane_group
+from secagg.protocols.two_servers.point_functions import kernels as point_function
 from terms import Answer, Question, Term, Word, conjunction, z3
 
 Kernels = Mapping[str, Callable[..., Any]]

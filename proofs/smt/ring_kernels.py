@@ -1,4 +1,4 @@
-"""The kernels of ``secagg/ring.py``, run on terms, for every width and every value of every word.
+"""The kernels of ``secagg/crypto/ring.py``, run on terms, for every width and every value of every word.
 
 Elements of p bits are specified by the solver's own vectors of p bits, whose addition is addition modulo 2^p. Packing
 is specified as concatenation, so that it loses nothing and gives every vector exactly one encoding.
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from obligations import Obligation
-from secagg import ring
+from secagg.crypto import ring
 from terms import Answer, Question, Term, Word, conjunction, z3
 
 Kernels = Mapping[str, Callable[..., Any]]
@@ -193,7 +193,7 @@ def altered_kernels(original: str, altered: str) -> Kernels:
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
     text = "\n\n".join(str(ast.get_source_segment(source, node)) for node in functions)
     if text.count(original) == 0:
-        raise LookupError(f"`{original}` is not in the kernels of secagg/ring.py; renew MUTANTS")
+        raise LookupError(f"`{original}` is not in the kernels of secagg/crypto/ring.py; renew MUTANTS")
     names: dict[str, Any] = {"Words": Any}
     exec("from __future__ import annotations\n" + text.replace(original, altered), names)  # noqa: S102 -- its own source
     return names

@@ -5,31 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from secagg.codewords import Tables
 from secagg.contract import Layout, Payload
-from secagg.entropy import Coins
+from secagg.contract.codewords import Tables
+from secagg.contract.layout import IndexSegment, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.mask_expansion import accumulate, segment_count
+from secagg.crypto.ring import RingVector, low_bits, reduce_into
+from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.identity import Authority, Certificate, SigningKey
-from secagg.layout import IndexSegment, RingSegment
-from secagg.mask_expansion import accumulate, segment_count
-from secagg.protocols.enclave.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.messages import (
-    SEED_BYTES,
-    UPLOAD_ID_BYTES,
-    WEIGHT_BYTES,
-    ModelStamp,
-    SealedUpload,
-    UploadHeader,
-)
-from secagg.protocols.enclave.norms import require_norm
-from secagg.protocols.enclave.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
-from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.ring import RingVector, low_bits, reduce_into
-from secagg.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, Writer
+
+from .floors import EnclaveFloors
+from .ledger import SealLedger
+from .privacy.norm import require_norm
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.messages import SEED_BYTES, UPLOAD_ID_BYTES, WEIGHT_BYTES, ModelStamp, SealedUpload, UploadHeader
+from .trusted.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
+from .verified_enclave import VerifiedEnclave
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, cast
 
-from secagg.codewords import Tables
 from secagg.contract import Layout
+from secagg.contract.codewords import Tables
 from secagg.errors import InvalidParameters, Reason
-from secagg.identity import IDENTITY_KEY_BYTES
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm, require_range
-from secagg.protocols.enclave.histogram import Accumulation
-from secagg.protocols.enclave.privacy import epsilon_of
-from secagg.protocols.enclave.sensitivity import Adjacency
+from secagg.session.certificates import IDENTITY_KEY_BYTES
+
+from .privacy.budget import epsilon_of
+from .privacy.sensitivity import Adjacency
+from .trusted.configuration import EnclaveConfiguration, ReleaseForm, require_range
+from .trusted.histogram import Accumulation
 
 MAXIMUM_LIFETIME_SECONDS: Final = 24 * 3600
 """Evidence of most kinds has no time in it; keys that live for a day at most are fresh enough without."""

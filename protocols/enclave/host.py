@@ -14,13 +14,14 @@ from typing import Protocol
 import numpy as np
 
 from secagg.contract import Aggregate
+from secagg.contract.layout import RingSegment
+from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import MalformedMessage, Misuse, Reason
-from secagg.layout import RingSegment
-from secagg.protocols.enclave.client import Upload
-from secagg.protocols.enclave.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.messages import BufferRelease, Receipt, SealedUpload
-from secagg.ring import RingVector, add_into, low_bits
 from secagg.wire import MessageKind, Reader
+
+from .client import Upload
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.messages import BufferRelease, Receipt, SealedUpload
 
 
 class EnclaveConnection(Protocol):

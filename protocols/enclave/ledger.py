@@ -9,8 +9,8 @@ from __future__ import annotations
 from threading import Lock
 from typing import Final
 
+from secagg.crypto.secret import Confined
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
-from secagg.secret import Confined
 from secagg.wire import MessageKind, Reader, Writer
 
 _MAXIMUM_TASK_BYTES: Final = 256

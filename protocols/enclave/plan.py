@@ -6,17 +6,18 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Final
 
-from secagg.codewords import Tables
+from secagg.contract.codewords import Tables
+from secagg.contract.layout import IndexSegment, Layout
+from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters
-from secagg.identity import Authority
-from secagg.layout import IndexSegment, Layout
 from secagg.parameters import Suite
-from secagg.protocols.enclave.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
-from secagg.protocols.enclave.histogram import Accumulation
-from secagg.protocols.enclave.noise import NoiseKind
-from secagg.protocols.enclave.privacy import squared_sensitivities
-from secagg.protocols.enclave.sensitivity import Adjacency
-from secagg.ring import require_capacity
+from secagg.session.certificates import Authority
+
+from .privacy.budget import squared_sensitivities
+from .privacy.sensitivity import Adjacency
+from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
+from .trusted.histogram import Accumulation
+from .trusted.noise import NoiseKind
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 

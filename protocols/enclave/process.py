@@ -13,15 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined
 from secagg.errors import InternalError, MalformedMessage, Misuse, SecAggError, UnexpectedMessage, blaming
-from secagg.framing import encode_refusal, listening, receive_frame, send_frame
 from secagg.identifiers import ServerId
-from secagg.protocols.enclave.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.enclave import Enclave
-from secagg.protocols.enclave.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
-from secagg.secret import Confined
+from secagg.session.frames import encode_refusal, listening, receive_frame, send_frame
 from secagg.wire import MessageKind, Reader, Writer, message_kind
+
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.enclave import Enclave
+from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 
 MAXIMUM_REQUEST_BYTES: Final = 1 << 30
 MAXIMUM_OFFER_BYTES: Final = 1 << 14

@@ -9,14 +9,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, Self, TypeVar
 
+from secagg.contract.layout import IndexSegment
 from secagg.errors import MalformedMessage, PeerError, Reason, blaming
-from secagg.framing import decode_refusal, receive_frame, send_frame
 from secagg.identifiers import ServerId
-from secagg.layout import IndexSegment
-from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
-from secagg.protocols.enclave.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.process import (
+from secagg.session.frames import decode_refusal, receive_frame, send_frame
+from secagg.wire import MessageKind, Reader, Writer, message_kind
+
+from .attestation import Evidence, EvidenceFormat
+from .process import (
     MAXIMUM_DOCUMENT_BYTES,
     MAXIMUM_OFFER_BYTES,
     MAXIMUM_REQUEST_BYTES,
@@ -25,8 +25,9 @@ from secagg.protocols.enclave.process import (
     VERSION_BYTES,
     WEIGHT_BYTES,
 )
-from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
-from secagg.wire import MessageKind, Reader, Writer, message_kind
+from .simulated_enclave import SimulatedEvidence
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 
 _SHORT_ANSWER_BYTES: Final = 1 << 21
 """No answer but a release is longer: a refusal, or an offer with its evidence."""

@@ -12,11 +12,12 @@ from datetime import datetime
 from secagg.contract import Aggregate, Payload
 from secagg.errors import PeerError
 from secagg.identifiers import ClientId
-from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.enclave import Enclave
-from secagg.protocols.enclave.host import Host
-from secagg.protocols.enclave.messages import EnclaveOffer, ModelStamp, Receipt
-from secagg.protocols.enclave.verified_enclave import Judge, VerifiedEnclave
+
+from .client import Client
+from .host import Host
+from .trusted.enclave import Enclave
+from .trusted.messages import EnclaveOffer, ModelStamp, Receipt
+from .verified_enclave import Judge, VerifiedEnclave
 
 _LOG = logging.getLogger(__name__)
 

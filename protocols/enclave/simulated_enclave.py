@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from secagg.entropy import Coins
-from secagg.protocols.enclave.attestation.refusals import refused
-from secagg.protocols.enclave.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.enclave import Enclave
-from secagg.protocols.enclave.verified_enclave import Judgement
+from secagg.crypto.entropy import Coins
+
+from .attestation.refusals import refused
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.enclave import Enclave
+from .verified_enclave import Judgement
 
 
 @dataclass(frozen=True, slots=True)

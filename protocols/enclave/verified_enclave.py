@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from secagg.crypto.hpke import sealing_key
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined, Secret
 from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason
-from secagg.hpke import sealing_key
 from secagg.identifiers import ServerId
-from secagg.identity import IDENTITY_KEY_BYTES, verify_signature
-from secagg.labels import Label
-from secagg.protocols.enclave.attestation import Collateral, Policy, Verifier
-from secagg.protocols.enclave.configuration import EnclaveConfiguration
-from secagg.protocols.enclave.messages import EPOCH_BYTES, EnclaveOffer, Receipt
-from secagg.secret import Confined, Secret
+from secagg.session.certificates import IDENTITY_KEY_BYTES, verify_signature
+
+from .attestation import Collateral, Policy, Verifier
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.messages import EPOCH_BYTES, EnclaveOffer, Receipt
 
 
 @dataclass(frozen=True, slots=True)

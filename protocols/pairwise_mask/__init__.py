@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
-from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
-from secagg.protocols.pairwise_mask.revealed_sets import Transcript, revealed_sets
-from secagg.protocols.pairwise_mask.server import Outgoing, Server
-from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from .client import Client
+from .configuration import SessionConfiguration
+from .graph import Topology
+from .member import ClientInput, SessionTerms
+from .plan import SessionPlan, plan_session
+from .revealed_sets import Transcript, revealed_sets
+from .server import Outgoing, Server
+from .transitions import ClientState, ServerState
 
 __all__ = [
     "Client",

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from secagg.crypto.labels import Label
 from secagg.errors import InternalError, InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
-from secagg.identity import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
-from secagg.labels import Label
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.member import Member
-from secagg.protocols.pairwise_mask.suites import COMMITMENT_BYTES, PublishedKeys, key_suite
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
+
+from .configuration import SessionConfiguration
+from .member import Member
+from .suites import COMMITMENT_BYTES, PublishedKeys, key_suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

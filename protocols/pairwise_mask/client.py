@@ -11,26 +11,22 @@ import os
 from hmac import compare_digest
 from threading import RLock
 
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId, ServerId
-from secagg.identity import Authority, Certificate, SigningKey
 from secagg.parameters import ClientFloors, SecurityMode
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
-from secagg.protocols.pairwise_mask.round0_advertise_keys import (
-    Advertised,
-    AdvertisedKeys,
-    accept_advertised_keys,
-    advertise_keys,
-)
-from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, Shared, share_keys
-from secagg.protocols.pairwise_mask.round2_masked_input import Masked, mask_input
-from secagg.protocols.pairwise_mask.round3_consistency_check import Confirmed, SurvivorSet, confirm_survivors
-from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, reveal_shares
-from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState
-from secagg.secret import Confined
+from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
+
+from .configuration import SessionConfiguration
+from .member import ClientInput, Member, SessionTerms
+from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
+from .round1_share_keys import DeliveredShares, Shared, share_keys
+from .round2_masked_input import Masked, mask_input
+from .round3_consistency_check import Confirmed, SurvivorSet, confirm_survivors
+from .round4_unmasking import UnmaskingRequest, reveal_shares
+from .transitions import CLIENT_TRANSITIONS, ClientState
 
 Step = Advertised | Shared | Masked | Confirmed
 

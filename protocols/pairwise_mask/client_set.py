@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import SessionContext
-from secagg.labels import Label, bind
 from secagg.wire import Reader
 
 

@@ -9,9 +9,9 @@ import hashlib
 from dataclasses import dataclass
 from enum import Enum
 
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
-from secagg.labels import Label, bind
-from secagg.secret import Secret
 
 
 class SharedSecret(Enum):

@@ -11,23 +11,17 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
-from secagg.errors import (
-    CapacityExceeded,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    Reason,
-    UnexpectedMessage,
-)
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import Ring, require_capacity
+from secagg.crypto.shamir import MAX_HOLDERS
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
-from secagg.identity import IDENTITY_KEY_BYTES
-from secagg.labels import Label, bind
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
-from secagg.protocols.pairwise_mask.graph import LEAST_DEGREE, MAXIMUM_POPULATION, Topology
-from secagg.protocols.pairwise_mask.thresholds import least_threshold, require_committee
-from secagg.ring import Ring, require_capacity
-from secagg.shamir import MAX_HOLDERS
+from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
+
+from .graph import LEAST_DEGREE, MAXIMUM_POPULATION, Topology
+from .thresholds import least_threshold, require_committee
 
 DIGEST_BYTES: Final = 32
 OPENING_BYTES: Final = 32

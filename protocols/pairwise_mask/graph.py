@@ -16,8 +16,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
+from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
-from secagg.labels import Label, bind
 
 GRAPH_SEED_BYTES: Final = 32
 LEAST_POPULATION: Final = 2

@@ -16,14 +16,15 @@ from itertools import accumulate as running_sum
 from typing import Final
 
 from secagg.contract import Payload, RingSegment
+from secagg.crypto.key_derivation import expand as expand_secret
+from secagg.crypto.labels import Label
+from secagg.crypto.mask_expansion import SEGMENT_BYTES, Generator, accumulate, segment_count
+from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
+from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, SessionContext
-from secagg.key_derivation import expand as expand_secret
-from secagg.labels import Label
-from secagg.mask_expansion import SEGMENT_BYTES, Generator, accumulate, segment_count
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.ring import RingVector, add_into, low_bits, reduce_into
-from secagg.secret import Secret
+
+from .configuration import SessionConfiguration
 
 _CHECK_KEY_BYTES: Final = 16
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from secagg.contract import Payload
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.identity import Authority, Certificate, SigningKey
-from secagg.labels import Label
 from secagg.parameters import ClientFloors
-from secagg.protocols.pairwise_mask.configuration import NO_DIGEST, SessionConfiguration
-from secagg.secret import Confined
+from secagg.session.certificates import Authority, Certificate, SigningKey
+
+from .configuration import NO_DIGEST, SessionConfiguration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

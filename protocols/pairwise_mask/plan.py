@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from secagg.contract import Layout
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import draw_exactly
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
-from secagg.protocols.pairwise_mask.configuration import (
+
+from .configuration import (
     DIGEST_BYTES,
     LEAST_CHECK_WORDS,
     NO_AUTHORITY,
@@ -18,14 +20,8 @@ from secagg.protocols.pairwise_mask.configuration import (
     commit_to_opening,
     require_range,
 )
-from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Topology
-from secagg.protocols.pairwise_mask.thresholds import (
-    Assumptions,
-    ThresholdRule,
-    find_committee,
-    find_neighbourhood,
-)
-from secagg.secret import draw_exactly
+from .graph import MAXIMUM_POPULATION, Topology
+from .thresholds import Assumptions, ThresholdRule, find_committee, find_neighbourhood
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,26 +14,22 @@ from hmac import compare_digest
 from itertools import islice
 from typing import Final
 
+from secagg.crypto.key_agreement import KeyRole
+from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import LagrangeWeights, Share, correct
 from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.key_agreement import KeyRole
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.advertisement import VerifiedAdvertiser
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.commitments import SharedSecret, SharePlace, commit_to_self_mask
-from secagg.protocols.pairwise_mask.masking import (
-    MaskedVector,
-    adds_pairwise_mask,
-    pairwise_mask_key,
-    self_mask_key,
-)
-from secagg.protocols.pairwise_mask.revealed_sets import Transcript
-from secagg.protocols.pairwise_mask.roster import Roster
-from secagg.protocols.pairwise_mask.round1_share_keys import RelayedShares
-from secagg.protocols.pairwise_mask.round4_unmasking import ROUND, RevealedShares, revealed_secret
-from secagg.protocols.pairwise_mask.suites import MaskKeys, key_suite
-from secagg.secret import Secret
-from secagg.shamir import LagrangeWeights, Share, correct
+
+from .advertisement import VerifiedAdvertiser
+from .client_set import ClientSet
+from .commitments import SharedSecret, SharePlace, commit_to_self_mask
+from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
+from .revealed_sets import Transcript
+from .roster import Roster
+from .round1_share_keys import RelayedShares
+from .round4_unmasking import ROUND, RevealedShares, revealed_secret
+from .suites import MaskKeys, key_suite
 
 MASKS_PER_STEP: Final = 1024
 """Masks removed between two calls of the progress callback; their keys are in memory together."""

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, SessionContext
-from secagg.labels import Label, bind
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph
+
+from .client_set import ClientSet
+from .configuration import SessionConfiguration
+from .graph import MAXIMUM_POPULATION, Graph
 
 _GAP_BITS: Final = 7
 _MORE: Final = 1 << _GAP_BITS

@@ -13,19 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from secagg.errors import (
-    InvalidParameters,
-    MalformedMessage,
-    PeerMisbehaved,
-    Reason,
-    ThresholdNotMet,
-)
+from secagg.crypto.key_agreement import KeyRole
+from secagg.crypto.prime_field import random_root
+from secagg.crypto.secret import Confined, Secret, abandoned_on_error
+from secagg.errors import InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
-from secagg.identity import Authority
-from secagg.key_agreement import KeyRole
 from secagg.parameters import SecurityMode
-from secagg.prime_field import random_root
-from secagg.protocols.pairwise_mask.advertisement import (
+from secagg.session.certificates import Authority
+from secagg.wire import MessageKind, Reader, Writer
+
+from .advertisement import (
     KeyAdvertisement,
     VerifiedAdvertiser,
     entry_bytes,
@@ -33,14 +30,12 @@ from secagg.protocols.pairwise_mask.advertisement import (
     verify_advertisement,
     verify_entry,
 )
-from secagg.protocols.pairwise_mask.commitments import commit_to_self_mask
-from secagg.protocols.pairwise_mask.configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
-from secagg.protocols.pairwise_mask.member import Member
-from secagg.protocols.pairwise_mask.merkle import NODE_BYTES, MerkleTree, recover_root
-from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest, roster_of
-from secagg.protocols.pairwise_mask.suites import MaskKeys, OwnKeys, PublishedKeys, key_suite
-from secagg.secret import Confined, Secret, abandoned_on_error
-from secagg.wire import MessageKind, Reader, Writer
+from .commitments import commit_to_self_mask
+from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
+from .member import Member
+from .merkle import NODE_BYTES, MerkleTree, recover_root
+from .roster import Roster, encode_clients, entry_digest, roster_of
+from .suites import MaskKeys, OwnKeys, PublishedKeys, key_suite
 
 ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20

@@ -20,22 +20,23 @@ from dataclasses import dataclass, field
 from itertools import accumulate as running_sum
 from typing import Final
 
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.secret import Confined, Secret
+from secagg.crypto.shamir import split_many
 from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
-from secagg.identity import SIGNATURE_BYTES, VerifiedIdentity
-from secagg.labels import Label, bind
 from secagg.parameters import SecurityMode
-from secagg.prime_field import ELEMENT_BYTES
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.commitments import SharedSecret, SharePlace
-from secagg.protocols.pairwise_mask.member import Member
-from secagg.protocols.pairwise_mask.merkle import NODE_BYTES, MerkleTree, recover_root
-from secagg.protocols.pairwise_mask.roster import Roster
-from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised, VerifiedKeySet
-from secagg.protocols.pairwise_mask.suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
-from secagg.secret import Confined, Secret
-from secagg.shamir import split_many
+from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
+
+from .client_set import ClientSet
+from .commitments import SharedSecret, SharePlace
+from .member import Member
+from .merkle import NODE_BYTES, MerkleTree, recover_root
+from .roster import Roster
+from .round0_advertise_keys import Advertised, VerifiedKeySet
+from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
 
 ROUND: Final = "share_keys"
 _MAXIMUM_PATH = 64

@@ -16,39 +16,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from secagg.errors import (
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    ThresholdNotMet,
-)
+from secagg.crypto.labels import Label
+from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.secret import Confined, Secret, abandoned_on_error
+from secagg.crypto.shamir import Share
+from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId, SessionContext
-from secagg.identity import VerifiedIdentity
-from secagg.labels import Label
 from secagg.parameters import SecurityMode
-from secagg.prime_field import ELEMENT_BYTES
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.commitments import SharedSecret, SharePlace
-from secagg.protocols.pairwise_mask.masking import (
-    MaskedVector,
-    adds_pairwise_mask,
-    pairwise_mask_key,
-    self_mask_key,
-)
-from secagg.protocols.pairwise_mask.member import ClientInput, Member
-from secagg.protocols.pairwise_mask.roster import Roster
-from secagg.protocols.pairwise_mask.round0_advertise_keys import VerifiedKeySet
-from secagg.protocols.pairwise_mask.round1_share_keys import (
-    DeliveredShares,
-    Shared,
-    SharesEntry,
-    signature_bytes,
-    verify_delivered_entry,
-)
-from secagg.protocols.pairwise_mask.suites import key_suite
-from secagg.secret import Confined, Secret, abandoned_on_error
-from secagg.shamir import Share
+from secagg.session.certificates import VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
+
+from .client_set import ClientSet
+from .commitments import SharedSecret, SharePlace
+from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
+from .member import ClientInput, Member
+from .roster import Roster
+from .round0_advertise_keys import VerifiedKeySet
+from .round1_share_keys import DeliveredShares, Shared, SharesEntry, signature_bytes, verify_delivered_entry
+from .suites import key_suite
 
 ROUND: Final = "masked_input"
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
-from secagg.identity import SIGNATURE_BYTES, VerifiedIdentity
-from secagg.labels import Label
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.member import Member
-from secagg.protocols.pairwise_mask.roster import Roster
-from secagg.protocols.pairwise_mask.round2_masked_input import Masked
-from secagg.secret import Confined
+from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
+
+from .client_set import ClientSet
+from .member import Member
+from .roster import Roster
+from .round2_masked_input import Masked
 
 ROUND: Final = "consistency_check"
 

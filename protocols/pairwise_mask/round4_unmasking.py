@@ -16,36 +16,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from secagg.errors import (
-    InternalError,
-    MalformedMessage,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    ThresholdNotMet,
-)
+from secagg.crypto.key_agreement import KEY_BYTES
+from secagg.crypto.labels import Label
+from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import Share
+from secagg.errors import InternalError, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
-from secagg.identity import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
-from secagg.key_agreement import KEY_BYTES
-from secagg.labels import Label
 from secagg.parameters import SecurityMode
-from secagg.prime_field import ELEMENT_BYTES
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.commitments import SharedSecret
-from secagg.protocols.pairwise_mask.member import Member
-from secagg.protocols.pairwise_mask.roster import Roster
-from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
-from secagg.protocols.pairwise_mask.round2_masked_input import Masked, share_of, share_place, signed_view
-from secagg.protocols.pairwise_mask.round3_consistency_check import (
-    Confirmed,
-    check_survivors,
-    invalid_survivors,
-    signed_survivors,
-)
-from secagg.protocols.pairwise_mask.suites import COMMITMENT_BYTES, key_suite
-from secagg.secret import Secret
-from secagg.shamir import Share
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind, Reader, Writer
+
+from .client_set import ClientSet
+from .commitments import SharedSecret
+from .member import Member
+from .roster import Roster
+from .round0_advertise_keys import PublishedRoster
+from .round2_masked_input import Masked, share_of, share_place, signed_view
+from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
+from .suites import COMMITMENT_BYTES, key_suite
 
 ROUND: Final = "unmasking"
 

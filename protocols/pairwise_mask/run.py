@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from secagg.contract import Aggregate
 from secagg.errors import PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.plan import SessionPlan
-from secagg.protocols.pairwise_mask.server import Outgoing, Server
-from secagg.protocols.pairwise_mask.transitions import ServerState
+
+from .client import Client
+from .plan import SessionPlan
+from .server import Outgoing, Server
+from .transitions import ServerState
 
 _LOG = logging.getLogger(__name__)
 Dropouts = Mapping[ServerState, frozenset[ClientId]]

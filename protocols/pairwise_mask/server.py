@@ -16,6 +16,7 @@ from threading import RLock
 from typing import TypeVar
 
 from secagg.contract import Aggregate
+from secagg.crypto.secret import Confined
 from secagg.errors import (
     AuthenticationFailed,
     InternalError,
@@ -29,32 +30,25 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId
-from secagg.identity import VerifiedIdentity
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, VerifiedAdvertiser
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.masking import MaskedVector
-from secagg.protocols.pairwise_mask.plan import SessionPlan
-from secagg.protocols.pairwise_mask.recovery import Recovery, remove_masks, transcript_of
-from secagg.protocols.pairwise_mask.revealed_sets import revealed_sets
-from secagg.protocols.pairwise_mask.roster import Roster
-from secagg.protocols.pairwise_mask.round0_advertise_keys import (
-    PublishedRoster,
-    check_advertisement,
-)
-from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
-from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, accept_masked_input
-from secagg.protocols.pairwise_mask.round3_consistency_check import (
-    SurvivorSet,
-    SurvivorSignature,
-    check_survivor_signature,
-)
-from secagg.protocols.pairwise_mask.round4_unmasking import RevealedShares, endorsements_of, request_unmasking
-from secagg.protocols.pairwise_mask.server_record import ServerRecord
-from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS, ServerState
-from secagg.secret import Confined
+from secagg.session.certificates import VerifiedIdentity
 from secagg.wire import MessageKind, message_kind, owned_bytes
+
+from .advertisement import KeyAdvertisement, VerifiedAdvertiser
+from .client_set import ClientSet
+from .configuration import SessionConfiguration
+from .masking import MaskedVector
+from .plan import SessionPlan
+from .recovery import Recovery, remove_masks, transcript_of
+from .revealed_sets import revealed_sets
+from .roster import Roster
+from .round0_advertise_keys import PublishedRoster, check_advertisement
+from .round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from .round2_masked_input import MaskedInput, accept_masked_input
+from .round3_consistency_check import SurvivorSet, SurvivorSignature, check_survivor_signature
+from .round4_unmasking import RevealedShares, endorsements_of, request_unmasking
+from .server_record import ServerRecord
+from .transitions import SERVER_TRANSITIONS, ServerState
 
 _LOG = logging.getLogger(__name__)
 Known = TypeVar("Known")

@@ -13,11 +13,12 @@ from typing import Final
 
 from secagg.errors import MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.pairwise_mask.configuration import DIGEST_BYTES, OPENING_BYTES, SessionConfiguration
-from secagg.protocols.pairwise_mask.masking import MaskedVector
-from secagg.protocols.pairwise_mask.plan import SessionPlan
-from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.wire import MessageKind, Reader, Writer
+
+from .configuration import DIGEST_BYTES, OPENING_BYTES, SessionConfiguration
+from .masking import MaskedVector
+from .plan import SessionPlan
+from .transitions import ServerState
 
 _STATES = tuple(ServerState)
 _FINAL_STATES = frozenset({ServerState.COMPLETED, ServerState.ABORTED})

@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from secagg.aead import TAG_BYTES, AeadHeader, SealingKey, open_sealed
+from secagg.crypto.aead import TAG_BYTES, AeadHeader, SealingKey, open_sealed
+from secagg.crypto.key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.secret import Confined, Secret
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
-from secagg.key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519KeyPair, X25519PublicKey
-from secagg.labels import Label, bind
 from secagg.parameters import Suite
-from secagg.prime_field import ELEMENT_BYTES
-from secagg.protocols.pairwise_mask.commitments import commit_to_edge_seed
-from secagg.secret import Confined, Secret
 from secagg.wire import MessageKind
+
+from .commitments import commit_to_edge_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from secagg.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
+    from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
 
 SHARES_BYTES: Final = 2 * ELEMENT_BYTES
 COMMITMENT_BYTES: Final = 32
@@ -191,7 +192,7 @@ class HybridSuite:
 
     def __init__(self) -> None:
         """Import the hybrid key agreement, which fails where the backend has no ML-KEM."""
-        from secagg import hybrid_key_agreement as backend  # noqa: PLC0415 -- its import fails closed
+        from secagg.crypto import hybrid_key_agreement as backend  # noqa: PLC0415 -- its import fails closed
 
         self._backend = backend
         self.public_key_bytes: int = backend.HYBRID_PUBLIC_KEY_BYTES

@@ -25,7 +25,8 @@ from typing import Final
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_THRESHOLD, SecurityMode
-from secagg.protocols.pairwise_mask.graph import LEAST_DEGREE, LEAST_POPULATION, MAXIMUM_POPULATION, Topology
+
+from .graph import LEAST_DEGREE, LEAST_POPULATION, MAXIMUM_POPULATION, Topology
 
 PRIVACY_BITS: Final = 40
 CORRECTNESS_BITS: Final = 30

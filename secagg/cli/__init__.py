@@ -10,14 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secagg.cli.training_options import add_training_options
 from secagg.errors import InvalidParameters, SecAggError
+
+from .training_options import add_training_options
 
 if TYPE_CHECKING:
     from secagg.simulation.synthetic_updates import UpdateSetting
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
-"""The names in ``secagg.compression.paper_tables``, which is imported when it is needed."""
+"""The names in ``secagg.planning.paper.tables``, which is imported when it is needed."""
 _MODELS = ("celeba", "sent140", "femnist")
 """The names in ``secagg.cli.plan``, likewise."""
 
@@ -275,7 +276,7 @@ def _add_flower_options(command: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from secagg.cli.demo import run_demo
+    from .demo import run_demo
 
     return run_demo(clients=options.clients, drop=options.drop, out=options.out)
 
@@ -298,10 +299,11 @@ def _round(options: argparse.Namespace) -> int:
     options.mode = options.mode or modes[0]
     if options.protocol == "two-server":
         return _two_server_round(options)
-    from secagg.cli.round import run_round
     from secagg.parameters import SecurityMode, Suite
     from secagg.protocols.pairwise_mask import Topology
     from secagg.simulation.cohort import Setting
+
+    from .round import run_round
 
     setting = Setting(
         mode=SecurityMode(options.mode),
@@ -322,7 +324,7 @@ def _round(options: argparse.Namespace) -> int:
 
 
 def _serve_enclave(options: argparse.Namespace) -> int:
-    from secagg.cli.enclave import serve_enclave
+    from .enclave import serve_enclave
 
     return serve_enclave(socket_path=options.socket, threads=options.threads)
 
@@ -341,8 +343,9 @@ def _update_setting(options: argparse.Namespace) -> UpdateSetting:
 
 
 def _two_server_round(options: argparse.Namespace) -> int:
-    from secagg.cli.two_server_round import MODES, TwoServerSetting, run_two_server_round
     from secagg.parameters import Suite
+
+    from .two_server_round import MODES, TwoServerSetting, run_two_server_round
 
     setting = TwoServerSetting(
         drop=options.clients // 20 if options.drop is None else options.drop,
@@ -356,7 +359,7 @@ def _two_server_round(options: argparse.Namespace) -> int:
 
 
 def _indexing_server(options: argparse.Namespace) -> int:
-    from secagg.cli.indexing_server import ServerSetting, serve_indexing
+    from .indexing_server import ServerSetting, serve_indexing
 
     needed = ("role", "socket", "peer_socket", "configuration", "keys", "journal", "round")
     if missing := [f"--{name.replace('_', '-')}" for name in needed if getattr(options, name) is None]:
@@ -375,20 +378,21 @@ def _indexing_server(options: argparse.Namespace) -> int:
 
 
 def _indexing_keys(options: argparse.Namespace) -> int:
-    from secagg.cli.indexing_server import make_keys
+    from .indexing_server import make_keys
 
     return make_keys(options.out)
 
 
 def _erase_indexing_journal(options: argparse.Namespace) -> int:
-    from secagg.cli.indexing_server import erase_journal
+    from .indexing_server import erase_journal
 
     return erase_journal(options.journal)
 
 
 def _stand(options: argparse.Namespace) -> int:
-    from secagg.cli.standing_server import StandingSetting, stand
     from secagg.parameters import Suite
+
+    from .standing_server import StandingSetting, stand
 
     known = {suite.name.lower(): suite for suite in Suite}
     names = [name.strip() for name in options.suites.split(",")]
@@ -411,10 +415,11 @@ def _stand(options: argparse.Namespace) -> int:
 
 
 def _enclave_round(options: argparse.Namespace) -> int:
-    from secagg.cli.enclave_round import EnclaveSetting, run_enclave_round
     from secagg.parameters import Suite
-    from secagg.protocols.enclave.configuration import ReleaseForm
-    from secagg.protocols.enclave.histogram import Accumulation
+    from secagg.protocols.enclave.trusted.configuration import ReleaseForm
+    from secagg.protocols.enclave.trusted.histogram import Accumulation
+
+    from .enclave_round import EnclaveSetting, run_enclave_round
 
     setting = EnclaveSetting(
         drop=options.clients // 20 if options.drop is None else options.drop,
@@ -427,16 +432,17 @@ def _enclave_round(options: argparse.Namespace) -> int:
 
 
 def _sizes(options: argparse.Namespace) -> int:
-    from secagg.cli.sizes import run_sizes
+    from .sizes import run_sizes
 
     return run_sizes(table=options.table, as_json=options.json)
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from secagg.cli.plan import run_plan, shapes_of
     from secagg.compression.random_pruning import exact_sparsity
     from secagg.parameters import Suite
-    from secagg.simulation.planned_update import Learned, PlanRequest
+    from secagg.planning.planned_update import Learned, PlanRequest
+
+    from .plan import run_plan, shapes_of
 
     request = PlanRequest(
         shapes=shapes_of(
@@ -454,7 +460,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _flower_keys(options: argparse.Namespace) -> int:
-    from secagg.cli.flower import run_flower_keys
+    from .flower import run_flower_keys
 
     return run_flower_keys(
         clients=options.clients, first=options.first, out=options.out, two_servers=options.two_servers

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secagg.cli.figures import Bar
+from .figures import Bar
 
 if TYPE_CHECKING:
-    from secagg.training.engine_benchmark import Machine, Measured
+    from secagg.training.engines.benchmark import Machine, Measured
 
 
 def run_bench_engines(
@@ -22,8 +22,8 @@ def run_bench_engines(
     Raises:
         InvalidParameters: a load, an engine or the device does not exist.
     """
-    from secagg.training.engine_benchmark import LOADS, measure_engines, measure_machine
     from secagg.training.engines import ENGINES
+    from secagg.training.engines.benchmark import LOADS, measure_engines, measure_machine
 
     chosen, names = list(loads) or list(LOADS), list(engines) or list(ENGINES)
     machine, bar, found = measure_machine(device), Bar(), list["Measured"]()

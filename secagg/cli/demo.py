@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from secagg.compression.fixed_point import FixedPoint, Floats
 from secagg.contract import encode_update, ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, RingVector
 from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Server, ServerState, Topology
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.ring import MAXIMUM_MODULUS_BITS, RingVector
 from secagg.simulation.cohort import Setting, client_ids, gather, spread_dropouts
-from secagg.simulation.measured_run import MeasuredRun
+from secagg.simulation.measurement import MeasuredRun
 
 LEAST_CLIENTS, MOST_CLIENTS = 3, 100
 SIDE: Final = 96

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from secagg.cli.serving import serving
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.protocols.enclave.process import SIMULATED, serve
+
+from .serving import serving
 
 
 def serve_enclave(*, socket_path: Path, threads: int) -> int:

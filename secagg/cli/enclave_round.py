@@ -12,25 +12,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from secagg.cli.figures import Bar, in_bytes, in_seconds, peak_mib, some
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.contract import Aggregate, IndexSegment, RingSegment
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.identity import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.histogram import Accumulation
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.messages import ModelStamp
 from secagg.protocols.enclave.plan import plan_enclave
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave
-from secagg.secret import Secret
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
 from secagg.simulation.measured_buffer import BufferFigures, MeasuredBuffer, measured_buffer
 from secagg.simulation.synthetic_updates import SyntheticUpdates, UpdateSetting
+
+from .figures import Bar, in_bytes, in_seconds, peak_mib, some
 
 LEAST_CLIENTS, MOST_CLIENTS = 2, 20_000
 MOST_VALUES: Final = 1 << 26

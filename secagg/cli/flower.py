@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.flower.identities import AUTHORITY_FILE, ROSTER_FILE, make_identities
-from secagg.flower.server_pair import SERVERS_FILE, make_server_pair, server_file
+from secagg.flower.keys.identities import AUTHORITY_FILE, ROSTER_FILE, make_identities
+from secagg.flower.keys.server_pair import SERVERS_FILE, make_server_pair, server_file
 from secagg.identifiers import ClientId
 
 _MOST_CLIENTS = 100_000

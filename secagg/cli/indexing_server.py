@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from secagg.cli.serving import serving
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerError, SecAggError
 from secagg.identifiers import ServerId
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
-from secagg.protocols.dpf_indexing.journal import FileJournal
-from secagg.protocols.dpf_indexing.process import serve
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_keys import ServerKeys, new_server_keys
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.journal import FileJournal
+from secagg.protocols.two_servers.operators.process import serve
+from secagg.protocols.two_servers.operators.server_keys import ServerKeys, new_server_keys
+from secagg.protocols.two_servers.server import IndexingServer
+
+from .serving import serving
 
 _MOST_FILE_BYTES: Final = 1 << 22
 _OWNER_ONLY: Final = 0o600

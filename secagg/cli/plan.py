@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from secagg.cli.figures import in_bytes
-from secagg.compression.paper_models import CELEBA, FEMNIST_3_CHANNEL, SENT140, Shapes
+from secagg.compression.byte_accounting import Shapes
 from secagg.errors import InvalidParameters
-from secagg.protocols.dpf_indexing.run import BATCH
-from secagg.simulation.cost_advice import advice
-from secagg.simulation.cost_model import TRUST, Comparison, Option, Protocol, compare
-from secagg.simulation.pairwise_costs import ONE_IN
-from secagg.simulation.planned_update import PlanRequest, shapes_of_blocks
+from secagg.planning.advice import advice
+from secagg.planning.costs import TRUST, Comparison, Option, Protocol, compare
+from secagg.planning.pairwise_costs import ONE_IN
+from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
+from secagg.planning.planned_update import PlanRequest, shapes_of_blocks
+from secagg.protocols.two_servers.run import BATCH
+
+from .figures import in_bytes
 
 MOST_BLOCKS: Final = 1 << 32
 _MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}

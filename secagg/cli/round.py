@@ -8,13 +8,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from secagg.cli.figures import Bar, in_bytes, in_seconds, peak_mib, some
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import ServerState
-from secagg.ring import MAXIMUM_MODULUS_BITS
 from secagg.simulation.cohort import Cohort, Setting, WindowedInputs, client_ids, gather, spread_dropouts
-from secagg.simulation.measured_run import MeasuredRun, RoundFigures
+from secagg.simulation.measurement import MeasuredRun, RoundFigures
+
+from .figures import Bar, in_bytes, in_seconds, peak_mib, some
 
 LEAST_CLIENTS, MOST_CLIENTS = 2, 20_000
 MOST_THREADS: Final = 256

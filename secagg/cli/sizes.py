@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from secagg.compression.byte_accounting import Accounting
-from secagg.compression.paper_tables import Cell, Table, cells
+from secagg.planning.paper.tables import Cell, Table, cells
 
 _TITLES = {
     Table.SQ: "scalar quantization, weighted aggregation",

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from secagg.cli.serving import serving
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerError
-from secagg.flower.server_pair import load_server_keys, load_server_pair
+from secagg.flower.keys.server_pair import load_server_keys, load_server_pair
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing.journal import FileJournal
-from secagg.protocols.dpf_indexing.process import serve_standing
-from secagg.protocols.dpf_indexing.standing_rules import StandingFloors, StandingRounds
-from secagg.protocols.dpf_indexing.standing_server import StandingServer
+from secagg.protocols.two_servers.journal import FileJournal
+from secagg.protocols.two_servers.operators.process import serve_standing
+from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds
+from secagg.protocols.two_servers.operators.standing_server import StandingServer
+
+from .serving import serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from secagg.cli.figures import in_bytes
 from secagg.errors import InvalidParameters
+
+from .figures import in_bytes
 
 _NEEDED = "training needs torch: pip install 'secagg[train]'"
 
@@ -16,11 +17,11 @@ _NEEDED = "training needs torch: pip install 'secagg[train]'"
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print what it came to."""
     require_torch()
-    from secagg.training.configuration import changed, read, to_toml, versions_here
-    from secagg.training.driver import train
-    from secagg.training.metrics import Observer, TensorBoard
-    from secagg.training.presets import preset
-    from secagg.training.progress import Progress
+    from secagg.training.records.metrics import Observer, TensorBoard
+    from secagg.training.runs.driver import train
+    from secagg.training.runs.progress import Progress
+    from secagg.training.settings.configuration import changed, read, to_toml, versions_here
+    from secagg.training.settings.presets import preset
 
     configuration = read(options.config) if options.config is not None else preset(options.preset)
     configuration = changed(configuration, options.set)
@@ -44,7 +45,7 @@ def run_training(options: argparse.Namespace) -> int:
 def run_sweep(options: argparse.Namespace) -> int:
     """Train every cell of a grid that is not finished."""
     require_torch()
-    from secagg.training.sweep import read_grid, sweep, table
+    from secagg.training.runs.sweep import read_grid, sweep, table
 
     grid = read_grid(options.grid)
     out = options.out or Path("build/sweeps") / options.grid.stem
@@ -59,7 +60,7 @@ def run_sweep(options: argparse.Namespace) -> int:
 def run_plot(options: argparse.Namespace) -> int:
     """Draw figures of runs, and write one report with all of them."""
     require_torch()
-    from secagg.training.report import write_report
+    from secagg.training.reports.report import write_report
 
     report = write_report(options.folders, options.out or options.folders[0] / "figures")
     print(f"written to {report}")
@@ -86,10 +87,10 @@ def run_data(options: argparse.Namespace) -> int:
 def run_estimate(options: argparse.Namespace) -> int:
     """Say what a run will take."""
     require_torch()
-    from secagg.training.configuration import changed
-    from secagg.training.estimate import estimate
-    from secagg.training.presets import preset
-    from secagg.training.progress import in_time
+    from secagg.training.runs.estimate import estimate
+    from secagg.training.runs.progress import in_time
+    from secagg.training.settings.configuration import changed
+    from secagg.training.settings.presets import preset
 
     configuration = changed(preset(options.preset), options.set)
     found = estimate(configuration)
@@ -106,8 +107,9 @@ def run_estimate(options: argparse.Namespace) -> int:
 
 
 def _prepare(name: str, root: Path | None) -> int:
-    from secagg.cli.figures import Bar
     from secagg.training.datasets import prepare_leaf
+
+    from .figures import Bar
 
     if root is None:
         raise InvalidParameters(f"say where the files of {name} are, with --root")

@@ -77,34 +77,34 @@ def add_training_options(commands: Any) -> None:  # noqa: ANN401 -- argparse giv
 
 
 def _train(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_training
+    from .train import run_training
 
     return run_training(options)
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_sweep
+    from .train import run_sweep
 
     return run_sweep(options)
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_plot
+    from .train import run_plot
 
     return run_plot(options)
 
 
 def _data(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_data
+    from .train import run_data
 
     return run_data(options)
 
 
 def _bench_engines(options: argparse.Namespace) -> int:
-    from secagg.cli.train import require_torch
+    from .train import require_torch
 
     require_torch()
-    from secagg.cli.bench_engines import run_bench_engines
+    from .bench_engines import run_bench_engines
 
     return run_bench_engines(
         device=options.device,
@@ -116,6 +116,6 @@ def _bench_engines(options: argparse.Namespace) -> int:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    from secagg.cli.train import run_estimate
+    from .train import run_estimate
 
     return run_estimate(options)

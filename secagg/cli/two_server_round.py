@@ -12,25 +12,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from secagg.cli.figures import Bar, in_bytes, in_seconds, peak_mib, some
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.contract import Aggregate, IndexSegment, Payload, RingSegment
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId, ServerId
-from secagg.identity import IDENTITY_KEY_BYTES, SigningKey, issue_certificate
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.dpf_indexing.floors import IndexingFloors
-from secagg.protocols.dpf_indexing.journal import NoJournal
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
-from secagg.protocols.dpf_indexing.one_hot_statement import SEED_BYTES
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.secret import Secret
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.journal import NoJournal
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.one_hot.statement import SEED_BYTES
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey, issue_certificate
 from secagg.simulation.cheating_clients import CheatingClient
 from secagg.simulation.measured_indexing import Cast, Delivery, MeasuredRound, measured_round
 from secagg.simulation.synthetic_updates import SyntheticUpdates, UpdateSetting
+
+from .figures import Bar, in_bytes, in_seconds, peak_mib, some
 
 LEAST_CLIENTS, MOST_CLIENTS = 2, 20_000
 MOST_VALUES: Final = 1 << 26

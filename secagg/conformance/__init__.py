@@ -26,8 +26,8 @@ except ModuleNotFoundError as missing:
         "secagg.conformance needs Hypothesis; install it with `pip install 'secagg[conformance]'`", name=missing.name
     ) from None
 
-from secagg.conformance.candidate import Candidate
-from secagg.conformance.laws import LAWS, Law, cases
+from .candidate import Candidate
+from .laws import LAWS, Law, cases
 
 __all__ = ["LAWS", "Candidate", "Law", "cases"]
 

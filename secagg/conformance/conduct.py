@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from secagg.conformance.candidate import Update
-from secagg.conformance.coins import InsecureCountedCoins
-from secagg.conformance.trees import Leaf, assembled, children, copied, leaves, require_identical, with_leaves
-from secagg.conformance.trial import Decoder, Trial, aggregate, decode, draw_seed, encode
 from secagg.errors import CapacityExceeded, ContractViolation, Misuse, Reason, SecAggError
+
+from .candidate import Update
+from .coins import InsecureCountedCoins
+from .trees import Leaf, assembled, children, copied, leaves, require_identical, with_leaves
+from .trial import Decoder, Trial, aggregate, decode, draw_seed, encode
 
 
 def refusal(trial: Trial) -> None:

@@ -10,14 +10,15 @@ from typing import Any, Final, cast
 import numpy as np
 from hypothesis import strategies as st
 
-from secagg.codewords import Tables, require_tables, sum_of_codewords, summed_layout
-from secagg.conformance.candidate import Update
-from secagg.conformance.sums import MOST_CLIENTS
-from secagg.conformance.trees import require_identical, require_weighted_sum
-from secagg.conformance.trial import Trial, aggregate, decode, draw_seed, encode
 from secagg.contract import MAXIMUM_WEIGHT, Aggregate, IndexedDecoder, IndexSegment, Layout, Payload
+from secagg.contract.codewords import Tables, require_tables, sum_of_codewords, summed_layout
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector
 from secagg.errors import CapacityExceeded, ContractViolation, Misuse, SecAggError
-from secagg.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector
+
+from .candidate import Update
+from .sums import MOST_CLIENTS
+from .trees import require_identical, require_weighted_sum
+from .trial import Trial, aggregate, decode, draw_seed, encode
 
 _GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
 

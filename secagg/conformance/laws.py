@@ -8,10 +8,11 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-from secagg.conformance import conduct, decoded_sums, payloads, sums
-from secagg.conformance.candidate import Candidate
-from secagg.conformance.trial import Trial
 from secagg.errors import ContractViolation, InvalidParameters
+
+from . import conduct, decoded_sums, payloads, sums
+from .candidate import Candidate
+from .trial import Trial
 
 LEAST_CAPACITY: Final = 4
 """With fewer clients there is hardly a sum to look at."""
@@ -79,8 +80,8 @@ LAWS: Final = (
     Law(
         "capacity",
         "a sum of exactly the capacity decodes, with every client at an extreme; one more is refused",
-        "clamp codes to a range, compute the capacity from its ends with secagg.ring.capacity_between, and call "
-        "secagg.ring.require_capacity on total_weight in decode",
+        "clamp codes to a range, compute the capacity from its ends with secagg.crypto.ring.capacity_between, and call "
+        "secagg.crypto.ring.require_capacity on total_weight in decode",
         sums.capacity,
     ),
     Law(
@@ -94,7 +95,7 @@ LAWS: Final = (
         "decoded_sums",
         "what is decoded from sums of codewords, where a scheme decodes them, is what is decoded from histograms",
         "give each codebook to `tables` in integer steps of its own, multiply by the step once in decode_summed, and "
-        "call secagg.codewords.require_summed before",
+        "call secagg.contract.codewords.require_summed before",
         decoded_sums.decoded_sums,
     ),
     Law(

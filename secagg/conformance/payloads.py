@@ -7,13 +7,14 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from secagg.conformance.coins import InsecureCountedCoins
-from secagg.conformance.trees import require_identical, require_same_form
-from secagg.conformance.trial import Decoder, Trial, aggregate, decode, decode_alone, draw_seed, encode, encode_with
 from secagg.contract import DIGEST_BYTES, Aggregate, Layout, Payload
+from secagg.contract.layout import UNVERSIONED
 from secagg.errors import ContractViolation, MalformedMessage, Misuse
-from secagg.layout import UNVERSIONED
 from secagg.wire import MessageKind, Writer
+
+from .coins import InsecureCountedCoins
+from .trees import require_identical, require_same_form
+from .trial import Decoder, Trial, aggregate, decode, decode_alone, draw_seed, encode, encode_with
 
 HEADER_BYTES: Final = len(Writer(MessageKind.PAYLOAD).finish()) + DIGEST_BYTES
 """What a payload has on the wire beside its values: the header of every message and the layout's digest."""

@@ -7,11 +7,12 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from secagg.conformance.candidate import Candidate
-from secagg.conformance.trees import require_identical, require_weighted_sum, require_within
-from secagg.conformance.trial import Decoder, Trial, aggregate, decode, decode_alone, draw_seed, encode
 from secagg.contract import MAXIMUM_WEIGHT, Aggregate, IndexSegment, Payload
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters
+
+from .candidate import Candidate
+from .trees import require_identical, require_weighted_sum, require_within
+from .trial import Decoder, Trial, aggregate, decode, decode_alone, draw_seed, encode
 
 MOST_CLIENTS: Final = 5
 MOST_WEIGHT: Final = 40

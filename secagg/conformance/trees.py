@@ -8,8 +8,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from secagg.conformance.candidate import Update
 from secagg.errors import ContractViolation, InvalidParameters
+
+from .candidate import Update
 
 Leaf = npt.NDArray[Any]
 

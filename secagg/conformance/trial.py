@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
-from secagg.conformance.candidate import Candidate, Update
-from secagg.conformance.coins import InsecureCountedCoins
 from secagg.contract import Aggregate, LinearDecoder, Payload, ideal_aggregate
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation
+
+from .candidate import Candidate, Update
+from .coins import InsecureCountedCoins
 
 Decoder = LinearDecoder[Any]
 

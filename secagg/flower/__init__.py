@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from secagg.errors import InvalidParameters, Reason
 
 if TYPE_CHECKING:
-    from secagg.flower.client_mod import SecAggMod
-    from secagg.flower.legacy import SecAggFitWorkflow
-    from secagg.flower.server_grid import SecAggGrid
-    from secagg.flower.settings import SecAggSettings
+    from .app.client_mod import SecAggMod
+    from .app.legacy import SecAggFitWorkflow
+    from .app.server_grid import SecAggGrid
+    from .settings import SecAggSettings
 
 __all__ = ["SecAggFitWorkflow", "SecAggGrid", "SecAggMod", "SecAggSettings"]
 
 _MODULES = {
-    "SecAggFitWorkflow": "secagg.flower.legacy",
-    "SecAggGrid": "secagg.flower.server_grid",
-    "SecAggMod": "secagg.flower.client_mod",
+    "SecAggFitWorkflow": "secagg.flower.app.legacy",
+    "SecAggGrid": "secagg.flower.app.server_grid",
+    "SecAggMod": "secagg.flower.app.client_mod",
     "SecAggSettings": "secagg.flower.settings",
 }
 

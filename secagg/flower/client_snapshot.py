@@ -6,13 +6,13 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
-from secagg.key_agreement import KEY_BYTES
+from secagg.crypto.key_agreement import KEY_BYTES
+from secagg.crypto.secret import Secret, overwrite
 from secagg.protocols.pairwise_mask.client_set import ClientSet
 from secagg.protocols.pairwise_mask.round0_advertise_keys import VerifiedKeySet
 from secagg.protocols.pairwise_mask.round2_masked_input import Masked
 from secagg.protocols.pairwise_mask.round3_consistency_check import Confirmed
 from secagg.protocols.pairwise_mask.suites import SHARES_BYTES
-from secagg.secret import Secret, overwrite
 from secagg.wire import MessageKind, Reader, Writer
 
 MOST_BYTES: Final = (1 << 32) - 1

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.flower.enclave_policy import load_judge
-from secagg.flower.identities import ClientIdentity, client_file, load_identity
-from secagg.flower.server_pair import ServerPair, load_server_pair
-from secagg.flower.settings import MODES, PREFIX, PROTOCOLS, SUITES
 from secagg.identifiers import ClientId
 from secagg.parameters import ClientFloors
-from secagg.protocols.dpf_indexing.floors import IndexingFloors
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.verified_enclave import HardwareJudge
+from secagg.protocols.two_servers.floors import IndexingFloors
+
+from .keys.enclave_policy import load_judge
+from .keys.identities import ClientIdentity, client_file, load_identity
+from .keys.server_pair import ServerPair, load_server_pair
+from .settings import MODES, PREFIX, PROTOCOLS, SUITES
 
 PARTITION: Final = "partition-id"
 _MOST_LENGTH: Final = 1 << 34

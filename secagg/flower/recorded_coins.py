@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined, Secret, draw_exactly
 from secagg.errors import InternalError
-from secagg.secret import Confined, Secret, draw_exactly
 
 
 class RecordedCoins(Confined):

@@ -15,20 +15,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from secagg.contract import Layout, Payload, RingSegment
-from secagg.entropy import Coins, SystemCoins
+from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
-from secagg.flower.client_snapshot import (
-    MOST_BYTES,
-    join_parts,
-    read_answers,
-    read_masked,
-    split_parts,
-    write_answers,
-    write_masked,
-)
-from secagg.flower.recorded_coins import RecordedCoins
 from secagg.identifiers import ClientId
-from secagg.identity import Authority, Certificate, SigningKey
 from secagg.parameters import ClientFloors
 from secagg.protocols.pairwise_mask.advertisement import verify_entry
 from secagg.protocols.pairwise_mask.client import Client, Step
@@ -46,8 +36,11 @@ from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.round2_masked_input import Masked
 from secagg.protocols.pairwise_mask.round3_consistency_check import Confirmed
 from secagg.protocols.pairwise_mask.transitions import ClientState
-from secagg.secret import Secret
+from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, Reader, Writer
+
+from .client_snapshot import MOST_BYTES, join_parts, read_answers, read_masked, split_parts, write_answers, write_masked
+from .recorded_coins import RecordedCoins
 
 _STATES: Final = tuple(ClientState)
 _BEFORE_UPLOAD: Final = (ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES)

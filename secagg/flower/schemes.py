@@ -24,10 +24,11 @@ from secagg.compression.model_update import (
     UpdatePlan,
 )
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.crypto.ring import capacity_between
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.flower.model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
-from secagg.flower.settings import PREFIX, SecAggSettings
-from secagg.ring import capacity_between
+
+from .model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
+from .settings import PREFIX, SecAggSettings
 
 HEADROOM: Final = 4.0
 """How far scales reach beyond the previous mean: one client's update is larger than the mean of many."""

@@ -30,9 +30,9 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.secret import Secret
 
 DIRECTORY_VARIABLE: Final = "SECAGG_STATE_DIRECTORY"
 _NAME_BYTES: Final = 16

@@ -6,7 +6,8 @@ import inspect
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.flower.logs import LOG
+
+from .app.logs import LOG
 
 ACCEPTED: Final = (
     "FedAvg",

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from secagg.contract import Payload
-from secagg.entropy import Coins
-from secagg.hpke import ClassicSealingKey
+from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import ClassicSealingKey
 from secagg.identifiers import ClientId
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
-from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare, SeedShare
-from secagg.protocols.dpf_indexing.generation import ServerShare
-from secagg.protocols.dpf_indexing.lane_group import LaneGroup, Lanes
-from secagg.protocols.dpf_indexing.point_function_halves import SharedIndices
-from secagg.protocols.dpf_indexing.tree_share import TreeShare
-from secagg.protocols.dpf_indexing.upload import Upload, UploadHeader
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, Lanes
+from secagg.protocols.two_servers.point_function_halves import SharedIndices
+from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
+from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.upload import Upload, UploadHeader
 
 if TYPE_CHECKING:
-    from secagg.hybrid_key_agreement import HybridPublicKey
+    from secagg.crypto.hybrid_key_agreement import HybridPublicKey
 
 _MORE = 2
 """So many that no codeword can make up for it: one more could turn a vote for the derived lane into a valid one."""

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, capacity
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.identity import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
-from secagg.mask_expansion import expand
 from secagg.parameters import LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ServerState, SessionPlan, Topology, plan_session
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
 from secagg.protocols.pairwise_mask.run import Observer
-from secagg.ring import MAXIMUM_MODULUS_BITS, Ring, capacity
-from secagg.secret import Secret
-from secagg.simulation.measured_run import MeasuredClient, MeasuredRun, Progress, measured_run
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
+
+from .measurement import MeasuredClient, MeasuredRun, Progress, measured_run
 
 PLACES: Final = (
     ServerState.AWAITING_MASKED_INPUTS,

@@ -12,8 +12,8 @@ from secagg.errors import PeerError
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.host import Host
-from secagg.protocols.enclave.messages import EnclaveOffer, ModelStamp, Receipt
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp, Receipt
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 
 Progress = Callable[[int, int], None]

@@ -17,11 +17,11 @@ from typing import Any, Final
 from secagg.contract import Payload
 from secagg.errors import PeerError
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.release import RoundResult
-from secagg.protocols.dpf_indexing.run import BATCH
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.upload import Upload
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.release import RoundResult
+from secagg.protocols.two_servers.run import BATCH
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.upload import Upload
 
 Progress = Callable[[int, int], None]
 """Told how many clients have uploaded, and how many may."""

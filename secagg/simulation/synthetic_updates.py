@@ -28,10 +28,10 @@ from secagg.compression.model_update import (
     UpdatePlan,
 )
 from secagg.contract import Aggregate, Histogram, IndexSegment, Payload, RingSegment
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.ring import RingVector, add_into, reduce_into
 
 _COLUMNS: Final = 144
 """A row that blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values divide."""

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from secagg.crypto.hybrid_key_agreement import SEALING_OVERHEAD_BYTES, HybridKeyPair
+from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.secret import Secret
 from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
-from secagg.hybrid_key_agreement import SEALING_OVERHEAD_BYTES, HybridKeyPair
 from secagg.identifiers import ClientId, Party, SessionContext
-from secagg.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_state import ServerState as IndexingState
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState
-from secagg.secret import Secret
-from secagg.simulation.indexing_rounds import InsecureIndexingRound
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, same_sum
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_state import ServerState as IndexingState
+from tests.harness.indexing_rounds import InsecureIndexingRound
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
 
 KeyPair = X25519KeyPair | HybridKeyPair
 STRANGER = (ClientId(0), X25519PublicKey((9).to_bytes(32, "little")))

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import RingVector
+from secagg.crypto.secret import Secret
 from secagg.errors import Misuse
-from secagg.mask_expansion import expand
 from secagg.protocols.enclave.client import Upload
-from secagg.protocols.enclave.messages import BufferRelease
+from secagg.protocols.enclave.trusted.messages import BufferRelease
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.ring import RingVector
-from secagg.secret import Secret
-from secagg.simulation.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 from secagg.wire import MessageKind
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 LENGTH = 4096
 RINGS = Layout((RingSegment(8, LENGTH), RingSegment(13, 5)))

@@ -21,17 +21,17 @@ import numpy as np
 import pytest
 
 from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
 from secagg.errors import Misuse, PeerError, Reason, SecAggError
-from secagg.labels import Label
 from secagg.parameters import Suite
-from secagg.protocols.enclave import enclave as enclave_module
-from secagg.protocols.enclave.configuration import ReleaseForm
-from secagg.protocols.enclave.enclave import Enclave
-from secagg.protocols.enclave.histogram import HistogramAccumulator
-from secagg.protocols.enclave.messages import SEALED_SECRET_BYTES, BufferRelease, SealedUpload
-from secagg.protocols.enclave.upload_keys import seal_indices, sealing_info
-from secagg.secret import Secret
-from secagg.simulation.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+from secagg.protocols.enclave.trusted import enclave as enclave_module
+from secagg.protocols.enclave.trusted.configuration import ReleaseForm
+from secagg.protocols.enclave.trusted.enclave import Enclave
+from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
+from secagg.protocols.enclave.trusted.messages import SEALED_SECRET_BYTES, BufferRelease, SealedUpload
+from secagg.protocols.enclave.trusted.upload_keys import seal_indices, sealing_info
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
 
 trusted: Any = enclave_module
 ENDS = ("release", "give_up_buffer", "destroy")

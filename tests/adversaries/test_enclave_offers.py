@@ -33,8 +33,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.codewords import CodewordTable, Tables
 from secagg.contract import IndexSegment, Layout
+from secagg.contract.codewords import CodewordTable, Tables
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ServerId
 from secagg.parameters import Suite
@@ -49,14 +50,13 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
-from secagg.protocols.enclave.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
-from secagg.protocols.enclave.messages import EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.noise import NoiseKind
 from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
+from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.verified_enclave import HardwareJudge, VerifiedEnclave
-from secagg.secret import Secret
-from secagg.simulation.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 
 PACKAGE = "secagg_evidence_of_our_own"
 MODEL = ModelStamp(version=0, digest=bytes(32))

@@ -29,15 +29,15 @@ from hypothesis import strategies as st
 from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.enclave import enclave as enclave_module
-from secagg.protocols.enclave.buffer import BufferState
-from secagg.protocols.enclave.configuration import ReleaseForm
 from secagg.protocols.enclave.floors import PrivacyFloor
-from secagg.protocols.enclave.histogram import HistogramAccumulator
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.messages import BufferRelease
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave
-from secagg.simulation.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from secagg.protocols.enclave.trusted import enclave as enclave_module
+from secagg.protocols.enclave.trusted.buffer import BufferState
+from secagg.protocols.enclave.trusted.configuration import ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
+from secagg.protocols.enclave.trusted.messages import BufferRelease
+from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 
 HOST = ServerId()
 HISTOGRAMS = EnclaveSetup(form=ReleaseForm.HISTOGRAM)

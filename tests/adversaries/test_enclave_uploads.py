@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
     MalformedMessage,
@@ -36,17 +37,16 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
-from secagg.identity import Certificate, SigningKey, issue_certificate
 from secagg.parameters import Suite
-from secagg.protocols.enclave import enclave as enclave_module
-from secagg.protocols.enclave.buffer import ReleaseRules
 from secagg.protocols.enclave.client import Upload
 from secagg.protocols.enclave.floors import PrivacyFloor
 from secagg.protocols.enclave.host import split_upload
-from secagg.protocols.enclave.messages import ModelStamp, SealedUpload, UploadHeader
-from secagg.protocols.enclave.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
-from secagg.secret import Secret
-from secagg.simulation.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+from secagg.protocols.enclave.trusted import enclave as enclave_module
+from secagg.protocols.enclave.trusted.buffer import ReleaseRules
+from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader
+from secagg.protocols.enclave.trusted.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
+from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
 
 trusted: Any = enclave_module
 HOST = ServerId()

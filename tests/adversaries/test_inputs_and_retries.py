@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.ring import Ring, capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.ring import Ring, capacity
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 GoesOn = Callable[..., None]
 NothingIsReleased = Callable[..., SecAggError]

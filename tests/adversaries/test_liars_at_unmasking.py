@@ -22,20 +22,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg import hybrid_key_agreement
 from secagg.contract import Layout, Payload, RingSegment
-from secagg.entropy import Coins
+from secagg.crypto import hybrid_key_agreement
+from secagg.crypto.entropy import Coins
+from secagg.crypto.prime_field import ELEMENT_BYTES, PRIME, decode, encode
+from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import Share, split_many
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
-from secagg.prime_field import ELEMENT_BYTES, PRIME, decode, encode
 from secagg.protocols.pairwise_mask import ServerState, round1_share_keys
 from secagg.protocols.pairwise_mask.masking import MaskedVector
 from secagg.protocols.pairwise_mask.round4_unmasking import shown_bytes
-from secagg.secret import Secret
-from secagg.shamir import Share, split_many
-from secagg.simulation.pairwise_sessions import Adversary, Delivery, InsecurePairwiseSession, SessionSetup
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import Adversary, Delivery, InsecurePairwiseSession, SessionSetup
 
 GoesOn = Callable[..., None]
 NothingIsReleased = Callable[..., SecAggError]

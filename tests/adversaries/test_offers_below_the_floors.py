@@ -37,8 +37,8 @@ from secagg.protocols.pairwise_mask import (
 )
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]

@@ -43,8 +43,8 @@ from secagg.protocols.pairwise_mask import (
 )
 from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest
-from secagg.simulation.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]

@@ -31,7 +31,6 @@ from secagg.errors import (
     ThresholdNotMet,
 )
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
-from secagg.identity import Certificate, issue_certificate
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, sign_advertisement
@@ -39,13 +38,9 @@ from secagg.protocols.pairwise_mask.merkle import MerkleTree
 from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, PublishedRoster
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
-from secagg.simulation.pairwise_sessions import (
-    Delivery,
-    InsecurePairwiseSession,
-    SessionSetup,
-    insecure_signing_key,
-)
+from secagg.session.certificates import Certificate, issue_certificate
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, insecure_signing_key
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]

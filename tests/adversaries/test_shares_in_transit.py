@@ -20,17 +20,14 @@ from dataclasses import replace
 
 import pytest
 
-from secagg import hybrid_key_agreement
+from secagg.crypto import hybrid_key_agreement
+from secagg.crypto.prime_field import PRIME
+from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
-from secagg.prime_field import PRIME
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
-from secagg.protocols.pairwise_mask.round0_advertise_keys import (
-    AdvertisedKeys,
-    accept_advertised_keys,
-    advertise_keys,
-)
+from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, accept_advertised_keys, advertise_keys
 from secagg.protocols.pairwise_mask.round1_share_keys import (
     DeliveredEntry,
     DeliveredShares,
@@ -41,9 +38,8 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
 )
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
-from secagg.secret import Secret
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]

@@ -20,21 +20,21 @@ from dataclasses import replace
 
 import pytest
 
+from secagg.crypto.labels import Label
+from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId, SessionContext
-from secagg.identity import issue_certificate
-from secagg.labels import Label
 from secagg.parameters import SecurityMode, Suite
-from secagg.prime_field import ELEMENT_BYTES
 from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan, Topology
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature, signed_survivors
 from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, UnmaskingRequest
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
-from secagg.secret import Secret
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_signing_key
+from secagg.session.certificates import issue_certificate
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_signing_key
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.protocols.dpf_indexing import point_function_halves
-from secagg.protocols.dpf_indexing.configuration import SharingMode
-from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
-from secagg.protocols.dpf_indexing.generation import ServerShare, generate_shares
-from secagg.protocols.dpf_indexing.one_hot_messages import OneHotProof
-from secagg.protocols.dpf_indexing.one_hot_proof import prove
-from secagg.protocols.dpf_indexing.tree_share import TreeShare
-from secagg.secret import Secret
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers import point_function_halves
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.one_hot.messages import OneHotProof
+from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
+from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 Shares = tuple[ServerShare, ServerShare]

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.protocols.dpf_indexing import point_function_halves
-from secagg.protocols.dpf_indexing.one_hot_messages import OneHotCommitment, OneHotOpening
-from secagg.protocols.dpf_indexing.one_hot_proof import prove
-from secagg.protocols.dpf_indexing.one_hot_statement import Challenges
-from secagg.protocols.dpf_indexing.server_messages import (
+from secagg.protocols.two_servers import point_function_halves
+from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment, OneHotOpening
+from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.protocols.two_servers.one_hot.statement import Challenges
+from secagg.protocols.two_servers.server_messages import (
     AcceptedList,
     OutputCommitment,
     OutputShare,
@@ -31,8 +31,8 @@ from secagg.protocols.dpf_indexing.server_messages import (
     decode_batch,
     encode_batch,
 )
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
 from secagg.wire import MessageKind
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 SETUP = IndexingSetup(layout=Layout((RingSegment(20, 6), IndexSegment(8, 5))))

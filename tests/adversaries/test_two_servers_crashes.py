@@ -21,16 +21,16 @@ from typing import Any
 
 import pytest
 
+from secagg.crypto.secret import Secret
 from secagg.errors import Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ServerId
-from secagg.protocols.dpf_indexing import point_function_halves
-from secagg.protocols.dpf_indexing.journal import Event, FileJournal, Record
-from secagg.protocols.dpf_indexing.one_hot_proof import prove
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_messages import RoundStamp, decode_batch
-from secagg.secret import Secret
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers import point_function_halves
+from secagg.protocols.two_servers.journal import Event, FileJournal, Record
+from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import RoundStamp, decode_batch
 from secagg.wire import MessageKind
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 halves: Any = point_function_halves

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.identity import issue_certificate
-from secagg.layout import IndexSegment, Layout, RingSegment
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing.configuration import SharingMode
-from secagg.protocols.dpf_indexing.upload import Upload
-from secagg.simulation.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.upload import Upload
+from secagg.session.certificates import issue_certificate
+from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
 
 FIRST = ClientId(1)
 SETUP = IndexingSetup(weights=(1, 3))

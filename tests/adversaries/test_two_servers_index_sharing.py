@@ -22,6 +22,9 @@ import numpy as np
 import pytest
 
 from secagg.contract import Payload
+from secagg.contract.layout import IndexSegment, Layout
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
     InvalidParameters,
@@ -33,21 +36,18 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.labels import Label
-from secagg.layout import IndexSegment, Layout
-from secagg.protocols.dpf_indexing import client
-from secagg.protocols.dpf_indexing.configuration import SharingMode
-from secagg.protocols.dpf_indexing.dealer import SemiHonestDealer
-from secagg.protocols.dpf_indexing.dealt_correlations import DealtHeader
-from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
-from secagg.protocols.dpf_indexing.generation import ServerShare
-from secagg.protocols.dpf_indexing.index_halves import IndexSharingExchange
-from secagg.protocols.dpf_indexing.index_shares import Indices, add_indices, unpack_indices
-from secagg.protocols.dpf_indexing.one_hot_check import OneHotVerifier
-from secagg.protocols.dpf_indexing.server_messages import OutputShare, RoundStamp, decode_batch, encode_batch
-from secagg.secret import Secret
-from secagg.simulation.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers import client
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.index_sharing.dealer import SemiHonestDealer
+from secagg.protocols.two_servers.index_sharing.dealt_correlations import DealtHeader
+from secagg.protocols.two_servers.index_sharing.index_halves import IndexSharingExchange
+from secagg.protocols.two_servers.index_sharing.index_shares import Indices, add_indices, unpack_indices
+from secagg.protocols.two_servers.one_hot.check import OneHotVerifier
+from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.server_messages import OutputShare, RoundStamp, decode_batch, encode_batch
 from secagg.wire import MessageKind
+from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 BLOCKS, CODEWORDS = 6, 8
 SEGMENT = IndexSegment(CODEWORDS, BLOCKS)

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse
-from secagg.protocols.dpf_indexing.journal import Event, FileJournal, NoJournal
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers.journal import Event, FileJournal, NoJournal
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 SETUP = IndexingSetup()
 

@@ -16,23 +16,12 @@ from typing import Any
 
 import pytest
 
-from secagg.errors import (
-    AuthenticationFailed,
-    MalformedMessage,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    UnexpectedMessage,
-)
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_messages import (
-    AcceptedList,
-    RoundStamp,
-    entries_digest,
-)
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp, entries_digest
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 TWO = Layout((RingSegment(20, 6), IndexSegment(8, 5)))

@@ -20,26 +20,19 @@ from typing import Any
 
 import pytest
 
-from secagg.errors import (
-    AuthenticationFailed,
-    InvalidParameters,
-    MalformedMessage,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-)
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.identity import issue_certificate
-from secagg.layout import IndexSegment, Layout, RingSegment
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.dpf_indexing.floors import IndexingFloors
-from secagg.protocols.dpf_indexing.journal import NoJournal
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
-from secagg.protocols.dpf_indexing.server import IndexingServer
-from secagg.protocols.dpf_indexing.server_messages import RoundStamp, ServerOffer
-from secagg.simulation.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.journal import NoJournal
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
+from secagg.session.certificates import issue_certificate
+from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 SETUP = IndexingSetup(minimum_cohort=5)

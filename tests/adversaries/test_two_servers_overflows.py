@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.protocols.dpf_indexing.configuration import MAXIMUM_TOTAL_WEIGHT, SharingMode
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers.configuration import MAXIMUM_TOTAL_WEIGHT, SharingMode
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 SETUP = IndexingSetup(layout=Layout((RingSegment(20, 6), IndexSegment(8, 5))))

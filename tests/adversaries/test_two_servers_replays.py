@@ -22,14 +22,14 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.contract import Payload
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.protocols.dpf_indexing import envelope
-from secagg.protocols.dpf_indexing.ledger import REMEMBERED, UploadLedger
-from secagg.protocols.dpf_indexing.opened_upload import HalfOpener, OpenedUpload
-from secagg.protocols.dpf_indexing.upload import Upload
-from secagg.simulation.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers import envelope
+from secagg.protocols.two_servers.ledger import REMEMBERED, UploadLedger
+from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
+from secagg.protocols.two_servers.upload import Upload
+from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 SETUP = IndexingSetup(layout=Layout((RingSegment(20, 16), IndexSegment(8, 16))))

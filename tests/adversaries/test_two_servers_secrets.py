@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.crypto.secret import Secret
 from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing import client as client_module
-from secagg.protocols.dpf_indexing import point_function_halves
-from secagg.protocols.dpf_indexing.configuration import SharingMode
-from secagg.protocols.dpf_indexing.one_hot_proof import prove
-from secagg.protocols.dpf_indexing.server_state import ServerState
-from secagg.secret import Secret
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers import client as client_module
+from secagg.protocols.two_servers import point_function_halves
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.protocols.two_servers.server_state import ServerState
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Made = list[tuple[Secret, bytes]]
 halves: Any = point_function_halves

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
-from secagg.protocols.dpf_indexing.server_messages import AcceptedList, OutputCommitment, OutputShare, RoundStamp
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, OutputShare, RoundStamp
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 SETUP = IndexingSetup(layout=Layout((RingSegment(20, 6), IndexSegment(8, 5))))

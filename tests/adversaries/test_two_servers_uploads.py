@@ -20,19 +20,19 @@ from typing import Any
 
 import pytest
 
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.identity import Certificate, issue_certificate
-from secagg.layout import IndexSegment, Layout, RingSegment
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing import point_function_halves
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.configuration import SharingMode
-from secagg.protocols.dpf_indexing.correction_words import CorrectionWords
-from secagg.protocols.dpf_indexing.explicit_share import ExplicitShare
-from secagg.protocols.dpf_indexing.one_hot_messages import OneHotProof
-from secagg.protocols.dpf_indexing.upload import Upload, UploadHeader
-from secagg.simulation.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers import point_function_halves
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.one_hot.messages import OneHotProof
+from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
+from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.upload import Upload, UploadHeader
+from secagg.session.certificates import Certificate, issue_certificate
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 FIRST, SECOND = ClientId(1), ClientId(2)
 SETUP = IndexingSetup(weights=(1, 3))

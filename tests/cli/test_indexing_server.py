@@ -18,18 +18,18 @@ import pytest
 
 from secagg.cli import main
 from secagg.contract import Payload, ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
-from secagg.identity import SigningKey, issue_certificate
-from secagg.layout import IndexSegment, Layout, RingSegment
 from secagg.parameters import Suite
-from secagg.protocols.dpf_indexing.client import Client
-from secagg.protocols.dpf_indexing.configuration import IndexingConfiguration
-from secagg.protocols.dpf_indexing.floors import IndexingFloors
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
-from secagg.protocols.dpf_indexing.remote_server import RemoteServer
-from secagg.protocols.dpf_indexing.server_keys import ServerKeys
-from secagg.secret import Secret
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.operators.remote_server import RemoteServer
+from secagg.protocols.two_servers.operators.server_keys import ServerKeys
+from secagg.session.certificates import SigningKey, issue_certificate
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)

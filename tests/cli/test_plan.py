@@ -12,8 +12,9 @@ import pytest
 
 from secagg.cli import main
 from secagg.cli.plan import shapes_of
-from secagg.compression.paper_models import CELEBA, parameter_count
-from secagg.simulation.cost_model import TRUST, Protocol
+from secagg.compression.byte_accounting import parameter_count
+from secagg.planning.costs import TRUST, Protocol
+from secagg.planning.paper.models import CELEBA
 
 BLOCKS = ("--blocks", "100000", "--codewords", "32", "--block-size", "4", "--bits", "4")
 Plan = Callable[..., dict[str, Any]]

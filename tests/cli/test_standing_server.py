@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from secagg.cli import main
-from secagg.entropy import SystemCoins
-from secagg.flower.identities import make_identities
-from secagg.flower.server_pair import make_server_pair
+from secagg.crypto.entropy import SystemCoins
+from secagg.flower.keys.identities import make_identities
+from secagg.flower.keys.server_pair import make_server_pair
 from secagg.identifiers import ClientId
-from secagg.protocols.dpf_indexing.journal import Event, FileJournal
+from secagg.protocols.two_servers.journal import Event, FileJournal
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)

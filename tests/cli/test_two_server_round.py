@@ -14,7 +14,7 @@ import pytest
 from secagg.cli import main
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate
-from secagg.protocols.dpf_indexing.server import IndexingServer
+from secagg.protocols.two_servers.server import IndexingServer
 from secagg.simulation.synthetic_updates import SyntheticUpdates
 
 SMALL = ("round", "--protocol", "two-server", "--clients", "9", "--dimension", "1500", "--codewords", "8")

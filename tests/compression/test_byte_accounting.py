@@ -13,23 +13,19 @@ from hypothesis import strategies as st
 
 from secagg.compression.byte_accounting import (
     Accounting,
+    Shapes,
     codebook_bytes,
+    is_bias,
+    parameter_count,
     plain_bytes,
     product_quantization_layout,
     pruning_layout,
     scalar_quantization_layout,
     upload_bytes,
 )
-from secagg.compression.paper_models import (
-    CELEBA,
-    FEMNIST_1_CHANNEL,
-    FEMNIST_3_CHANNEL,
-    SENT140,
-    Shapes,
-    is_bias,
-    parameter_count,
-)
-from secagg.compression.paper_tables import (
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.planning.paper.models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
+from secagg.planning.paper.tables import (
     EXPLANATIONS,
     MODELS_WITH_CODEBOOKS,
     PRINTED,
@@ -39,7 +35,6 @@ from secagg.compression.paper_tables import (
     cells,
     one_decimal,
 )
-from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 
 ROWS = {Table.SQ: 41, Table.SQ_UNWEIGHTED: 41, Table.PRUNING: 54, Table.PQ: 36, Table.CODEBOOKS: 12}
 

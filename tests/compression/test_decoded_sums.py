@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.codewords import CodewordTable, Tables, require_summed, summed_layout
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
@@ -32,18 +31,12 @@ from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.conformance.decoded_sums import summed_aggregate
-from secagg.contract import (
-    Aggregate,
-    IndexedDecoder,
-    LinearDecoder,
-    Payload,
-    ideal_aggregate,
-    public_parameters_digest,
-)
-from secagg.entropy import Coins
+from secagg.contract import Aggregate, IndexedDecoder, LinearDecoder, Payload, ideal_aggregate, public_parameters_digest
+from secagg.contract.codewords import CodewordTable, Tables, require_summed, summed_layout
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.ring import Ring
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 COINS = InsecureSeededCoins(b"nothing is drawn")

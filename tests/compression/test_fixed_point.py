@@ -18,8 +18,8 @@ from hypothesis.extra.numpy import arrays
 from secagg.compression.fixed_point import FixedPoint
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, Layout, LinearDecoder, RingSegment, ideal_aggregate
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.ring import Ring
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 COINS = InsecureSeededCoins(b"rounding to nearest draws none of them")

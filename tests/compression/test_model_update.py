@@ -14,12 +14,7 @@ from hypothesis.extra.numpy import arrays
 from secagg.compression.count_sketch import CountSketch, HeavyHitters
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
-from secagg.compression.model_update import (
-    CalibrationSource,
-    ModelUpdate,
-    TensorScheme,
-    encode_parameters,
-)
+from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme, encode_parameters
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
@@ -27,7 +22,9 @@ from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, LinearDecoder, Payload, ideal_aggregate
-from secagg.entropy import Coins
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import Ring
 from secagg.errors import (
     CapacityExceeded,
     ContractViolation,
@@ -37,8 +34,6 @@ from secagg.errors import (
     Reason,
     SecAggError,
 )
-from secagg.layout import IndexSegment, Layout, RingSegment
-from secagg.ring import Ring
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 SEED = bytes(range(32))

@@ -39,20 +39,14 @@ from secagg.compression.model_update import (
     encode_parameters,
     round_bytes,
 )
-from secagg.compression.paper_models import CELEBA
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.contract import Aggregate, LinearDecoder, ideal_aggregate
-from secagg.errors import (
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    Reason,
-    UnexpectedMessage,
-)
-from secagg.layout import RingSegment
+from secagg.contract.layout import RingSegment
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
+from secagg.planning.paper.models import CELEBA
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer
 

@@ -39,7 +39,7 @@ from secagg.compression.scalar_quantization import (
     overflowed,
 )
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, RingSegment, ideal_aggregate
-from secagg.ring import Ring, capacity
+from secagg.crypto.ring import Ring, capacity
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Case = dict[str, Any]

@@ -8,15 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.scalar_quantization import (
-    ScalarQuantization,
-    modulus_bits_for,
-    overflow_share,
-    overflowed,
-)
+from secagg.compression.scalar_quantization import ScalarQuantization, modulus_bits_for, overflow_share, overflowed
 from secagg.contract import Aggregate, ideal_aggregate
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
-from secagg.ring import Ring
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 COINS = InsecureSeededCoins(b"rounding to nearest draws none of them")

@@ -22,10 +22,10 @@ from secagg.compression.random_pruning import RandomPruning, exact_sparsity, kep
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, LinearDecoder, Payload, ideal_aggregate
-from secagg.entropy import Coins
+from secagg.contract.layout import Layout, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse
-from secagg.labels import Label
-from secagg.layout import Layout, RingSegment
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "compression" / "random_pruning.json"

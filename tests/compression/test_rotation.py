@@ -19,9 +19,9 @@ from secagg.compression.rotation import RandomRotation, padded_size
 from secagg.compression.scalar_quantization import ScalarQuantization, calibrate
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, LinearDecoder, Payload, ideal_aggregate
-from secagg.entropy import Coins
+from secagg.contract.layout import Layout, RingSegment
+from secagg.crypto.entropy import Coins
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse
-from secagg.layout import Layout, RingSegment
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Tensor = npt.NDArray[np.floating[Any]]

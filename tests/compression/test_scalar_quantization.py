@@ -13,18 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.compression import scalar_quantization
-from secagg.compression.scalar_quantization import (
-    Rounding,
-    ScalarQuantization,
-    calibrate,
-    modulus_bits_for,
-)
+from secagg.compression.scalar_quantization import Rounding, ScalarQuantization, calibrate, modulus_bits_for
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, Layout, LinearDecoder, RingSegment, encode_update, ideal_aggregate
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.mask_expansion import expand
-from secagg.ring import Ring
-from secagg.secret import Secret
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 
 Tensor = npt.NDArray[np.floating[Any]]

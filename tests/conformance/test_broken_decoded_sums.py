@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.codewords import CodewordTable, Tables, require_summed
 from secagg.conformance import LAWS, Candidate, Law, cases
 from secagg.conformance.decoded_sums import summed_aggregate
 from secagg.contract import (
@@ -29,10 +28,11 @@ from secagg.contract import (
     ideal_aggregate,
     public_parameters_digest,
 )
-from secagg.entropy import Coins
+from secagg.contract.codewords import CodewordTable, Tables, require_summed
+from secagg.contract.layout import IndexSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import Ring, require_capacity
 from secagg.errors import CapacityExceeded, ContractViolation, Misuse, Reason
-from secagg.layout import IndexSegment
-from secagg.ring import Ring, require_capacity
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 SEARCH = settings(

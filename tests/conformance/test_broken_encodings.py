@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 from secagg.compression.fixed_point import FixedPoint
 from secagg.conformance import LAWS, Candidate, Law, cases
 from secagg.contract import Aggregate, Layout, Payload, public_parameters_digest
-from secagg.entropy import Coins, SystemCoins
+from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import CapacityExceeded, ContractViolation
 
 SEARCH = settings(

@@ -18,9 +18,9 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.conformance import LAWS, Candidate, Law, cases
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import Ring, capacity_between, require_capacity
 from secagg.errors import CapacityExceeded, ContractViolation, Misuse, Reason
-from secagg.ring import Ring, capacity_between, require_capacity
 
 SEARCH = settings(
     max_examples=15,

@@ -28,7 +28,7 @@ from secagg.conformance.trees import (
     with_leaves,
 )
 from secagg.contract import MAXIMUM_WEIGHT, Aggregate, Layout, Payload
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason, SecAggError
 
 QUICK = settings(max_examples=20, deadline=None, database=None, print_blob=False, phases=[Phase.generate])

@@ -15,9 +15,9 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, public_parameters_digest
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import Ring, capacity_between, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.ring import Ring, capacity_between, require_capacity
 
 Layer = Mapping[str, npt.NDArray[Any]]
 

@@ -13,15 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.identifiers import (
-    CLIENT_ID_BYTES,
-    CONTEXT_BYTES,
-    AttemptContext,
-    ClientId,
-    Party,
-    ServerId,
-    SessionContext,
-)
+from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId, Party, ServerId, SessionContext
 
 client_numbers = st.integers(0, 2**64 - 1)
 

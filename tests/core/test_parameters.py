@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import ClientFloors, SecurityMode, Suite
-from secagg.ring import MAXIMUM_MODULUS_BITS
 
 FLOORS: dict[str, Any] = {
     "suites": frozenset({Suite.CLASSIC}),

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.codewords import Tables
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import (
     Calibration,
@@ -28,10 +27,11 @@ from secagg.compression.model_update import (
 from secagg.compression.product_quantization import ProductQuantization, calibrate
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate, IndexSegment, ideal_aggregate
-from secagg.protocols.enclave.configuration import ReleaseForm
-from secagg.protocols.enclave.histogram import Accumulation
-from secagg.simulation.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from secagg.contract.codewords import Tables
+from secagg.protocols.enclave.trusted.configuration import ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import Accumulation
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 
 SHAPE = (8, 18)
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "embedding.weight": (16, 12), "fc.weight": (10, 24)}

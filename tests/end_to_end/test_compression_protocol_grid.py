@@ -40,7 +40,7 @@ from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import plan_session
 from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
 SHAPE = (4, 10)
 SEED = bytes(range(32))

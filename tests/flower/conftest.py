@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
-from secagg.entropy import SystemCoins
-from secagg.flower.identities import make_identities
-from secagg.flower.server_pair import make_server_pair
+from secagg.crypto.entropy import SystemCoins
+from secagg.flower.keys.identities import make_identities
+from secagg.flower.keys.server_pair import make_server_pair
 from secagg.identifiers import ClientId
 
 APPS = Path(__file__).resolve().parent / "apps"

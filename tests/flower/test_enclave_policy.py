@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, PeerMisbehaved
-from secagg.flower.enclave_policy import load_judge
 from secagg.flower.floors import NodeSettings
+from secagg.flower.keys.enclave_policy import load_judge
 from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)

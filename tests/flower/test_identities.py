@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from secagg.cli import main
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.flower.floors import NodeSettings
-from secagg.flower.identities import load_identity, load_roster, make_identities
+from secagg.flower.keys.identities import load_identity, load_roster, make_identities
 from secagg.identifiers import ClientId
 
 

@@ -10,7 +10,7 @@ import pytest
 from secagg.compression.model_update import decode_parameters, encode_parameters
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.flower.model_tensors import METRICS, TENSOR, aggregated_names, applied, differences, model_digest
 from secagg.flower.schemes import SchemeChoice, clipped_share, integer_bound

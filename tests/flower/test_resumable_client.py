@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from secagg.contract import Payload
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.flower.resumable_client import ResumableClient
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
-from secagg.secret import Secret
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 from secagg.wire import MessageKind, message_kind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
 BOTH_MODES = pytest.mark.parametrize("mode", SecurityMode)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.flower.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory
-from secagg.secret import Secret
 
 
 @pytest.fixture

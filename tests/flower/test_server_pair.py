@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from secagg.cli import main
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.flower.identities import load_roster, make_identities
-from secagg.flower.server_pair import load_server_keys, load_server_pair, make_server_pair
+from secagg.flower.keys.identities import load_roster, make_identities
+from secagg.flower.keys.server_pair import load_server_keys, load_server_pair, make_server_pair
 from secagg.identifiers import ClientId
 
 

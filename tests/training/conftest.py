@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from secagg.training.asynchronous import age_weights
-from secagg.training.configuration import Configuration, changed
 from secagg.training.engines import make_engine
-from secagg.training.evaluation import Evaluator
-from secagg.training.metrics import Accuracy
-from secagg.training.parts import Examples
-from secagg.training.presets import preset
-from secagg.training.rounds import Pieces
-from secagg.training.secure_sums import secure_sum
+from secagg.training.engines.evaluation import Evaluator
+from secagg.training.records.metrics import Accuracy
+from secagg.training.runs.asynchronous import age_weights
+from secagg.training.runs.rounds import Pieces
+from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.settings.parts import Examples
+from secagg.training.settings.presets import preset
+from secagg.training.sums.secure_sums import secure_sum
 
 FEATURES, CLASSES = 12, 3
 

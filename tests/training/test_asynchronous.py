@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.asynchronous import AsynchronousRun, age_weights
-from secagg.training.configuration import Configuration
-from secagg.training.driver import train
-from secagg.training.metrics import read_records
-from secagg.training.rounds import Pieces
-from secagg.training.settings import AsynchronousSettings
+from secagg.training.records.metrics import read_records
+from secagg.training.runs.asynchronous import AsynchronousRun, age_weights
+from secagg.training.runs.driver import train
+from secagg.training.runs.rounds import Pieces
+from secagg.training.settings.configuration import Configuration
+from secagg.training.settings.sections import AsynchronousSettings
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

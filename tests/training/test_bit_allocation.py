@@ -10,14 +10,14 @@ import pytest
 
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.training.calibration import kept_share, unit_codebooks
-from secagg.training.configuration import changed
-from secagg.training.driver import train
-from secagg.training.operators import Operators
-from secagg.training.presets import preset
-from secagg.training.settings import CompressionSettings, Scheme
+from secagg.training.codec.calibration import kept_share, unit_codebooks
+from secagg.training.codec.operators import Operators
+from secagg.training.runs.driver import train
+from secagg.training.settings.configuration import changed
+from secagg.training.settings.presets import preset
+from secagg.training.settings.sections import CompressionSettings, Scheme
 
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "head.weight": (10, 36), "head.bias": (10,)}
 CLIENTS = 20

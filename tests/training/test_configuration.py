@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.configuration import Configuration, changed, from_tree, read, to_toml, versions_here
-from secagg.training.presets import PRESETS, preset
-from secagg.training.settings import Optimizer, Source, Stage
+from secagg.training.settings.configuration import (
+    Configuration,
+    changed,
+    from_tree,
+    read,
+    to_toml,
+    versions_here,
+)
+from secagg.training.settings.presets import PRESETS, preset
+from secagg.training.settings.sections import Optimizer, Source, Stage
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

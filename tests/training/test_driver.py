@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.checkpoint import Checkpoint
-from secagg.training.configuration import Configuration, changed
-from secagg.training.driver import train
-from secagg.training.estimate import estimate
-from secagg.training.metrics import Accuracy, MetricsFile, RoundRecord, read_records, summarise
-from secagg.training.parts import Assignment, LocalTraining, Tensors, TrainedClient
-from secagg.training.progress import Progress, in_time
-from secagg.training.rounds import Pieces, Run
-from secagg.training.server_optimizers import ServerOptimizer
-from secagg.training.settings import ServerSettings
+from secagg.training.models.server_optimizers import ServerOptimizer
+from secagg.training.records.checkpoint import Checkpoint
+from secagg.training.records.metrics import Accuracy, MetricsFile, RoundRecord, read_records, summarise
+from secagg.training.runs.driver import train
+from secagg.training.runs.estimate import estimate
+from secagg.training.runs.progress import Progress, in_time
+from secagg.training.runs.rounds import Pieces, Run
+from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.settings.parts import Assignment, LocalTraining, Tensors, TrainedClient
+from secagg.training.settings.sections import ServerSettings
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

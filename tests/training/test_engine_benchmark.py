@@ -7,7 +7,7 @@ import pytest
 
 from secagg.cli.bench_engines import run_bench_engines
 from secagg.errors import InvalidParameters
-from secagg.training.engine_benchmark import LOADS, Machine, measure_engines, operations_of_an_example
+from secagg.training.engines.benchmark import LOADS, Machine, measure_engines, operations_of_an_example
 
 
 def test_the_arithmetic_of_an_example_is_counted_in_all_three_models() -> None:

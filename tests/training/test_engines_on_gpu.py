@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from secagg.training.engines import ENGINES, fastest_engine, make_engine
-from secagg.training.evaluation import Evaluator
-from secagg.training.models import initial_parameters, model_factory
-from secagg.training.parts import Assignment, Engine, Examples, LocalTraining, ModelFactory
-from secagg.training.seeds import Stream, seed_of, torch_generator
+from secagg.training.engines.evaluation import Evaluator
+from secagg.training.models.networks import initial_parameters, model_factory
+from secagg.training.settings.parts import Assignment, Engine, Examples, LocalTraining, ModelFactory
+from secagg.training.settings.seeds import Stream, seed_of, torch_generator
 
 pytestmark = [
     pytest.mark.gpu,

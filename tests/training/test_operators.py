@@ -13,9 +13,9 @@ from secagg.compression.model_update import CalibrationSource
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import RingSegment, ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.training.calibration import (
+from secagg.training.codec.calibration import (
     STATISTICS,
     decode_scales,
     encode_scales,
@@ -24,8 +24,8 @@ from secagg.training.calibration import (
     rotated_reach,
     unit_codebooks,
 )
-from secagg.training.operators import Operators, RoundCodec
-from secagg.training.settings import CompressionSettings, Scheme, Source
+from secagg.training.codec.operators import Operators, RoundCodec
+from secagg.training.settings.sections import CompressionSettings, Scheme, Source
 
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "head.weight": (10, 36), "head.bias": (10,)}
 CLIENTS = 5

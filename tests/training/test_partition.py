@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.partition import LEAST_EXAMPLES, Dealing, Style, dirichlet_partition, natural_partition, style_of
+from secagg.training.models.partition import (
+    LEAST_EXAMPLES,
+    Dealing,
+    Style,
+    dirichlet_partition,
+    natural_partition,
+    style_of,
+)
 
 LABELS = np.arange(4000) % 10
 

@@ -13,17 +13,17 @@ import pytest
 
 from secagg.contract import Aggregate
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
-from secagg.protocols.enclave.accounting import ReleasePart, epsilon
-from secagg.protocols.enclave.noise import NoiseKind
-from secagg.training.cohorts import invited, lost, uploaders
-from secagg.training.configuration import Configuration
-from secagg.training.driver import train
-from secagg.training.enclave_sum import EnclaveSum
-from secagg.training.metrics import read_records
-from secagg.training.operators import Operators
-from secagg.training.privacy import ReleaseCount
-from secagg.training.round_sums import require_near
-from secagg.training.rounds import Pieces, Run
+from secagg.protocols.enclave.privacy.accounting import ReleasePart, epsilon
+from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.training.codec.operators import Operators
+from secagg.training.records.metrics import read_records
+from secagg.training.runs.driver import train
+from secagg.training.runs.rounds import Pieces, Run
+from secagg.training.settings.cohorts import invited, lost, uploaders
+from secagg.training.settings.configuration import Configuration
+from secagg.training.sums.enclave_sum import EnclaveSum
+from secagg.training.sums.privacy import ReleaseCount
+from secagg.training.sums.round_sums import require_near
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -13,13 +13,13 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.training.configuration import Configuration
 from secagg.training.engines import make_engine
-from secagg.training.models import initial_parameters
-from secagg.training.parts import Assignment, LocalTraining
-from secagg.training.ray_cluster import cluster
-from secagg.training.rounds import Pieces
-from secagg.training.sweep import read_grid, sweep
+from secagg.training.engines.ray_cluster import cluster
+from secagg.training.models.networks import initial_parameters
+from secagg.training.runs.rounds import Pieces
+from secagg.training.runs.sweep import read_grid, sweep
+from secagg.training.settings.configuration import Configuration
+from secagg.training.settings.parts import Assignment, LocalTraining
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

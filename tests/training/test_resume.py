@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.checkpoint import Checkpoint
-from secagg.training.configuration import Configuration, changed
-from secagg.training.driver import MODEL_NAME, train
-from secagg.training.metrics import RoundRecord, read_records
-from secagg.training.rounds import Pieces
+from secagg.training.records.checkpoint import Checkpoint
+from secagg.training.records.metrics import RoundRecord, read_records
+from secagg.training.runs.driver import MODEL_NAME, train
+from secagg.training.runs.rounds import Pieces
+from secagg.training.settings.configuration import Configuration, changed
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -148,4 +148,4 @@ def break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("the disk is full")
 
     broken: Callable[..., None] = full
-    monkeypatch.setattr("secagg.training.checkpoint.np.savez", broken)
+    monkeypatch.setattr("secagg.training.records.checkpoint.np.savez", broken)

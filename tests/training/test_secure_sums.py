@@ -11,17 +11,14 @@ import pytest
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload, ideal_aggregate
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ServerId
-from secagg.protocols.dpf_indexing.message_sizes import batch_bytes, half_bytes, offers_bytes, release_bytes
-from secagg.training.clear_sum import ClearSum, OverflowMeter
-from secagg.training.cohorts import LOST_BEFORE_UPLOAD, minimum_cohort, planned_losses, sampled_losses
-from secagg.training.configuration import Configuration
-from secagg.training.operators import Operators
-from secagg.training.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
-from secagg.training.secure_sums import require_feasible, secure_sum
-from secagg.training.settings import (
+from secagg.protocols.two_servers.message_sizes import batch_bytes, half_bytes, offers_bytes, release_bytes
+from secagg.training.codec.operators import Operators
+from secagg.training.settings.cohorts import LOST_BEFORE_UPLOAD, minimum_cohort, planned_losses, sampled_losses
+from secagg.training.settings.configuration import Configuration
+from secagg.training.settings.sections import (
     AsynchronousSettings,
     CompressionSettings,
     DropoutSettings,
@@ -33,7 +30,10 @@ from secagg.training.settings import (
     SumSettings,
     Weighting,
 )
-from secagg.training.two_server_sum import TwoServerSum
+from secagg.training.sums.clear_sum import ClearSum, OverflowMeter
+from secagg.training.sums.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
+from secagg.training.sums.secure_sums import require_feasible, secure_sum
+from secagg.training.sums.two_server_sum import TwoServerSum
 
 SHAPES = {"weight": (8, 36), "bias": (8,)}
 SCALAR = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=True)

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
-from secagg.training.seeds import Stream, generator, seed_bytes, seed_of, torch_generator, torch_seeded
+from secagg.training.settings.seeds import (
+    Stream,
+    generator,
+    seed_bytes,
+    seed_of,
+    torch_generator,
+    torch_seeded,
+)
 
 words = st.integers(0, 2**32 - 1)
 seeds = st.tuples(words, words, words, words)

@@ -14,12 +14,12 @@ from secagg.compression.byte_accounting import (
     scalar_quantization_layout,
     upload_bytes,
 )
-from secagg.training.configuration import changed
-from secagg.training.driver import train
-from secagg.training.models import model_factory
-from secagg.training.operators import Operators
-from secagg.training.presets import preset
-from secagg.training.settings import CompressionSettings, Scheme, Source
+from secagg.training.codec.operators import Operators
+from secagg.training.models.networks import model_factory
+from secagg.training.runs.driver import train
+from secagg.training.settings.configuration import changed
+from secagg.training.settings.presets import preset
+from secagg.training.settings.sections import CompressionSettings, Scheme, Source
 
 Told = Callable[..., dict[str, Any]]
 SCALAR = ("compression.scheme=sq", "compression.wrap=true")

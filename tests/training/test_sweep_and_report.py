@@ -10,13 +10,13 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.training import sweep as sweeping
-from secagg.training.configuration import Configuration
-from secagg.training.driver import train
-from secagg.training.finished_runs import cells_of, read_runs
-from secagg.training.report import write_report
-from secagg.training.rounds import Pieces
-from secagg.training.sweep import read_grid, sweep, table
+from secagg.training.reports.finished_runs import cells_of, read_runs
+from secagg.training.reports.report import write_report
+from secagg.training.runs import sweep as sweeping
+from secagg.training.runs.driver import train
+from secagg.training.runs.rounds import Pieces
+from secagg.training.runs.sweep import read_grid, sweep, table
+from secagg.training.settings.configuration import Configuration
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

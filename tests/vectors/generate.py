@@ -18,8 +18,9 @@ from typing import Any, cast
 import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.crypto.ring import RingVector
+from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.identity import Authority, SigningKey, issue_certificate
 from secagg.parameters import ClientFloors, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
@@ -31,8 +32,7 @@ from secagg.protocols.pairwise_mask import (
     plan_session,
 )
 from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS
-from secagg.ring import RingVector
-from secagg.secret import Secret
+from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind, message_kind
 

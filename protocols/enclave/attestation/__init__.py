@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from secagg.protocols.enclave.attestation.claims import (
-    Claims,
-    Evidence,
-    EvidenceFormat,
-    IntelTcb,
-    SnpTcb,
-    TcbStatus,
-)
-from secagg.protocols.enclave.attestation.intel_collateral import IntelCollateral
-from secagg.protocols.enclave.attestation.policy import PinnedMeasurement, Policy
-from secagg.protocols.enclave.attestation.roots import PINNED_ROOTS, Roots
-from secagg.protocols.enclave.attestation.snp import SnpCollateral
-from secagg.protocols.enclave.attestation.verifier import Collateral, Verifier
+from .claims import Claims, Evidence, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
+from .intel_collateral import IntelCollateral
+from .policy import PinnedMeasurement, Policy
+from .roots import PINNED_ROOTS, Roots
+from .snp import SnpCollateral
+from .verifier import Collateral, Verifier
 
 __all__ = [
     "PINNED_ROOTS",

@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from secagg.errors import Reason
-from secagg.protocols.enclave.attestation.der import Signed, read_signed
-from secagg.protocols.enclave.attestation.refusals import invalid, malformed
-from secagg.protocols.enclave.attestation.roots import sha256
-from secagg.protocols.enclave.attestation.signatures import SignatureScheme
+
+from .der import Signed, read_signed
+from .refusals import invalid, malformed
+from .roots import sha256
+from .signatures import SignatureScheme
 
 MAXIMUM_CERTIFICATE_BYTES: Final = 8192
 MAXIMUM_CHAIN: Final = 6

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from secagg.errors import Reason
-from secagg.protocols.enclave.attestation.refusals import malformed
+
+from .refusals import malformed
 
 INTEGER: Final = 0x02
 BIT_STRING: Final = 0x03

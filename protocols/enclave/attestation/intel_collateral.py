@@ -15,13 +15,14 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from secagg.errors import Reason
-from secagg.protocols.enclave.attestation.certificate_chains import Chain, read_pem_chain, verify_chain
-from secagg.protocols.enclave.attestation.claims import IntelTcb, TcbStatus, require_bytes
-from secagg.protocols.enclave.attestation.intel_quote import EnclaveReport, VerifiedQuote
-from secagg.protocols.enclave.attestation.refusals import invalid, malformed, stale
-from secagg.protocols.enclave.attestation.revocation import check_not_revoked
-from secagg.protocols.enclave.attestation.signatures import ECDSA_P256, big_endian_signature
-from secagg.protocols.enclave.attestation.tdx_report import TdReport
+
+from .certificate_chains import Chain, read_pem_chain, verify_chain
+from .claims import IntelTcb, TcbStatus, require_bytes
+from .intel_quote import EnclaveReport, VerifiedQuote
+from .refusals import invalid, malformed, stale
+from .revocation import check_not_revoked
+from .signatures import ECDSA_P256, big_endian_signature
+from .tdx_report import TdReport
 
 MAXIMUM_JSON_BYTES: Final = 1 << 20
 RESPONSE: Final = rb'\{"NAME":(\{.*\}),"signature":"([0-9a-f]{128})"\}'

@@ -14,18 +14,12 @@ from datetime import datetime
 from typing import Final
 
 from secagg.errors import Reason
-from secagg.protocols.enclave.attestation.certificate_chains import Chain, read_pem_chain, verify_chain
-from secagg.protocols.enclave.attestation.der import (
-    OBJECT_IDENTIFIER,
-    OCTET_STRING,
-    SEQUENCE,
-    Element,
-    only,
-    small_integer,
-)
-from secagg.protocols.enclave.attestation.refusals import invalid, malformed, require_length
-from secagg.protocols.enclave.attestation.roots import sha256
-from secagg.protocols.enclave.attestation.signatures import ECDSA_P256, big_endian_signature, p256_public_key
+
+from .certificate_chains import Chain, read_pem_chain, verify_chain
+from .der import OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE, Element, only, small_integer
+from .refusals import invalid, malformed, require_length
+from .roots import sha256
+from .signatures import ECDSA_P256, big_endian_signature, p256_public_key
 
 HEADER_BYTES: Final = 48
 REPORT_BYTES: Final = 384

@@ -11,11 +11,12 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.protocols.enclave.attestation.certificate_chains import MAXIMUM_CHAIN, Chain, verify_chain
-from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat
-from secagg.protocols.enclave.attestation.refusals import invalid, malformed, require_length
-from secagg.protocols.enclave.attestation.roots import sha256
-from secagg.protocols.enclave.attestation.signatures import ECDSA_P384, big_endian_signature
+
+from .certificate_chains import MAXIMUM_CHAIN, Chain, verify_chain
+from .claims import Claims, EvidenceFormat
+from .refusals import invalid, malformed, require_length
+from .roots import sha256
+from .signatures import ECDSA_P384, big_endian_signature
 
 OPENING: Final = bytes.fromhex("8444a1013822a059")
 """Array of four; protected header {1: -35}, which is ES384; no unprotected header; payload with a two-byte length."""

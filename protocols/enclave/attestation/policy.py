@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
-from secagg.protocols.enclave.attestation.refusals import refused
+
+from .claims import Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
+from .refusals import refused
 
 BIND_BYTES: Final = 64
 

@@ -9,10 +9,11 @@ from typing import Final
 from cryptography import x509
 
 from secagg.errors import Reason
-from secagg.protocols.enclave.attestation.certificate_chains import PARSER_REFUSALS, Certificate, require_scheme
-from secagg.protocols.enclave.attestation.der import INTEGER, SEQUENCE, read_signed
-from secagg.protocols.enclave.attestation.refusals import invalid, malformed, stale
-from secagg.protocols.enclave.attestation.signatures import SignatureScheme
+
+from .certificate_chains import PARSER_REFUSALS, Certificate, require_scheme
+from .der import INTEGER, SEQUENCE, read_signed
+from .refusals import invalid, malformed, stale
+from .signatures import SignatureScheme
 
 MAXIMUM_LIST_BYTES: Final = 1 << 20
 LEADING_FIELDS: Final = (INTEGER, SEQUENCE, SEQUENCE)

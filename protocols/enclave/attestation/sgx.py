@@ -6,16 +6,9 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
-from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat
-from secagg.protocols.enclave.attestation.intel_collateral import IntelCollateral, evaluate_collateral
-from secagg.protocols.enclave.attestation.intel_quote import (
-    HEADER_BYTES,
-    REPORT_BYTES,
-    SGX_TEE,
-    EnclaveReport,
-    check_header,
-    verify_quote,
-)
+from .claims import Claims, EvidenceFormat
+from .intel_collateral import IntelCollateral, evaluate_collateral
+from .intel_quote import HEADER_BYTES, REPORT_BYTES, SGX_TEE, EnclaveReport, check_header, verify_quote
 
 VERSION: Final = 3
 BODY: Final = slice(HEADER_BYTES, HEADER_BYTES + REPORT_BYTES)

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from secagg.errors import PeerMisbehaved
-from secagg.protocols.enclave.attestation.refusals import invalid
+
+from .refusals import invalid
 
 Check = Callable[[PublicKeyTypes, bytes, bytes], None]
 

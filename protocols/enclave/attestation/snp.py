@@ -14,13 +14,13 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
-from secagg.protocols.enclave.attestation.certificate_chains import Chain, verify_chain
-from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat, SnpTcb, require_bytes
-from secagg.protocols.enclave.attestation.der import small_integer
-from secagg.protocols.enclave.attestation.refusals import invalid, malformed, require_length
-from secagg.protocols.enclave.attestation.revocation import check_not_revoked
-from secagg.protocols.enclave.attestation.roots import sha256
-from secagg.protocols.enclave.attestation.signatures import ECDSA_P384, RSA_PSS, little_endian_signature
+from .certificate_chains import Chain, verify_chain
+from .claims import Claims, EvidenceFormat, SnpTcb, require_bytes
+from .der import small_integer
+from .refusals import invalid, malformed, require_length
+from .revocation import check_not_revoked
+from .roots import sha256
+from .signatures import ECDSA_P384, RSA_PSS, little_endian_signature
 
 REPORT_BYTES: Final = 1184
 SIGNED_BYTES: Final = 0x2A0

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Final
 
 from secagg.errors import Reason
-from secagg.protocols.enclave.attestation.claims import Claims, EvidenceFormat
-from secagg.protocols.enclave.attestation.intel_collateral import IntelCollateral, evaluate_collateral
-from secagg.protocols.enclave.attestation.intel_quote import HEADER_BYTES, TDX_TEE, check_header, verify_quote
-from secagg.protocols.enclave.attestation.refusals import malformed
-from secagg.protocols.enclave.attestation.tdx_report import TdReport
+
+from .claims import Claims, EvidenceFormat
+from .intel_collateral import IntelCollateral, evaluate_collateral
+from .intel_quote import HEADER_BYTES, TDX_TEE, check_header, verify_quote
+from .refusals import malformed
+from .tdx_report import TdReport
 
 VERSION_4: Final = 4
 VERSION_5: Final = 5

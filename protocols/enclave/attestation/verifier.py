@@ -6,14 +6,15 @@ from datetime import datetime
 from typing import Final, assert_never
 
 from secagg.errors import Misuse, Reason
-from secagg.protocols.enclave.attestation.claims import Claims, Evidence, EvidenceFormat
-from secagg.protocols.enclave.attestation.intel_collateral import IntelCollateral
-from secagg.protocols.enclave.attestation.nitro import verify_nitro
-from secagg.protocols.enclave.attestation.refusals import malformed, refused
-from secagg.protocols.enclave.attestation.roots import PINNED_ROOTS, Roots
-from secagg.protocols.enclave.attestation.sgx import verify_sgx
-from secagg.protocols.enclave.attestation.snp import SnpCollateral, verify_snp
-from secagg.protocols.enclave.attestation.tdx import verify_tdx
+
+from .claims import Claims, Evidence, EvidenceFormat
+from .intel_collateral import IntelCollateral
+from .nitro import verify_nitro
+from .refusals import malformed, refused
+from .roots import PINNED_ROOTS, Roots
+from .sgx import verify_sgx
+from .snp import SnpCollateral, verify_snp
+from .tdx import verify_tdx
 
 Collateral = SnpCollateral | IntelCollateral | None
 

@@ -18,9 +18,9 @@ from flwr.clientapp import ClientApp
 from lab_truth import SHAPES, change, counted, examples, loss
 
 from secagg.flower import SecAggMod
-from secagg.flower.node_state import STATE_RECORD
-from secagg.flower.records import RECORD, message_in, with_message
-from secagg.protocols.dpf_indexing.ledger import UploadLedger
+from secagg.flower.app.node_state import STATE_RECORD
+from secagg.flower.app.records import RECORD, message_in, with_message
+from secagg.protocols.two_servers.ledger import UploadLedger
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"

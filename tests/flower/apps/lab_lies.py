@@ -14,11 +14,11 @@ from lab_app import kind_of
 from lab_truth import initial_model
 
 from secagg.compression.model_update import encode_parameters
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
-from secagg.flower.identities import make_identities
-from secagg.flower.records import RECORD
+from secagg.flower.app.records import RECORD
+from secagg.flower.keys.identities import make_identities
 from secagg.flower.schemes import SchemeChoice
 from secagg.identifiers import ClientId
 

@@ -31,11 +31,12 @@ from lab_truth import expected, initial_model, mean_loss
 from lab_two_servers import TWO_SERVERS, simulated
 
 from secagg.contract import Layout, RingSegment
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
-from secagg.flower import SecAggGrid, SecAggSettings, secure_round
-from secagg.flower.identities import make_identities
-from secagg.flower.records import RECORD, message_in, with_message
+from secagg.flower import SecAggGrid, SecAggSettings
+from secagg.flower.app import pairwise_round as secure_round
+from secagg.flower.app.records import RECORD, message_in, with_message
+from secagg.flower.keys.identities import make_identities
 from secagg.flower.sealed_state import DIRECTORY_VARIABLE
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session

@@ -19,13 +19,13 @@ from flwr.serverapp.strategy import FedAvg
 from lab_lies import with_field
 from lab_strategies import Lenient, PlainTwin
 
-from secagg.entropy import SystemCoins
-from secagg.flower import server_grid, two_server_round
-from secagg.flower.identities import make_identities
-from secagg.flower.server_pair import make_server_pair
+from secagg.crypto.entropy import SystemCoins
+from secagg.flower.app import server_grid, two_server_round
+from secagg.flower.keys.identities import make_identities
+from secagg.flower.keys.server_pair import make_server_pair
 from secagg.identifiers import ClientId
-from secagg.protocols.dpf_indexing.relay_messages import RoundOffers, encode_beginning
-from secagg.protocols.dpf_indexing.relaying_server import RelayingServer
+from secagg.protocols.two_servers.operators.relay_messages import RoundOffers, encode_beginning
+from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
 
 READY_SECONDS = 30
 LIED_TO = 2

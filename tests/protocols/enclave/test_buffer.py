@@ -18,9 +18,9 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.buffer import BufferState, Entry, ReleaseRules
-from secagg.protocols.enclave.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
-from secagg.protocols.enclave.noise import NoiseKind
+from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
+from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
+from secagg.protocols.enclave.trusted.noise import NoiseKind
 
 CLOSED, OPEN, DESTROYED = BufferState
 TABLE = (3, 2)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.codewords import CodewordTable
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.codewords import CodewordTable
 from secagg.errors import (
     AuthenticationFailed,
     CapacityExceeded,
@@ -31,15 +31,15 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.enclave import floors as floors_module
 from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.messages import ModelStamp
-from secagg.protocols.enclave.noise import NoiseKind
-from secagg.protocols.enclave.privacy import epsilon_of
-from secagg.protocols.enclave.sensitivity import Adjacency
+from secagg.protocols.enclave.privacy.budget import epsilon_of
+from secagg.protocols.enclave.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave
-from secagg.simulation.enclave_buffers import MIXED_LAYOUT, NOW, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.trusted.noise import NoiseKind
+from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 
 MODEL = ModelStamp(version=0, digest=bytes(32))
 NOISED = EnclaveSetup(noise_multiplier=Fraction(1), l2_bounds=(20, 20), releases_per_client=2)

@@ -17,22 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.enclave import enclave as enclave_module
 from secagg.protocols.enclave import host as host_module
-from secagg.protocols.enclave.buffer import BufferState, ReleaseRules
-from secagg.protocols.enclave.configuration import ReleaseForm
-from secagg.protocols.enclave.histogram import Accumulation, HistogramAccumulator
 from secagg.protocols.enclave.host import Host
-from secagg.protocols.enclave.messages import BufferRelease, ModelStamp, SealedUpload, uploads_digest
-from secagg.protocols.enclave.noise import NoiseKind
 from secagg.protocols.enclave.run import run
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
-from secagg.ring import RingVector, add_into, low_bits
-from secagg.simulation.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from secagg.protocols.enclave.trusted import enclave as enclave_module
+from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
+from secagg.protocols.enclave.trusted.configuration import ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
+from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp, SealedUpload, uploads_digest
+from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.wire import MessageKind, Writer
+from tests.harness.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 
 LAYOUTS = {
     "mixed": MIXED_LAYOUT,

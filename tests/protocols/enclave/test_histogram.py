@@ -15,11 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment, Layout, Payload, ideal_aggregate
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, blaming
 from secagg.identifiers import ClientId
-from secagg.protocols.enclave import histogram as module
-from secagg.protocols.enclave.histogram import Accumulation, HistogramAccumulator
-from secagg.ring import Ring
+from secagg.protocols.enclave.trusted import histogram as module
+from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
 
 Client = tuple[list[int], int]
 """One index for each block, and a weight."""

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment
+from secagg.crypto.ring import Ring
 from secagg.errors import MalformedMessage, Reason
-from secagg.protocols.enclave import histogram as module
-from secagg.protocols.enclave.histogram import Accumulation, HistogramAccumulator
-from secagg.ring import Ring
+from secagg.protocols.enclave.trusted import histogram as module
+from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
 
 SEGMENT = IndexSegment(5, 21)
 """Three chunks of blocks and three steps of codewords, as ``observed`` cuts them; the last of each is short."""

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.aead import TAG_BYTES
 from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.crypto.aead import TAG_BYTES
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, UnexpectedMessage
-from secagg.hpke import sealing_sizes
 from secagg.identifiers import AttemptContext, ClientId
-from secagg.identity import Certificate, SigningKey, verify_signature
-from secagg.labels import Label
 from secagg.parameters import Suite
-from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.messages import (
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.messages import (
     BufferRelease,
     EnclaveOffer,
     ModelStamp,
@@ -30,7 +30,7 @@ from secagg.protocols.enclave.messages import (
     sealed_indices_bytes,
     uploads_digest,
 )
-from secagg.secret import Secret
+from secagg.session.certificates import Certificate, SigningKey, verify_signature
 from secagg.wire import MessageKind, Writer
 
 CONTEXT = AttemptContext(bytes(range(32)))

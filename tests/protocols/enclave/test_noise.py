@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.entropy import SystemCoins
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.ring import Ring, reduce
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.enclave import noise
-from secagg.protocols.enclave.noise import GREATEST_VARIANCE, NoiseKind, require_variance, sample
-from secagg.ring import Ring, reduce
+from secagg.protocols.enclave.trusted import noise
+from secagg.protocols.enclave.trusted.noise import GREATEST_VARIANCE, NoiseKind, require_variance, sample
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 
 Vector = npt.NDArray[np.int64]

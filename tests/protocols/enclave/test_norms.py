@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, Reason
-from secagg.protocols.enclave.norms import require_norm, squared_norm
-from secagg.ring import Ring
+from secagg.protocols.enclave.privacy.norm import require_norm, squared_norm
 
 
 @given(data=st.data(), bits=st.integers(1, 64))

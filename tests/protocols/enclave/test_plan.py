@@ -10,15 +10,15 @@ import pytest
 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
-from secagg.identity import Authority
 from secagg.parameters import Suite
-from secagg.protocols.enclave.configuration import EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.histogram import Accumulation
-from secagg.protocols.enclave.noise import NoiseKind
 from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, plan_enclave
-from secagg.protocols.enclave.privacy import epsilon_of, squared_sensitivities
-from secagg.protocols.enclave.sensitivity import Adjacency
-from secagg.simulation.enclave_buffers import MIXED_LAYOUT, EnclaveSetup
+from secagg.protocols.enclave.privacy.budget import epsilon_of, squared_sensitivities
+from secagg.protocols.enclave.privacy.sensitivity import Adjacency
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.session.certificates import Authority
+from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup
 
 NOW = datetime(2026, 1, 1, 0, 0, 0, 700_000, tzinfo=UTC)
 TABLES = EnclaveSetup().tables

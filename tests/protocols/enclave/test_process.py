@@ -20,8 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.codewords import CodewordTable
 from secagg.contract import Aggregate, Payload, ideal_aggregate
+from secagg.contract.codewords import CodewordTable
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
     InternalError,
@@ -35,33 +37,22 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.framing import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.identifiers import ClientId, ServerId
-from secagg.identity import SigningKey, issue_certificate
-from secagg.layout import IndexSegment, Layout, RingSegment
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.configuration import EnclaveConfiguration, Noise
-from secagg.protocols.enclave.enclave import Enclave
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.messages import BufferRelease, EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.noise import NoiseKind
-from secagg.protocols.enclave.process import (
-    MAXIMUM_REQUEST_BYTES,
-    SIMULATED,
-    EnclaveService,
-    serve,
-)
-from secagg.protocols.enclave.remote_enclave import (
-    EnclaveLost,
-    RemoteEnclave,
-    decode_attested_offer,
-)
+from secagg.protocols.enclave.process import MAXIMUM_REQUEST_BYTES, SIMULATED, EnclaveService, serve
+from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
 from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
+from secagg.protocols.enclave.trusted.enclave import Enclave
+from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
+from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.secret import Secret
+from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 

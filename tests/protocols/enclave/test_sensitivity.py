@@ -12,8 +12,14 @@ import numpy.typing as npt
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.enclave import sensitivity
-from secagg.protocols.enclave.sensitivity import Adjacency, of_decoded_sum, of_histogram, of_vector, rho_of_release
+from secagg.protocols.enclave.privacy import sensitivity
+from secagg.protocols.enclave.privacy.sensitivity import (
+    Adjacency,
+    of_decoded_sum,
+    of_histogram,
+    of_vector,
+    rho_of_release,
+)
 
 Table = npt.NDArray[np.int64]
 Contribution = tuple[int, ...]

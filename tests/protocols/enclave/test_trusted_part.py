@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-START = "secagg.protocols.enclave.enclave"
+START = "secagg.protocols.enclave.trusted.enclave"
 OWN = {f"secagg.protocols.enclave.{name}" for name in ("buffer", "configuration", "enclave", "histogram")} | {
     f"secagg.protocols.enclave.{name}" for name in ("messages", "noise", "upload_keys")
 }
@@ -40,7 +40,7 @@ CORE = {
     )
 }
 PACKAGES = {"secagg", "secagg.protocols.enclave"}
-LATE = {"secagg.hybrid_key_agreement"}
+LATE = {"secagg.crypto.hybrid_key_agreement"}
 """Imported when the hybrid suite is used, because that fails where the backend has no ML-KEM."""
 OUTSIDE = {
     "__future__",
@@ -153,7 +153,7 @@ def test_the_trusted_part_is_these_modules_and_no_other(repository: Path) -> Non
 def test_it_reaches_nothing_outside_but_mathematics_and_cryptography(repository: Path) -> None:
     _, outside = closure(START, repository)
     assert set[str]().union(*outside.values()) == OUTSIDE
-    assert {module for module, names in outside.items() if "os" in names} == {"secagg.entropy"}
+    assert {module for module, names in outside.items() if "os" in names} == {"secagg.crypto.entropy"}
     assert {module for module, names in outside.items() if "threading" in names} == {START}
 
 
@@ -215,7 +215,7 @@ def test_a_new_import_is_noticed(tmp_path: Path) -> None:
         "def f():\n    from secagg.protocols.enclave import late\n    import secagg.late\n"
     )
     (room / "late.py").write_text("import time\n")
-    (tmp_path / "secagg/late.py").write_text("from secagg.protocols.enclave.enclave import f\n")
+    (tmp_path / "secagg/late.py").write_text("from secagg.protocols.enclave.trusted.enclave import f\n")
     found, outside = closure(START, tmp_path)
     assert set(found) == {START, "secagg", "secagg.late", "secagg.protocols.enclave", "secagg.protocols.enclave.late"}
     assert set[str]().union(*outside.values()) == {"socket", "time", "typing"}

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
-from secagg.hpke import sealing_sizes
 from secagg.identifiers import AttemptContext, ServerId
-from secagg.identity import SigningKey
 from secagg.parameters import Suite
-from secagg.protocols.enclave.messages import EnclaveOffer, Receipt
 from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.trusted.messages import EnclaveOffer, Receipt
 from secagg.protocols.enclave.verified_enclave import Judgement, VerifiedEnclave
-from secagg.secret import Secret
-from secagg.simulation.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+from secagg.session.certificates import SigningKey
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
 
 HOST = {ServerId()}
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import SessionContext
-from secagg.labels import Label
 from secagg.protocols.pairwise_mask.client_set import ClientSet, set_bytes
 from secagg.wire import MessageKind, Reader, Writer
 

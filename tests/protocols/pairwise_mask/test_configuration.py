@@ -11,17 +11,13 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, PeerError, Reason
-from secagg.labels import Label, bind
 from secagg.parameters import ClientFloors, SecurityMode, Suite
-from secagg.protocols.pairwise_mask.configuration import (
-    NO_AUTHORITY,
-    SessionConfiguration,
-    commit_to_opening,
-)
+from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration, commit_to_opening
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
-from secagg.ring import Ring
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 from secagg.wire import MessageKind
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, Misuse
-from secagg.labels import Label
 from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph, Topology
 
 SEED = bytes(range(32))

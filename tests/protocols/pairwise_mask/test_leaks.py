@@ -19,25 +19,20 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.ring import low_bits
+from secagg.crypto.secret import Confined, Secret
 from secagg.errors import Misuse, Reason, SecAggError
 from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.masking import (
-    MaskedVector,
-    adds_pairwise_mask,
-    pairwise_mask_key,
-    self_mask_key,
-)
+from secagg.protocols.pairwise_mask.masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.transitions import ServerState
-from secagg.ring import low_bits
-from secagg.secret import Confined, Secret
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.simulation.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 
 # --- Uniform uploads --------------------------------------------------------------------------------------------------
 
@@ -443,7 +438,7 @@ FORKED = """
 import os
 from secagg.errors import Misuse
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, same_sum
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
 
 session = InsecurePairwiseSession()
 session.reach(ServerState.AWAITING_MASKED_INPUTS)

@@ -15,23 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, SessionContext
-from secagg.labels import Label, bind
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.masking import (
-    MaskedVector,
-    adds_pairwise_mask,
-    pairwise_mask_key,
-    self_mask_key,
-)
+from secagg.protocols.pairwise_mask.masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from secagg.protocols.pairwise_mask.plan import plan_session
-from secagg.ring import Ring
-from secagg.secret import Secret
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.simulation.pairwise_sessions import insecure_payload
+from tests.harness.pairwise_sessions import insecure_payload
 
 CONTEXT = SessionContext(hashlib.sha256(b"a session").digest())
 layouts = st.lists(st.builds(RingSegment, st.integers(1, 64), st.integers(1, 30)), min_size=1, max_size=4).map(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.labels import Label
 from secagg.protocols.pairwise_mask.merkle import NODE_BYTES, MerkleTree, recover_root
 
 

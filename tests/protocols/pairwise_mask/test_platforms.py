@@ -9,17 +9,17 @@ from time import sleep
 
 import pytest
 
+from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
-from secagg.identity import SigningKey
-from secagg.labels import Label
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from secagg.session.certificates import SigningKey
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
-from secagg.simulation.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup
 
 
 def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:

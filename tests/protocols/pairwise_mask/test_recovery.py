@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from secagg.entropy import Coins
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import Share, split_many
 from secagg.errors import AuthenticationFailed, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
@@ -20,10 +22,8 @@ from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, key_suite
 from secagg.protocols.pairwise_mask.transitions import ServerState
-from secagg.secret import Secret
-from secagg.shamir import Share, split_many
-from secagg.simulation.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 from secagg.wire import MessageKind, message_kind
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 
 Edit = Callable[[UnmaskingShares, AnsweredFor], UnmaskingShares]
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import ClientId
-from secagg.labels import Label, bind
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology

@@ -40,8 +40,8 @@ from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet,
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, Endorsement, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.server import Server
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState, ServerState
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 from secagg.wire import MessageKind, message_kind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
 HEADER_BYTES = 7
 POPULATION = 7

@@ -16,8 +16,8 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.server import Server
 from secagg.protocols.pairwise_mask.transitions import ServerState
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 from secagg.wire import MessageKind, message_kind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
 SECURITIES = [(mode, topology) for mode in SecurityMode for topology in Topology]
 OPEN_STATES = [state for state in ServerState if state not in {ServerState.COMPLETED, ServerState.ABORTED}]

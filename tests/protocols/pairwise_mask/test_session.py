@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
-from secagg.errors import (
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    ThresholdNotMet,
-    UnexpectedMessage,
-)
+from secagg.crypto.ring import low_bits
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
@@ -33,15 +27,8 @@ from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, Unmaski
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
-from secagg.ring import low_bits
-from secagg.simulation.pairwise_sessions import (
-    Delivery,
-    InsecurePairwiseSession,
-    SessionSetup,
-    insecure_payload,
-    same_sum,
-)
 from secagg.wire import MessageKind, message_kind
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
 
 OPEN_STATES: list[ServerState] = [
     state for state in ServerState if state not in {ServerState.COMPLETED, ServerState.ABORTED}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from secagg.contract import Aggregate, Layout, RingSegment
+from secagg.crypto.secret import Secret
 from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
@@ -28,16 +29,10 @@ from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
-from secagg.protocols.pairwise_mask.transitions import (
-    CLIENT_TRANSITIONS,
-    SERVER_TRANSITIONS,
-    ClientState,
-    ServerState,
-)
-from secagg.secret import Secret
+from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS, ClientState, ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.simulation.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
 from secagg.wire import MessageKind, Writer, message_kind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
 
 MODES = list(SecurityMode)
 CONTEXT_AT = 7

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.secret import Secret
 from secagg.errors import PeerError, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.identity import Authority, SigningKey, issue_certificate
 from secagg.parameters import ClientFloors, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
@@ -32,7 +32,7 @@ from secagg.protocols.pairwise_mask import (
     Topology,
 )
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
-from secagg.secret import Secret
+from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import message_kind
 

@@ -1,0 +1,1 @@
+"""Sensitivity, noise budgets and accounting of the enclave's releases."""

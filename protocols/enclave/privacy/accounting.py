@@ -1,0 +1,113 @@
+"""What a number of noised releases costs: the epsilon of all of them together, for a given delta.
+
+A release has parts, such as segments, each with its own sensitivity and noise; their losses add up, and so do those of
+the releases. No amplification by sampling is counted: it needs cohorts that are random and secret, and a server that
+picks its clients knows them.
+
+The bounds are of Rényi divergences, and `dp-accounting` (the extra ``dp``) converts them. Its privacy loss
+distributions would be tighter and are not used: those of the Gaussian are of continuous noise, and those of the
+discrete one are of a single number, where a release is a vector whose worst shift they do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib import import_module
+from math import inf, nextafter
+from types import ModuleType
+from typing import Final
+
+from secagg.errors import InvalidParameters, Reason
+from secagg.protocols.enclave.trusted.noise import NoiseKind, require_variance
+
+from .sensitivity import rho_of_release
+
+_REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 + 1))
+"""From 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order."""
+_WHOLE_ORDERS: Final = tuple(sorted({*range(2, 65), *(round(order) for order in _REAL_ORDERS if order > 64)}))  # noqa: PLR2004
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasePart:
+    """One part of a release, in integer steps: how far a client can move it, and its noise."""
+
+    l2_squared: int
+    """The square of the L2 sensitivity; it comes from ``sensitivity``, which names the adjacency."""
+    l1: int | None
+    """The L1 sensitivity, where one is known: at most sqrt(d) times that in L2. It matters to Skellam alone."""
+    variance: Fraction
+
+    def __post_init__(self) -> None:
+        if type(self.l2_squared) is not int or self.l2_squared < 0:
+            raise InvalidParameters(f"l2_squared is an integer from 0 on; got {self.l2_squared!r}")
+        if self.l1 is not None and (type(self.l1) is not int or self.l1 < 0 or self.l1**2 < self.l2_squared):
+            raise InvalidParameters(f"an L1 sensitivity is an integer, and no less than that in L2; got {self.l1!r}")
+
+    @property
+    def l1_bound(self) -> int:
+        """The least known bound of the L1 sensitivity; integers are at most their squares."""
+        return self.l2_squared if self.l1 is None else min(self.l1, self.l2_squared)
+
+
+def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta: float) -> float:
+    """Return the epsilon, at this delta, of ``releases`` releases that all hold the same client.
+
+    Implements: [CKS20] Theorem 4 and the composition of [BS16] for the discrete Gaussian; the bound of [AKL21] at
+        whole orders for Skellam; [CKS20] Proposition 12 for the conversion.
+    Raises:
+        InvalidParameters: a number is out of range, or the extra ``dp`` is not installed.
+    Security: the adjacency is that of the sensitivities. It is computed in floating point, to a relative error of
+        10^-9 or so, and holds for a fixed number of releases and parameters that do not depend on what was released.
+    """
+    if type(releases) is not int or releases < 1:
+        raise InvalidParameters(f"releases is an integer of at least 1; got {releases!r}")
+    if not 0 < delta < 1:
+        raise InvalidParameters(f"delta is above 0 and below 1; got {delta!r}")
+    if not parts:
+        raise InvalidParameters("a release has at least one part")
+    for part in parts:
+        require_variance(part.variance, kind)
+    match kind:
+        case NoiseKind.DISCRETE_GAUSSIAN:
+            return _epsilon_of_gaussian(parts, releases, delta)
+        case NoiseKind.SKELLAM:
+            losses = [releases * sum(skellam_loss(order, part) for part in parts) for order in _WHOLE_ORDERS]
+            convert: Callable[..., tuple[float, float]] = _load("dp_accounting.rdp").compute_epsilon
+            return float(convert(_WHOLE_ORDERS, losses, delta)[0])
+
+
+def skellam_loss(order: int, part: ReleasePart) -> float:
+    """Return a bound of the Rényi divergence of a whole order above 1 between a part's Skellam noise and it shifted.
+
+    Implements: [AKL21], its bound with a scale of 1: a D2^2 / (2 v) + min(((2 a - 1) D2^2 + 6 D1) / (4 v^2),
+        3 D1 / (2 v)) for an order a and a variance v.
+    """
+    if type(order) is not int or order < 2:  # noqa: PLR2004 -- the least order
+        raise InvalidParameters(f"the bound is used at whole orders from 2 on; got {order!r}")
+    square, absolute, variance = part.l2_squared, part.l1_bound, part.variance
+    correction = min(((2 * order - 1) * square + 6 * absolute) / (4 * variance**2), 3 * absolute / (2 * variance))
+    return _rounded_up(order * square / (2 * variance) + correction)
+
+
+def _epsilon_of_gaussian(parts: Sequence[ReleasePart], releases: int, delta: float) -> float:
+    accounting, rdp = _load("dp_accounting"), _load("dp_accounting.rdp")
+    rho = rho_of_release([(part.l2_squared, part.variance) for part in parts])
+    # The accountant's own neighbours matter to sampling alone; here they are in the sensitivities.
+    accountant = rdp.RdpAccountant(_REAL_ORDERS)
+    accountant.compose(accounting.ZCDpEvent(rho=_rounded_up(rho)), releases)
+    return float(accountant.get_epsilon(delta))
+
+
+def _rounded_up(value: Fraction) -> float:
+    return nextafter(float(value), inf)
+
+
+def _load(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InvalidParameters(
+            "epsilon is computed by dp-accounting; install secagg[dp]", reason=Reason.BACKEND_MISSING
+        ) from None

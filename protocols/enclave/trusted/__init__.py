@@ -1,0 +1,1 @@
+"""The measured part: what runs inside of the enclave and sees uploads."""

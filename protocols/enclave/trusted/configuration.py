@@ -1,0 +1,291 @@
+"""What an enclave and its clients agree on: one value, whose digest (T0) is in every key, ciphertext and signature.
+
+It is loaded once, when an enclave starts, and stands for the whole life of its keys. Whatever could be used to learn
+more than one sum of many clients is fixed here: cohorts, weights, codebooks, noise, the authority. A client computes
+the digest from a configuration that it has checked itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import IntEnum
+from fractions import Fraction
+from math import ceil, isqrt
+from typing import Final
+
+from secagg.contract import MAXIMUM_WEIGHT
+from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout
+from secagg.contract.layout import IndexSegment, Layout, RingSegment, Segment
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import require_capacity
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
+from secagg.identifiers import AttemptContext
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.wire import MessageKind, Reader, Writer
+
+from .histogram import Accumulation
+from .noise import NoiseKind, require_variance
+
+NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
+_MAXIMUM_TASK_BYTES: Final = 256
+_MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
+_MAXIMUM_TABLE_BYTES: Final = 1 << 28
+_MAXIMUM_STALENESS: Final = 1 << 10
+_TAIL_DEVIATIONS: Final = 10
+"""Noised histograms have room for this many standard deviations beyond the counts."""
+_LAST_SECOND: Final = 253402300799
+"""Of the year 9999, the last that a datetime has."""
+_SUITES: Final = tuple(Suite)
+
+
+class ReleaseForm(IntEnum):
+    """What is released of index segments."""
+
+    DECODED_SUM = 1
+    """The sum of the codewords that were chosen, block by block: what a model needs, and no more."""
+    HISTOGRAM = 2
+    """How often each codeword was chosen for each block; it is never less informative than the decoded sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Noise that the enclave adds to everything that it releases, and how often one client may be in a release."""
+
+    kind: NoiseKind
+    variances: tuple[Fraction, ...]
+    """One for each released segment, in its integer steps squared."""
+    l2_bounds: tuple[int, ...]
+    """One for each ring segment of the layout: the largest norm of a client's own values, which it enforces itself."""
+    releases_per_client: int
+
+    def __post_init__(self) -> None:
+        if type(self.kind) is not NoiseKind or type(self.variances) is not tuple or type(self.l2_bounds) is not tuple:
+            raise Misuse("noise is of a NoiseKind, with tuples of variances and of bounds")
+        for variance in self.variances:
+            require_variance(variance, self.kind)
+        for bound in self.l2_bounds:
+            require_range("an L2 bound", bound, 1, (1 << 40) - 1)
+        require_range("releases_per_client", self.releases_per_client, 1, (1 << 32) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveConfiguration:
+    """Everything that an enclave does for its clients, and nothing that it does not."""
+
+    task: bytes
+    """What is being trained, as the platform names it."""
+    suite: Suite
+    authority: bytes
+    """The public key of the authority that certifies clients; zeros where there is none, which needs noise."""
+    layout: Layout
+    form: ReleaseForm = ReleaseForm.DECODED_SUM
+    tables: Tables = ()
+    """The codebooks, as integers, for each index segment; none where histograms are released."""
+    accumulation: Accumulation = Accumulation.OBLIVIOUS
+    minimum_cohort: int
+    maximum_cohort: int
+    """A buffer takes no more uploads than this."""
+    maximum_weight: int = 1
+    """The largest weight that a client may give itself; it is sealed with its values."""
+    staleness_weights: tuple[int, ...] = (1,)
+    """What an upload for a model that is so many versions old counts; older ones are refused."""
+    noise: Noise | None = None
+    expiry: int
+    """When clients stop sealing to the keys, in seconds since 1970."""
+    context: AttemptContext = field(init=False, repr=False, compare=False)
+    """The digest of this configuration (T0)."""
+    released: Layout = field(init=False, repr=False, compare=False)
+    """The layout of the aggregate."""
+
+    def __post_init__(self) -> None:
+        kinds = (type(self.suite), type(self.layout), type(self.form), type(self.accumulation))
+        if kinds != (Suite, Layout, ReleaseForm, Accumulation):
+            raise Misuse("suite, layout, form and accumulation are of their own types")
+        if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
+            raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
+        if type(self.tables) is not tuple or any(type(tables) is not tuple for tables in self.tables):
+            raise Misuse("tables are a tuple with a tuple of CodewordTable for each index segment")
+        if type(self.authority) is not bytes or len(self.authority) != IDENTITY_KEY_BYTES:
+            raise InvalidParameters(f"authority is a public key of {IDENTITY_KEY_BYTES} bytes, or zeros for none")
+        require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
+        require_range("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 32) - 1)
+        require_range("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
+        require_range("expiry", self.expiry, 1, _LAST_SECOND)
+        if type(self.staleness_weights) is not tuple or not 1 <= len(self.staleness_weights) <= _MAXIMUM_STALENESS:
+            raise InvalidParameters(f"staleness_weights are a tuple of 1 to {_MAXIMUM_STALENESS} weights")
+        for weight in self.staleness_weights:
+            require_range("a staleness weight", weight, 1, (1 << 16) - 1)
+        require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
+        self._check_noise()
+        object.__setattr__(self, "released", self._released())
+        digest = hashlib.sha256(bind(Label.ENCLAVE_CONFIGURATION, self.encode())).digest()
+        object.__setattr__(self, "context", AttemptContext(digest))
+
+    def _check_noise(self) -> None:
+        if self.noise is None:
+            if self.authority == NO_AUTHORITY:
+                raise InvalidParameters(
+                    "without an authority a host can invent every client but one, and only noise protects that one; "
+                    "name an authority that the host does not control, or configure noise"
+                )
+            return
+        if self.maximum_weight != 1:
+            raise InvalidParameters(
+                "with noise every client weighs 1: the sum of weights that clients choose would be released exactly; "
+                "scale updates before they are encoded, or release without noise"
+            )
+        if len(self.noise.l2_bounds) != len(self.ring_segments):
+            raise InvalidParameters(f"{len(self.ring_segments)} ring segments need as many L2 bounds")
+        counted = sum(map(len, self.tables)) if self.form is ReleaseForm.DECODED_SUM else len(self.index_segments)
+        if len(self.noise.variances) != len(self.ring_segments) + counted:
+            raise InvalidParameters(
+                f"{len(self.ring_segments) + counted} segments are released, and {len(self.noise.variances)} variances "
+                "given; give one for each ring segment and for each codebook, or histogram"
+            )
+
+    def _released(self) -> Layout:
+        if not self.index_segments:
+            if self.tables:
+                raise InvalidParameters("the layout has no index segment; leave tables empty")
+            return self.layout
+        if self.form is ReleaseForm.DECODED_SUM:
+            require_tables(self.layout, self.tables)
+            return summed_layout(self.layout, self.tables, self.maximum_total_weight + self._room_for_noise())
+        if self.tables:
+            raise InvalidParameters("histograms are released as they are; leave tables empty")
+        if self.noise is None:
+            return self.layout
+        # Noised counts add up to no weight and may be negative: they are integers of a ring.
+        segments: tuple[Segment, ...] = tuple(
+            RingSegment(
+                (self.maximum_total_weight + _tail(variance)).bit_length() + 1, segment.blocks * segment.codewords
+            )
+            if isinstance(segment, IndexSegment)
+            else segment
+            for segment, variance in zip(self.layout.segments, self.noise.variances, strict=True)
+        )
+        return Layout(segments, self.layout.version)
+
+    def _room_for_noise(self) -> int:
+        """Return how much more weight would reach as far as the noise of any sum of codewords does."""
+        if self.noise is None:
+            return 0
+        room, variances, tables = 0, iter(self.noise.variances), iter(self.tables)
+        for segment in self.layout.segments:
+            if isinstance(segment, RingSegment):
+                next(variances)
+                continue
+            for table in next(tables):
+                room = max(room, -(-_tail(next(variances)) // max(1, table.largest)))
+        return room
+
+    @property
+    def maximum_total_weight(self) -> int:
+        """The largest sum of weights that a buffer can reach."""
+        return self.maximum_cohort * self.maximum_weight * max(self.staleness_weights)
+
+    @property
+    def has_authority(self) -> bool:
+        """Whether somebody whom the host does not control says who is a client."""
+        return self.authority != NO_AUTHORITY
+
+    @property
+    def ring_segments(self) -> tuple[RingSegment, ...]:
+        """The segments that are masked and summed by the host."""
+        return tuple(segment for segment in self.layout.segments if isinstance(segment, RingSegment))
+
+    @property
+    def index_segments(self) -> tuple[IndexSegment, ...]:
+        """The segments that are sealed and counted by the enclave."""
+        return tuple(segment for segment in self.layout.segments if isinstance(segment, IndexSegment))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.ENCLAVE_CONFIGURATION).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer.integer(_SUITES.index(self.suite), 1).fixed(self.authority, IDENTITY_KEY_BYTES)
+        writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
+        writer.integer(self.form, 1).integer(self.accumulation.value, 1).integer(len(self.tables), 4)
+        for tables in self.tables:
+            writer.integer(len(tables), 4)
+            for table in tables:
+                writer.variable(table.encode(), _MAXIMUM_TABLE_BYTES)
+        writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4).integer(self.maximum_weight, 4)
+        writer.integer(len(self.staleness_weights), 2)
+        for weight in self.staleness_weights:
+            writer.integer(weight, 2)
+        writer.integer(self.expiry, 5)
+        if self.noise is None:
+            return writer.integer(0, 1).finish()
+        writer.integer(self.noise.kind.value, 1).integer(self.noise.releases_per_client, 4)
+        writer.integer(len(self.noise.variances), 4).integer(len(self.noise.l2_bounds), 4)
+        for variance in self.noise.variances:
+            writer.integer(variance.numerator, 16).integer(variance.denominator, 16)
+        for bound in self.noise.l2_bounds:
+            writer.integer(bound, 5)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> EnclaveConfiguration:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.ENCLAVE_CONFIGURATION)
+        try:
+            configuration = cls(
+                task=reader.variable(_MAXIMUM_TASK_BYTES),
+                suite=_SUITES[reader.integer(1)],
+                authority=reader.fixed(IDENTITY_KEY_BYTES),
+                layout=Layout.decode(reader.variable(_MAXIMUM_LAYOUT_BYTES)),
+                form=ReleaseForm(reader.integer(1)),
+                accumulation=Accumulation(reader.integer(1)),
+                tables=_read_tables(reader),
+                minimum_cohort=reader.integer(4),
+                maximum_cohort=reader.integer(4),
+                maximum_weight=reader.integer(4),
+                staleness_weights=tuple(reader.integer(2) for _ in range(reader.integer(2))),
+                expiry=reader.integer(5),
+                noise=_read_noise(reader),
+            )
+            reader.finish()
+            is_canonical = configuration.encode() == bytes(message)
+        except (InvalidParameters, CapacityExceeded, UnexpectedMessage, IndexError, ValueError) as error:
+            raise MalformedMessage(f"this is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
+        if not is_canonical:
+            raise MalformedMessage("the configuration has another encoding", reason=Reason.NOT_CANONICAL)
+        return configuration
+
+
+def _tail(variance: Fraction) -> int:
+    """Return how far noise reaches, in all but one of some 10^22 draws."""
+    return _TAIL_DEVIATIONS * (isqrt(ceil(variance)) + 1)
+
+
+def _read_tables(reader: Reader) -> Tables:
+    tables = list[tuple[CodewordTable, ...]]()
+    for _ in range(reader.integer(4)):
+        count = reader.integer(4)
+        tables.append(tuple(CodewordTable.decode(reader.variable(_MAXIMUM_TABLE_BYTES)) for _ in range(count)))
+    return tuple(tables)
+
+
+def _read_noise(reader: Reader) -> Noise | None:
+    kind = reader.integer(1)
+    if not kind:
+        return None
+    releases, variances, bounds = reader.integer(4), reader.integer(4), reader.integer(4)
+    return Noise(
+        kind=NoiseKind(kind),
+        variances=tuple(Fraction(reader.integer(16), reader.integer(16) or -1) for _ in range(variances)),
+        l2_bounds=tuple(reader.integer(5) for _ in range(bounds)),
+        releases_per_client=releases,
+    )
+
+
+def require_range(name: str, value: object, least: int, greatest: int) -> None:
+    """Refuse what is no integer in a range."""
+    if type(value) is not int or not least <= value <= greatest:
+        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

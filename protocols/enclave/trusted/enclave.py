@@ -1,0 +1,332 @@
+"""The trusted part: keys that live in memory alone, uploads in, and one sum of many clients out for each buffer.
+
+This module and what it imports are what a measurement stands for. It has no network, no file, no clock and no
+configuration but the one it started with. A restart is another epoch with other keys, so what was sealed to the last
+one is opened by nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from threading import RLock
+from typing import Any, Final
+
+from secagg.contract import Aggregate, Histogram
+from secagg.contract.codewords import CodewordTable, sum_of_codewords
+from secagg.contract.layout import RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import sealing_pair
+from secagg.crypto.labels import Label
+from secagg.crypto.mask_expansion import accumulate, segment_count
+from secagg.crypto.ring import Ring, RingVector, add_into, low_bits, reduce_into, subtract_into
+from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, blaming
+from secagg.identifiers import ServerId
+from secagg.session.certificates import Authority, SigningKey
+from secagg.wire import owned_bytes
+
+from .buffer import BufferState, Entry, ReleaseRules
+from .configuration import EnclaveConfiguration, ReleaseForm
+from .histogram import HistogramAccumulator
+from .messages import (
+    EPOCH_BYTES,
+    SEALED_SECRET_BYTES,
+    SEED_BYTES,
+    BufferRelease,
+    EnclaveOffer,
+    Receipt,
+    SealedUpload,
+    uploads_digest,
+)
+from .noise import sample
+from .upload_keys import mask_key, open_indices, sealing_info
+
+_ROWS: Final = 1 << 14
+"""Blocks whose counters are decoded at a time."""
+
+Combine = Callable[[Any, Any], object]
+Quote = Callable[[bytes], Any]
+"""Makes evidence that holds 64 bytes: the hardware's driver, or a simulation's."""
+
+
+class Enclave(Confined):
+    """One epoch of the trusted part: one configuration, one set of keys, one open buffer at a time.
+
+    Security: whoever runs it chooses when it is called and with what, and sees every answer. Errors name what is wrong
+        with an upload that its client has signed; they say nothing about the values of one that is in order.
+    """
+
+    def __init__(self, configuration: EnclaveConfiguration, *, coins: Coins, quote: Quote, threads: int = 1) -> None:
+        """Draw the keys of an epoch, and have evidence made for them.
+
+        Args:
+            coins: ``SystemCoins()`` inside the enclave.
+            quote: makes evidence that holds the binding of keys, epoch and configuration.
+            threads: how many threads expand masks.
+        """
+        if type(configuration) is not EnclaveConfiguration:
+            raise Misuse(f"an enclave runs an EnclaveConfiguration; got {type(configuration).__name__}")
+        self.configuration = configuration
+        self._coins = coins
+        self._threads = threads
+        self._lock = RLock()
+        self._rules = ReleaseRules(configuration)
+        epoch = bytes(draw_exactly(EPOCH_BYTES, coins))
+        with (
+            Secret.random("sealing_root", 32, coins) as root,
+            Secret.random("receipt_seed", 32, coins) as receipt_seed,
+        ):
+            self._pair = sealing_pair(configuration.suite, root, configuration.context)
+            self._receipt_key = SigningKey(receipt_seed)
+        self.offer = EnclaveOffer(
+            context=configuration.context,
+            epoch=epoch,
+            sealing_key=self._pair.public_key.encoded,
+            receipt_key=self._receipt_key.public_key,
+        )
+        try:
+            self.evidence = quote(self.offer.binding)
+        except BaseException:
+            self._pair.wipe()
+            self._receipt_key.wipe()
+            raise
+        self._mask_keys = defaultdict[int, list[Secret]](list)
+        """For each staleness weight, the keys of the masks in the open buffer."""
+        self._histograms = list[HistogramAccumulator]()
+        self._releases = 0
+        self._last_release = b""
+
+    @property
+    def state(self) -> BufferState:
+        """What may be done next."""
+        return self._rules.state
+
+    def open_buffer(self, version: int, model_digest: bytes) -> None:
+        """Begin to collect updates for a model; what was released before can no longer be fetched again.
+
+        Raises:
+            Misuse, PeerMisbehaved: as for ``ReleaseRules.open``.
+        """
+        with self._lock:
+            # Made first: a buffer that opened without its counters would count nothing.
+            histograms = [
+                HistogramAccumulator(segment, self.configuration.maximum_total_weight, self.configuration.accumulation)
+                for segment in self.configuration.index_segments
+            ]
+            self._rules.open(version, model_digest)
+            self._last_release = b""
+            self._histograms = histograms
+
+    def receive(self, message: bytes) -> int:
+        """Take an upload into the open buffer, and return the weight of its age, by which the host multiplies.
+
+        Raises:
+            PeerError: it is not taken, and nothing has changed; ``culprits`` says whose doing that can be.
+            Misuse: no buffer is open.
+        """
+        with self._lock, blaming(ServerId()):
+            self._rules.buffer  # noqa: B018 -- refuses where none is open
+            upload = SealedUpload.decode(owned_bytes(message), self.configuration)
+            header = upload.header
+            client = header.certificate.client
+            entry = Entry(client, header.upload_id, header.model.version, header.model.digest)
+            if header.epoch != self.offer.epoch:
+                raise PeerMisbehaved(
+                    f"the upload of {client} was sealed to another epoch, which nobody can open",
+                    reason=Reason.WRONG_SESSION,
+                    culprits={client, ServerId()},
+                )
+            self._verify_signature(upload)
+            age_weight = self._rules.staleness_weight(entry)
+            with self._opened(upload) as secret:
+                weight = int.from_bytes(secret.expose()[SEED_BYTES:], "big")
+                self._rules.require_weight(weight, client)
+                try:
+                    with Secret("upload_seed", secret.expose()[:SEED_BYTES]) as seed:
+                        self._add(upload, seed, weight * age_weight, age_weight)
+                    self._rules.enter(entry, weight * age_weight, age_weight)
+                except PeerError:
+                    raise
+                except BaseException:
+                    # Part of the upload may have been counted; a sum with a part of somebody is not released.
+                    self.give_up_buffer()
+                    raise
+            return age_weight
+
+    def release(self) -> bytes:
+        """Release the open buffer, once; asked again, return the same bytes.
+
+        Raises:
+            ThresholdNotMet: it holds fewer uploads than the minimum cohort; nothing has changed.
+            PeerMisbehaved: one weight dominates it; the buffer is given up.
+            Misuse: no buffer is open, and none was released.
+        """
+        with self._lock:
+            if self._last_release:
+                return self._last_release
+            buffer = self._rules.buffer
+            try:
+                self._rules.require_releasable()
+            finally:
+                if self.state is not BufferState.OPEN:
+                    self._forget()
+            try:
+                aggregate = Aggregate(
+                    self.configuration.released, tuple(self._vectors()), buffer.contributors, buffer.total_weight
+                ).encode()
+            finally:
+                self._rules.close()
+                self._forget()
+            self._releases += 1
+            receipt = Receipt(
+                context=self.offer.context,
+                epoch=self.offer.epoch,
+                buffer=buffer.version,
+                uploads_digest=uploads_digest(buffer.upload_ids),
+                contributors=buffer.contributors,
+                total_weight=buffer.total_weight,
+                releases=self._releases,
+                released_digest=hashlib.sha256(aggregate).digest(),
+            )
+            signed = receipt.signed_with(self._receipt_key)
+            self._last_release = BufferRelease(receipt=signed, aggregate=aggregate).encode()
+            return self._last_release
+
+    def give_up_buffer(self) -> None:
+        """Discard the open buffer; its uploads are never taken again."""
+        with self._lock:
+            self._rules.buffer  # noqa: B018 -- refuses where none is open
+            self._rules.close()
+            self._forget()
+
+    def destroy(self) -> None:
+        """End the epoch: give up the keys, and overwrite what is in the buffer."""
+        with self._lock:
+            self._rules.destroy()
+            self._forget()
+            self._last_release = b""
+            self._pair.wipe()
+            self._receipt_key.wipe()
+
+    # --- One upload ---------------------------------------------------------------------------------------------------
+
+    def _verify_signature(self, upload: SealedUpload) -> None:
+        """Check that a certified client signed the upload; without an authority, that whoever holds the key did."""
+        certificate = upload.header.certificate
+        culprits = (certificate.client, ServerId())
+        authority = self.configuration.authority if self.configuration.has_authority else certificate.public_key
+        identity = Authority(authority).verify(certificate, culprits=culprits)
+        parts = upload.signed_parts(self.offer.context)
+        identity.verify(upload.signature, Label.ENCLAVE_SIGNED_UPLOAD, *parts, culprits=culprits)
+
+    def _opened(self, upload: SealedUpload) -> Secret:
+        """Open the sealed seed; its client has signed for it, so that a wrong one is the client's doing."""
+        info = sealing_info(upload.header.digest(self.offer.context))
+        culprits = self._rules.signer(upload.header.certificate.client)
+        return self._pair.open("upload_secret", upload.sealed_seed, SEALED_SECRET_BYTES, info, culprits=culprits)
+
+    def _add(self, upload: SealedUpload, seed: Secret, weight: int, age_weight: int) -> None:
+        """Count the indices and keep the key of the mask; nothing is counted unless every index is in range."""
+        header, context = upload.header, self.offer.context
+        if self.configuration.index_segments:
+            client = header.certificate.client
+            # The signature does not cover the sealed indices, which a host can alter; their tag does.
+            opened = open_indices(seed, header.digest(context), upload.sealed_indices, culprits={client, ServerId()})
+            try:
+                with blaming(*self._rules.signer(client)):
+                    self._count(memoryview(opened), weight)
+            finally:
+                overwrite(opened)
+        if self.configuration.ring_segments:
+            key = mask_key(seed, self.configuration.suite, context, header.epoch, header.upload_id)
+            self._mask_keys[age_weight].append(key)
+
+    def _count(self, packed: memoryview, weight: int) -> None:
+        parts, start = list[memoryview](), 0
+        for segment, histogram in zip(self.configuration.index_segments, self._histograms, strict=True):
+            parts.append(packed[start : start + segment.payload_bytes])
+            start += segment.payload_bytes
+            histogram.check(parts[-1])
+        for histogram, part in zip(self._histograms, parts, strict=True):
+            histogram.add(part, weight)
+
+    # --- One release --------------------------------------------------------------------------------------------------
+
+    def _vectors(self) -> Iterator[RingVector | Histogram]:
+        """Make what is released, segment by segment, with its noise."""
+        noise = self.configuration.noise
+        released = enumerate(self.configuration.released.segments)
+        for (position, segment), (combine, vector) in zip(released, self._exact_vectors(), strict=True):
+            if noise is not None:
+                drawn = sample(noise.kind, noise.variances[position], segment.length, self._coins)
+                # An integer and its low bits are the same element of the ring, also where it is negative.
+                reduced = drawn.astype(segment.ring.word)
+                combine(vector, reduced)
+                reduce_into(vector, segment.ring.modulus_bits)
+                drawn[:], reduced[:] = 0, 0
+            yield vector
+
+    def _exact_vectors(self) -> Iterator[tuple[Combine, RingVector | Histogram]]:
+        """Make what is released without noise, each vector with how noise gets into it."""
+        configuration, first_segment = self.configuration, 0
+        histograms, tables = iter(self._histograms), iter(configuration.tables)
+        released = iter(configuration.released.segments)
+        for segment in configuration.layout.segments:
+            if isinstance(segment, RingSegment):
+                # The host takes masks from its own sum, and what is taken from the masks stays in it.
+                yield subtract_into, self._mask_sum(segment, first_segment)
+                first_segment += segment_count(segment.ring, segment.length)
+                next(released)
+            elif configuration.form is ReleaseForm.HISTOGRAM:
+                counts, form = next(histograms).histogram(0, segment.blocks), next(released)
+                if not isinstance(form, RingSegment):
+                    yield add_into, counts
+                    continue
+                yield add_into, counts.reshape(-1).astype(form.ring.word)
+                counts[:] = 0
+            else:
+                histogram, start = next(histograms), 0
+                for table in next(tables):
+                    yield add_into, _decoded(histogram, table, start, next(released).ring)
+                    start += table.blocks
+
+    def _mask_sum(self, segment: RingSegment, first_segment: int) -> RingVector:
+        """Sum the masks of the buffer, each as often as the age of its upload says."""
+        total, ring = segment.ring.zeros(segment.length), segment.ring
+        for age_weight, keys in self._mask_keys.items():
+            part = total if len(self._mask_keys) == 1 else ring.zeros(segment.length)
+            accumulate(part, ring, add=keys, subtract=[], first_segment=first_segment, threads=self._threads)
+            part *= ring.word.type(age_weight & low_bits(ring.modulus_bits))
+            if part is not total:
+                add_into(total, part)
+                part[:] = 0
+        reduce_into(total, ring.modulus_bits)
+        return total
+
+    def _forget(self) -> None:
+        """Overwrite what the buffer held."""
+        for keys in self._mask_keys.values():
+            for key in keys:
+                key.wipe()
+        self._mask_keys.clear()
+        for histogram in self._histograms:
+            histogram.wipe()
+        self._histograms = []
+
+    def __repr__(self) -> str:
+        return f"<Enclave {self.offer.epoch.hex()[:8]}, {self.state}>"
+
+
+def _decoded(histogram: HistogramAccumulator, table: CodewordTable, start: int, ring: Ring) -> RingVector:
+    """Return the sums of the chosen codewords of a run of blocks."""
+    total = ring.zeros(table.blocks * table.width)
+    for first in range(0, table.blocks, _ROWS):
+        last = min(first + _ROWS, table.blocks)
+        counts = histogram.histogram(start + first, start + last)
+        sums = sum_of_codewords(counts, table)
+        total[first * table.width : last * table.width] = sums.astype(ring.word)
+        counts[:], sums[:] = 0, 0
+    reduce_into(total, ring.modulus_bits)
+    return total

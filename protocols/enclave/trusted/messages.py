@@ -1,0 +1,273 @@
+"""What crosses the enclave's boundary, as bytes with one encoding, and the strings that everything is bound to.
+
+The host carries all of it and is trusted with none of it: an upload is sealed and signed by its client, an offer is
+vouched for by hardware, a receipt is signed by the enclave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from secagg.crypto.aead import TAG_BYTES
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.labels import Label, bind
+from secagg.errors import Misuse
+from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
+from secagg.wire import MessageKind, Reader, Writer
+
+from .configuration import EnclaveConfiguration
+
+EPOCH_BYTES: Final = 32
+UPLOAD_ID_BYTES: Final = 16
+DIGEST_BYTES: Final = 32
+SEED_BYTES: Final = 32
+WEIGHT_BYTES: Final = 4
+_MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
+_MAXIMUM_KEY_BYTES: Final = 1 << 12
+SEALED_SECRET_BYTES: Final = SEED_BYTES + WEIGHT_BYTES
+"""What a client seals with HPKE: the seed of its mask and of its key, and its weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveOffer:
+    """What an enclave says of itself, for its evidence to vouch for."""
+
+    context: AttemptContext
+    """The digest of its configuration (T0)."""
+    epoch: bytes
+    """32 random bytes that its keys live and die with."""
+    sealing_key: bytes
+    receipt_key: bytes
+
+    @property
+    def binding(self) -> bytes:
+        """The 64 bytes that the evidence holds: report_data of a quote or a report, user_data of a document."""
+        statement = bind(Label.ENCLAVE_BINDING, self.context.digest, self.epoch, self.sealing_key, self.receipt_key)
+        return hashlib.sha512(statement).digest()
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.ENCLAVE_OFFER).fixed(self.context.digest, CONTEXT_BYTES)
+        writer.fixed(self.epoch, EPOCH_BYTES).variable(self.sealing_key, _MAXIMUM_KEY_BYTES)
+        return writer.fixed(self.receipt_key, IDENTITY_KEY_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> EnclaveOffer:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.ENCLAVE_OFFER)
+        context, epoch = AttemptContext(reader.fixed(CONTEXT_BYTES)), reader.fixed(EPOCH_BYTES)
+        offer = cls(
+            context=context,
+            epoch=epoch,
+            sealing_key=reader.variable(_MAXIMUM_KEY_BYTES),
+            receipt_key=reader.fixed(IDENTITY_KEY_BYTES),
+        )
+        reader.finish()
+        return offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStamp:
+    """Which model an update was trained from: its number, and its digest as the client has it."""
+
+    version: int
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        if type(self.version) is not int or not 0 <= self.version < 1 << 64:
+            raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {self.version!r}")
+        if type(self.digest) is not bytes or len(self.digest) != DIGEST_BYTES:
+            raise Misuse(f"a model's digest has {DIGEST_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadHeader:
+    """What an upload is, for whom and from whom: all that is in the clear, and bound to all that is not."""
+
+    epoch: bytes
+    upload_id: bytes
+    certificate: Certificate
+    model: ModelStamp
+    vector_digest: bytes
+    """The keyed digest of the masked vector, under a key that follows from the sealed seed."""
+
+    def digest(self, context: AttemptContext) -> bytes:
+        """Return the digest of all of it, and of the configuration, that ciphertexts and the signature are bound to."""
+        statement = bind(
+            Label.ENCLAVE_UPLOAD_HEADER,
+            context.digest,
+            self.epoch,
+            self.upload_id,
+            self.certificate.client.encode(),
+            self.certificate.public_key,
+            self.model.version.to_bytes(8, "big"),
+            self.model.digest,
+            self.vector_digest,
+        )
+        return hashlib.sha256(statement).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedUpload:
+    """The part of an upload that the enclave takes; the masked vector stays with the host."""
+
+    header: UploadHeader
+    sealed_seed: bytes
+    signature: bytes = bytes(SIGNATURE_BYTES)
+    sealed_indices: memoryview | bytes = field(repr=False)
+    """The packed indices under AES-256-GCM, or nothing where the layout has none."""
+
+    def signed_parts(self, context: AttemptContext) -> tuple[bytes, bytes]:
+        """Return what the client signs; the indices are authenticated under the seed that the signature covers."""
+        return self.header.digest(context), hashlib.sha256(self.sealed_seed).digest()
+
+    def signed_with(self, signing_key: SigningKey, context: AttemptContext) -> SealedUpload:
+        """Return the upload with its client's signature."""
+        return replace(self, signature=signing_key.sign(Label.ENCLAVE_SIGNED_UPLOAD, *self.signed_parts(context)))
+
+    def pieces(self) -> tuple[bytes, bytes | memoryview]:
+        """Return the canonical encoding in two pieces, so that indices are not copied to be sent."""
+        header, certificate = self.header, self.header.certificate
+        writer = Writer(MessageKind.SEALED_UPLOAD).fixed(header.epoch, EPOCH_BYTES)
+        writer.fixed(header.upload_id, UPLOAD_ID_BYTES).fixed(certificate.client.encode(), CLIENT_ID_BYTES)
+        writer.fixed(certificate.public_key, IDENTITY_KEY_BYTES).fixed(certificate.signature, SIGNATURE_BYTES)
+        writer.integer(header.model.version, 8).fixed(header.model.digest, DIGEST_BYTES)
+        writer.fixed(header.vector_digest, DIGEST_BYTES).fixed(self.sealed_seed, len(self.sealed_seed))
+        return writer.fixed(self.signature, SIGNATURE_BYTES).finish(), self.sealed_indices
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        return b"".join(self.pieces())
+
+    @classmethod
+    def decode(cls, message: bytes, configuration: EnclaveConfiguration) -> SealedUpload:
+        """Read the canonical encoding back; lengths follow from the configuration.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.SEALED_UPLOAD)
+        epoch, upload_id = reader.fixed(EPOCH_BYTES), reader.fixed(UPLOAD_ID_BYTES)
+        certificate = Certificate(
+            ClientId(reader.integer(CLIENT_ID_BYTES)), reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES)
+        )
+        header = UploadHeader(
+            epoch=epoch,
+            upload_id=upload_id,
+            certificate=certificate,
+            model=ModelStamp(version=reader.integer(8), digest=reader.fixed(DIGEST_BYTES)),
+            vector_digest=reader.fixed(DIGEST_BYTES),
+        )
+        overhead = sealing_sizes(configuration.suite)[1]
+        upload = cls(
+            header=header,
+            sealed_seed=reader.fixed(SEALED_SECRET_BYTES + overhead),
+            signature=reader.fixed(SIGNATURE_BYTES),
+            sealed_indices=reader.view(sealed_indices_bytes(configuration)),
+        )
+        reader.finish()
+        return upload
+
+
+def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:
+    """Return how many bytes the sealed indices of one client have."""
+    packed = sum(segment.payload_bytes for segment in configuration.index_segments)
+    return packed + TAG_BYTES if packed else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What an enclave released, signed by it: once for each buffer."""
+
+    context: AttemptContext
+    epoch: bytes
+    buffer: int
+    """The number of the model that the buffer made updates for."""
+    uploads_digest: bytes
+    """Of the sorted ids of the uploads; a client can see whether its own is among those that a host publishes."""
+    contributors: int
+    total_weight: int
+    releases: int
+    """How many releases the epoch has made, with this one."""
+    released_digest: bytes
+    signature: bytes = b""
+
+    def signed_parts(self) -> tuple[bytes, ...]:
+        """Return what the enclave signs."""
+        numbers = (self.buffer, self.contributors, self.total_weight, self.releases)
+        encoded = b"".join(number.to_bytes(8, "big") for number in numbers)
+        return self.context.digest, self.epoch, self.uploads_digest, encoded, self.released_digest
+
+    def signed_with(self, signing_key: SigningKey) -> Receipt:
+        """Return the receipt with the enclave's signature."""
+        return replace(self, signature=signing_key.sign(Label.ENCLAVE_RECEIPT, *self.signed_parts()))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.RELEASE_RECEIPT).fixed(self.context.digest, CONTEXT_BYTES)
+        writer.fixed(self.epoch, EPOCH_BYTES).integer(self.buffer, 8).fixed(self.uploads_digest, DIGEST_BYTES)
+        writer.integer(self.contributors, 8).integer(self.total_weight, 8).integer(self.releases, 8)
+        return writer.fixed(self.released_digest, DIGEST_BYTES).fixed(self.signature, SIGNATURE_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Receipt:
+        """Read the canonical encoding back; ``VerifiedEnclave.verify_receipt`` says whether it is true.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.RELEASE_RECEIPT)
+        receipt = cls(
+            context=AttemptContext(reader.fixed(CONTEXT_BYTES)),
+            epoch=reader.fixed(EPOCH_BYTES),
+            buffer=reader.integer(8),
+            uploads_digest=reader.fixed(DIGEST_BYTES),
+            contributors=reader.integer(8),
+            total_weight=reader.integer(8),
+            releases=reader.integer(8),
+            released_digest=reader.fixed(DIGEST_BYTES),
+            signature=reader.fixed(SIGNATURE_BYTES),
+        )
+        reader.finish()
+        return receipt
+
+
+def uploads_digest(upload_ids: list[bytes]) -> bytes:
+    """Return the digest of a set of uploads that a receipt holds."""
+    return hashlib.sha256(bind(Label.ENCLAVE_UPLOAD_LIST, *sorted(upload_ids))).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BufferRelease:
+    """What leaves the enclave for one buffer.
+
+    A ring segment of the aggregate is the weighted sum of the masks, less the noise, for the host to take from its sum
+    of masked vectors. The others are what the enclave decoded or counted, with their noise.
+    """
+
+    receipt: Receipt
+    aggregate: bytes = field(repr=False)
+    """Encoded, as the receipt's digest has it."""
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.BUFFER_RELEASE).variable(self.receipt.encode(), _MAXIMUM_RECEIPT_BYTES)
+        return writer.borrowed(self.aggregate).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> BufferRelease:
+        """Read the canonical encoding back; the aggregate is decoded with the configuration's released layout.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.BUFFER_RELEASE)
+        receipt = Receipt.decode(reader.variable(_MAXIMUM_RECEIPT_BYTES))
+        return cls(receipt=receipt, aggregate=bytes(reader.rest()))

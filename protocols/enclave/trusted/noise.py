@@ -1,0 +1,283 @@
+"""Integer noise for what the enclave releases: discrete Gaussian and Skellam, from uniform coins by integer arithmetic.
+
+No floating point takes part. A vector is drawn in pieces, so that memory beside the result does not grow with it: a few
+megabytes, and for Skellam its table, of up to 8 MB and twelve times that while it is made.
+
+The discrete Gaussian is exact. Its decisions compare a uniform real with a rational; 32 bits of the one and a lower and
+an upper bound of the other decide nearly all of them, and the few that these leave open are settled by rational
+arithmetic and as many more coins as it takes. It ends in an error where 128 trials in a row do not end, which uniform
+coins do with a probability below 2^-180.
+
+Deviation: Skellam noise is drawn from a table of its distribution function and not from two Poisson variables; a drawn
+value is within 2^-100 of Skellam in total variation. A release of 2^40 values is then within 2^-60 of an exact one,
+which adds at most (1 + e^epsilon) 2^-60 to its delta.
+
+Not constant time: how long a piece takes depends on its rejected candidates, and a table is searched along a path that
+depends on the value. Who times a release or watches its memory learns something of the noise, though over thousands of
+values at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil, isqrt
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import draw_exactly, overwrite
+from secagg.errors import InvalidParameters, Misuse
+
+LEAST_VARIANCE: Final = Fraction(1, 16)
+_TERM_BITS: Final = 128
+_PIECE: Final = 1 << 15
+"""Values at a time: the arrays of a piece stay in the second-level cache."""
+_FRACTION_BITS: Final = 23
+"""Bounds of an exponent are multiples of 2^-23: a remainder below 2^40, shifted by as much, stays in an int64."""
+_COIN_BITS: Final = 32
+_MAXIMUM_TRIALS: Final = 128
+"""After so many that did not end, the coins are refused; it also keeps values below 2^48."""
+_TABLE_BITS: Final = 128
+
+Vector = npt.NDArray[np.int64]
+Exponent = Callable[[int], Fraction]
+"""The exact exponent of the element at a position."""
+
+
+class NoiseKind(Enum):
+    """Which noise is drawn; both are of mean zero and on the integers."""
+
+    DISCRETE_GAUSSIAN = 1
+    SKELLAM = 2
+
+
+GREATEST_VARIANCE: Final = {NoiseKind.DISCRETE_GAUSSIAN: 1 << 80, NoiseKind.SKELLAM: 1 << 30}
+
+
+def require_variance(variance: Fraction, kind: NoiseKind) -> None:
+    """Refuse a variance that this kind of noise is not drawn with.
+
+    Raises:
+        InvalidParameters: it is below 1/16, above 2^80 (discrete Gaussian) or 2^30 (Skellam), or a fraction of terms
+            that have more than 128 bits.
+    """
+    if type(variance) is not Fraction or type(kind) is not NoiseKind:
+        raise Misuse(f"a variance is a Fraction, for a NoiseKind; got {type(variance).__name__}")
+    if not LEAST_VARIANCE <= variance <= GREATEST_VARIANCE[kind]:
+        raise InvalidParameters(
+            f"the variance of {kind.name} noise is in {LEAST_VARIANCE}..{GREATEST_VARIANCE[kind]}, in integer steps "
+            "squared; change the noise multiplier or the scale, or take DISCRETE_GAUSSIAN where more is due"
+        )
+    if max(variance.numerator, variance.denominator) >> _TERM_BITS:
+        raise InvalidParameters(
+            f"a variance is a fraction of two integers below 2^{_TERM_BITS}; round the noise multiplier to fewer digits"
+        )
+
+
+def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Vector:
+    """Return ``length`` independent values.
+
+    Implements: [CKS20] Algorithm 3 for the discrete Gaussian; the Skellam distribution of [AKL21] for Skellam.
+    Args:
+        variance: of Skellam, twice the mean of each of its two Poisson variables; for the discrete Gaussian sigma^2,
+            which privacy depends on. Its variance is less where sigma^2 is below 1: 0.215 for 1/4.
+    Raises:
+        InvalidParameters: the variance is out of range.
+        Misuse: the coins are not uniform bytes.
+    Security: add each value once; noise that is used twice cancels in the difference. The coins are overwritten; the
+        result, and what numpy computed on the way, are the caller's to forget.
+    """
+    require_variance(variance, kind)
+    if type(length) is not int or length < 0:
+        raise InvalidParameters(f"a length is an integer and not negative; got {length!r}")
+    values = np.empty(length, dtype=np.int64)
+    words = _skellam_table(variance) if kind is NoiseKind.SKELLAM else None
+    for start in range(0, length, _PIECE):
+        piece = values[start : start + _PIECE]
+        if words is None:
+            _fill_with_gaussian(piece, variance, coins)
+        else:
+            magnitudes = _by_table(*words, piece.size, coins)
+            piece[:] = np.where(_bits(piece.size, coins), -magnitudes, magnitudes)
+    return values
+
+
+# --- The discrete Gaussian --------------------------------------------------------------------------------------------
+
+
+def _fill_with_gaussian(values: Vector, variance: Fraction, coins: Coins) -> None:
+    """Draw candidates from the discrete Laplace distribution of an integer scale above sigma, and reject some."""
+    scale = isqrt(variance.numerator // variance.denominator) + 1
+    for _ in range(_MAXIMUM_TRIALS):
+        if not values.size:
+            return
+        candidates = _laplace(scale, min(_PIECE, 3 * values.size + 16), coins)
+        accepted = candidates[_accept(candidates, scale, variance, coins)][: values.size]
+        values[: accepted.size] = accepted
+        values = values[accepted.size :]
+    raise _not_uniform()
+
+
+def _laplace(scale: int, size: int, coins: Coins) -> Vector:
+    """Return at most ``size`` values y, with probabilities proportional to exp(-|y| / scale); [CKS20] Algorithm 2."""
+    offsets = _below(scale, size, coins)
+    low = (offsets << _FRACTION_BITS) // scale
+    kept = offsets[_with_probability_exp(low, low + 1, lambda at: Fraction(int(offsets[at]), scale), coins)]
+    magnitudes = kept + scale * _successes(kept.size, coins)
+    negative = _bits(kept.size, coins)
+    # Zero has one sign, or it would be drawn twice as often.
+    kept_signs: Vector = np.where(negative, -magnitudes, magnitudes)[~(negative & (magnitudes == 0))]
+    return kept_signs
+
+
+def _accept(candidates: Vector, scale: int, variance: Fraction, coins: Coins) -> npt.NDArray[np.intp]:
+    """Return the positions of the accepted candidates; [CKS20] Algorithm 3.
+
+    It accepts y with probability exp(-(|y| - variance / scale)^2 / (2 variance)). With x = |y| / scale and
+    c = variance / scale^2, which is between 1/16 and 1, the exponent is (x - c)^2 / (2 c).
+    """
+    magnitudes = np.abs(candidates)
+    periods, rest = np.divmod(magnitudes, scale)
+    centre = int(variance / scale**2 * (1 << _FRACTION_BITS))
+    distance = np.abs((periods << _FRACTION_BITS) + (rest << _FRACTION_BITS) // scale - centre)
+    # Both x and c are rounded down by less than a unit, so that their distance is off by less than one.
+    low = np.maximum(distance - 1, 0) ** 2 // (2 * (centre + 1))
+    high = (distance + 1) ** 2 // (2 * centre) + 1
+    whole = low >> _FRACTION_BITS
+
+    def exponent(at: int) -> Fraction:
+        return (int(magnitudes[at]) - variance / scale) ** 2 / (2 * variance)
+
+    for at in np.flatnonzero(whole != (high - 1) >> _FRACTION_BITS).tolist():
+        low[at] = int(exponent(at) * (1 << _FRACTION_BITS))
+        high[at] = low[at] + 1
+        whole[at] = low[at] >> _FRACTION_BITS
+    # For a whole number and a fraction, exp(-exponent) is the product of the two probabilities.
+    left = np.flatnonzero(_successes(candidates.size, coins) >= whole)
+    low, high = low - (whole << _FRACTION_BITS), high - (whole << _FRACTION_BITS)
+    is_accepted = _with_probability_exp(
+        low[left], high[left], lambda at: exponent(int(left[at])) - int(whole[left[at]]), coins
+    )
+    return left[is_accepted]
+
+
+def _successes(size: int, coins: Coins) -> Vector:
+    """Return how often trials with probability 1/e succeeded before the first that failed."""
+    successes = np.zeros(size, dtype=np.int64)
+    going = np.arange(size)
+    for _ in range(_MAXIMUM_TRIALS):
+        if not going.size:
+            return successes
+        one = np.full(going.size, 1 << _FRACTION_BITS)
+        going = going[_with_probability_exp(one, one, lambda _: Fraction(1), coins)]
+        successes[going] += 1
+    raise _not_uniform()
+
+
+def _with_probability_exp(low: Vector, high: Vector, exact: Exponent, coins: Coins) -> npt.NDArray[np.bool_]:
+    """Return true with probability exp(-exponent) for exponents in [0, 1]; [CKS20] Algorithm 1.
+
+    Args:
+        low, high: bounds of the exponents, in units of 2^-23.
+        exact: the exponents themselves, for the comparisons that the bounds leave open.
+    """
+    outcome = np.zeros(low.size, dtype=np.bool_)
+    going = np.arange(low.size)
+    for trial in range(1, _MAXIMUM_TRIALS):
+        # The uniform real begins with the drawn bits: it is in [drawn, drawn + 1) 2^-32.
+        drawn = _words("<u4", going.size, coins).astype(np.int64)
+        shift = _COIN_BITS - _FRACTION_BITS
+        is_less = (drawn + 1) * trial <= low[going] << shift
+        is_open = ~is_less & (drawn * trial < high[going] << shift)
+        for at in np.flatnonzero(is_open).tolist():
+            is_less[at] = _is_less(int(drawn[at]), exact(int(going[at])) / trial, coins)
+        outcome[going[~is_less]] = trial % 2
+        going = going[is_less]
+        if not going.size:
+            return outcome
+    raise _not_uniform()
+
+
+def _is_less(drawn: int, probability: Fraction, coins: Coins) -> bool:
+    """Compare the uniform real that begins with the drawn bits with a probability, on as many bits as that takes."""
+    for more in range(_MAXIMUM_TRIALS):
+        scaled = probability * (1 << (_COIN_BITS * (more + 1)))
+        if drawn + 1 <= scaled or drawn >= scaled:
+            return drawn < scaled
+        drawn = drawn << _COIN_BITS | int(_words("<u4", 1, coins)[0])
+    raise _not_uniform()
+
+
+# --- Skellam ----------------------------------------------------------------------------------------------------------
+
+
+def _skellam_table(variance: Fraction) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Return the distribution function of the magnitude, P(|X| <= 0), P(|X| <= 1), ..., as high and low 64-bit words.
+
+    P(X = k) is exp(-v) I_k(v) for a variance v, and the Bessel functions obey I_(k-1) = I_(k+1) + (2 k / v) I_k. Run
+    downwards from far in the tail, the recurrence adds positive terms alone, which forgets how it began and keeps
+    relative errors: each division cuts off less than 2^-160 of a term. Normalising needs no exponential.
+    """
+    # Beyond this P(|X| > k) <= 2 exp(-k^2 / (2 v + 2 k / 3)) is below 2^-150.
+    last = 80 + isqrt(230 * ceil(variance))
+    outer, inner = 0, 1 << 160
+    weights = [2 * inner]
+    for order in range(last, 0, -1):
+        outer, inner = inner, outer + 2 * order * variance.denominator * inner // variance.numerator
+        weights.append(2 * inner)
+    weights[-1] //= 2
+    weights.reverse()
+    total = sum(weights)
+    sums = [(below << _TABLE_BITS) // total for below in accumulate(weights[:-1])]
+    high = np.array([entry >> 64 for entry in sums], dtype=np.uint64)
+    return high, np.array([entry & (1 << 64) - 1 for entry in sums], dtype=np.uint64)
+
+
+def _by_table(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], size: int, coins: Coins) -> Vector:
+    """Return how many entries of the table a uniform number of 128 bits is not below."""
+    drawn = _words("<u8", size, coins)
+    values = np.searchsorted(high, drawn, side="right").astype(np.int64)
+    # The high words decide unless they are equal, and only then are the low ones drawn.
+    for at in np.flatnonzero(high[np.maximum(values - 1, 0)] == drawn).tolist():
+        first = np.count_nonzero(high < drawn[at])
+        values[at] = first + np.count_nonzero(low[first : values[at]] <= _words("<u8", 1, coins))
+    return values
+
+
+# --- Coins ------------------------------------------------------------------------------------------------------------
+
+
+def _below(bound: int, size: int, coins: Coins) -> Vector:
+    """Return uniform integers in [0, bound): words of 64 bits beyond the last multiple of the bound are drawn again."""
+    values = np.zeros(size, dtype=np.int64)
+    pending = np.arange(size if bound > 1 else 0)
+    greatest = np.uint64((1 << 64) - (1 << 64) % bound - 1)
+    for _ in range(_MAXIMUM_TRIALS):
+        if not pending.size:
+            return values
+        drawn = _words("<u8", pending.size, coins)
+        values[pending] = drawn % np.uint64(bound)
+        pending = pending[drawn > greatest]
+    raise _not_uniform()
+
+
+def _bits(size: int, coins: Coins) -> npt.NDArray[np.bool_]:
+    """Return uniform bits."""
+    return np.unpackbits(_words("u1", -(-size // 8), coins))[:size].astype(np.bool_)
+
+
+def _words(form: str, size: int, coins: Coins) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """Return uniform words, in memory of their own."""
+    drawn = draw_exactly(np.dtype(form).itemsize * size, coins)
+    words = np.frombuffer(drawn, dtype=form).copy()
+    overwrite(drawn)
+    return words
+
+
+def _not_uniform() -> Misuse:
+    return Misuse("these coins do not end trials that uniform coins end; repair their draw()")

@@ -1,0 +1,244 @@
+"""What the clients and the two servers of a task agree on: one value, whose digest (T0) everything is bound to.
+
+A client computes the digest from a configuration that it has checked itself, and so does each server. Parties with
+different block counts, codebooks, lanes, depths, cohorts or weights have different digests, and understand nothing of
+one another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import Final
+
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.crypto.labels import Label, bind
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
+from secagg.identifiers import AttemptContext
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.wire import MessageKind, Reader, Writer
+
+from .lanes.fields import LaneField
+from .lanes.groups import FieldLanes, LaneGroup, RingLanes
+from .one_hot.statement import CheckShape
+from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape, greatest_depth
+
+SERVERS: Final = 2
+NO_DEALER: Final = bytes(IDENTITY_KEY_BYTES)
+MAXIMUM_TOTAL_WEIGHT: Final = (1 << 24) - 1
+_MAXIMUM_TASK_BYTES: Final = 256
+_MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
+_MAXIMUM_WEIGHTS: Final = 64
+_LAST_SECOND: Final = 253402300799
+"""Of the year 9999, the last that a datetime has."""
+_CHEAPEST: Final = 0xFF
+_SUITES: Final = tuple(Suite)
+
+
+class SharingMode(IntEnum):
+    """How a client's indices are shared between the servers; nothing of one mode is understood in another."""
+
+    CHECKED_POINT_FUNCTIONS = 1
+    """Point functions, and a check that rejects whoever votes otherwise than once in every block."""
+    UNCHECKED_POINT_FUNCTIONS = 2
+    """Point functions alone: a client can set any histogram to anything. Private against one malicious server."""
+    SEMI_HONEST_INDEX_SHARING = 3
+    """Shares of the index itself, turned into votes with the help of a dealer: the shortest upload, private only while
+    the dealer and both servers follow the protocol."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexingConfiguration:
+    """Everything that two servers do for their clients, and nothing that they do not."""
+
+    task: bytes
+    """What is being trained, as the platform names it."""
+    suite: Suite
+    authority: bytes
+    """The public key of the authority that certifies clients; neither server holds its private key."""
+    server_keys: tuple[bytes, bytes]
+    """The public keys with which the servers sign."""
+    dealer_key: bytes = NO_DEALER
+    """The public key with which the dealer signs, for index sharing; zeros in the other modes."""
+    layout: Layout
+    mode: SharingMode = SharingMode.CHECKED_POINT_FUNCTIONS
+    depth: int | None = None
+    """The depth of all point functions; by default that which makes the shortest upload, for each segment.
+
+    A dealer's votes have no trees."""
+    minimum_cohort: int
+    """Nothing is released of fewer, nor of fewer of any one weight."""
+    maximum_cohort: int
+    maximum_rejections: int
+    """How many uploads may fail the check before the servers give the round up."""
+    weights: tuple[int, ...] = (1,)
+    """What a client may weigh; weights are public."""
+    expiry: int
+    """When clients stop uploading, in seconds since 1970."""
+    context: AttemptContext = field(init=False, repr=False, compare=False)
+    """The digest of this configuration (T0)."""
+
+    def __post_init__(self) -> None:
+        if (type(self.suite), type(self.layout), type(self.mode)) != (Suite, Layout, SharingMode):
+            raise Misuse("suite, layout and mode are of their own types")
+        if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
+            raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
+        self._check_keys()
+        self._check_numbers()
+        self._check_segments()
+        digest = hashlib.sha256(bind(Label.INDEXING_CONFIGURATION, self.encode())).digest()
+        object.__setattr__(self, "context", AttemptContext(digest))
+
+    def _check_keys(self) -> None:
+        if type(self.server_keys) is not tuple or len(self.server_keys) != SERVERS:
+            raise Misuse("server_keys are the public keys of server 0 and of server 1")
+        keys = (self.authority, *self.server_keys, self.dealer_key)
+        for key in keys:
+            if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
+                raise InvalidParameters(
+                    f"the keys of authority, servers and dealer have {IDENTITY_KEY_BYTES} bytes each"
+                )
+        if len(set(keys)) != len(keys):
+            raise InvalidParameters(
+                "the authority, the two servers and the dealer have keys of their own, each held by another party; a "
+                "server that certifies clients, or two servers in one hand, protect nobody"
+            )
+        if (self.dealer_key != NO_DEALER) != (self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING):
+            raise InvalidParameters("index sharing has a dealer, whose key is named, and the other modes have none")
+
+    def _check_numbers(self) -> None:
+        _require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 24) - 1)
+        _require_range("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 24) - 1)
+        _require_range("maximum_rejections", self.maximum_rejections, 0, (1 << 32) - 1)
+        _require_range("expiry", self.expiry, 1, _LAST_SECOND)
+        if type(self.weights) is not tuple or not 1 <= len(self.weights) <= _MAXIMUM_WEIGHTS:
+            raise InvalidParameters(f"weights are a tuple of 1 to {_MAXIMUM_WEIGHTS} integers")
+        for weight in self.weights:
+            _require_range("a weight", weight, 1, MAXIMUM_TOTAL_WEIGHT)
+        if list(self.weights) != sorted(set(self.weights)):
+            raise InvalidParameters(f"weights are in ascending order, each once; got {self.weights}")
+        _require_range("maximum_cohort times the largest weight", self.maximum_total_weight, 1, MAXIMUM_TOTAL_WEIGHT)
+
+    def _check_segments(self) -> None:
+        if self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING and self.depth:
+            raise InvalidParameters(f"a dealer's votes have no trees; leave the depth of {self.depth!r} out")
+        for number, segment in enumerate(self.layout.segments):
+            if isinstance(segment, RingSegment):
+                continue
+            if segment.codewords > MAXIMUM_CODEWORDS or segment.blocks > MAXIMUM_BLOCKS:
+                raise InvalidParameters(
+                    f"segment {number} has {segment.codewords} codewords and {segment.blocks} blocks; at most "
+                    f"{MAXIMUM_CODEWORDS} and {MAXIMUM_BLOCKS} can be counted here"
+                )
+            if self.depth is not None:
+                _require_range("depth", self.depth, 0, greatest_depth(segment.codewords))
+            # Made here once, so that what cannot be checked or counted is refused where it is configured.
+            self.shape(segment)
+            if self.is_checked:
+                self.check_shape(segment)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether point functions come with a proof: a client's, or of a dealer's whole batch."""
+        return self.mode is not SharingMode.UNCHECKED_POINT_FUNCTIONS
+
+    @property
+    def maximum_total_weight(self) -> int:
+        """The largest sum of weights that a round can reach."""
+        return self.maximum_cohort * max(self.weights)
+
+    @cached_property
+    def group(self) -> LaneGroup:
+        """What lanes are: of a field where clients are checked, and else of the smallest ring that holds all counts."""
+        if self.is_checked:
+            return FieldLanes(LaneField.for_total_weight(self.maximum_total_weight).modulus)
+        return RingLanes(self.maximum_total_weight.bit_length())
+
+    def shape(self, segment: IndexSegment) -> PointFunctionShape:
+        """Return the shape of a segment's point functions."""
+        is_dealt = self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING
+        if self.depth is None and not is_dealt:
+            return PointFunctionShape.cheapest(segment.codewords, self.group)
+        depth = self.depth or 0
+        return PointFunctionShape(
+            codewords=segment.codewords, group=self.group, depth=depth, derives_last_lane=depth == 0
+        )
+
+    def check_shape(self, segment: IndexSegment) -> CheckShape:
+        """Return the shape of a segment's check."""
+        return CheckShape.plan(
+            total_weight=self.maximum_total_weight, codewords=segment.codewords, blocks=segment.blocks
+        )
+
+    @property
+    def index_segments(self) -> tuple[tuple[int, IndexSegment], ...]:
+        """The segments that are counted, each with its number in the layout."""
+        return tuple(
+            (number, segment)
+            for number, segment in enumerate(self.layout.segments)
+            if isinstance(segment, IndexSegment)
+        )
+
+    @property
+    def ring_segments(self) -> tuple[RingSegment, ...]:
+        """The segments that are summed."""
+        return tuple(segment for segment in self.layout.segments if isinstance(segment, RingSegment))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.INDEXING_CONFIGURATION).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer.integer(_SUITES.index(self.suite), 1).fixed(self.authority, IDENTITY_KEY_BYTES)
+        for key in (*self.server_keys, self.dealer_key):
+            writer.fixed(key, IDENTITY_KEY_BYTES)
+        writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES).integer(self.mode, 1)
+        writer.integer(_CHEAPEST if self.depth is None else self.depth, 1)
+        writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4).integer(self.maximum_rejections, 4)
+        writer.integer(len(self.weights), 1)
+        for weight in self.weights:
+            writer.integer(weight, 4)
+        return writer.integer(self.expiry, 8).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> IndexingConfiguration:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.INDEXING_CONFIGURATION)
+        task, suite = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(1)
+        authority = reader.fixed(IDENTITY_KEY_BYTES)
+        server_keys = (reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(IDENTITY_KEY_BYTES))
+        dealer_key = reader.fixed(IDENTITY_KEY_BYTES)
+        layout, mode, depth = reader.variable(_MAXIMUM_LAYOUT_BYTES), reader.integer(1), reader.integer(1)
+        numbers = [reader.integer(4) for _ in range(3)]
+        weights = tuple(reader.integer(4) for _ in range(min(reader.integer(1), _MAXIMUM_WEIGHTS + 1)))
+        expiry = reader.integer(8)
+        reader.finish()
+        try:
+            decoded = cls(
+                task=task,
+                suite=_SUITES[suite],
+                authority=authority,
+                server_keys=server_keys,
+                dealer_key=dealer_key,
+                layout=Layout.decode(layout),
+                mode=SharingMode(mode),
+                depth=None if depth == _CHEAPEST else depth,
+                minimum_cohort=numbers[0],
+                maximum_cohort=numbers[1],
+                maximum_rejections=numbers[2],
+                weights=weights,
+                expiry=expiry,
+            )
+        except (ValueError, IndexError, UnexpectedMessage, CapacityExceeded) as error:
+            raise MalformedMessage(f"the configuration is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
+        return decoded
+
+
+def _require_range(name: str, value: int, least: int, greatest: int) -> None:
+    if type(value) is not int or not least <= value <= greatest:
+        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

@@ -1,0 +1,88 @@
+"""What a client insists on before it shares anything, whatever the servers are configured for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from secagg.contract import Layout
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.certificates import IDENTITY_KEY_BYTES
+
+from .configuration import SERVERS, IndexingConfiguration, SharingMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexingFloors:
+    """What a client insists on.
+
+    That the two servers are in two hands is what everything rests on. A client cannot see it; so it names the two whom
+    it believes in, and the authority, and follows no configuration that names others.
+    """
+
+    suites: frozenset[Suite]
+    authority: bytes
+    server_keys: tuple[bytes, bytes]
+    minimum_cohort: int
+    maximum_length: int
+    maximum_weight: int = 1
+    modes: frozenset[SharingMode] = frozenset({SharingMode.CHECKED_POINT_FUNCTIONS})
+    """How indices may be shared. Index sharing is private only while the dealer and both servers are honest."""
+    dealer_key: bytes | None = None
+    """The dealer that this client believes in, where index sharing is among the modes."""
+
+    def __post_init__(self) -> None:
+        for name, members, kind in (("suites", self.suites, Suite), ("modes", self.modes, SharingMode)):
+            given = cast("object", members)
+            if type(given) is not frozenset or not members or any(type(member) is not kind for member in members):
+                raise InvalidParameters(
+                    f"{name} is a frozenset of at least one {kind.__name__} that this client accepts"
+                )
+        if type(self.server_keys) is not tuple or len(self.server_keys) != SERVERS:
+            raise Misuse("server_keys are the public keys of server 0 and of server 1")
+        for key in (self.authority, *self.server_keys, *([] if self.dealer_key is None else [self.dealer_key])):
+            if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
+                raise InvalidParameters(f"authority, server_keys and dealer_key have {IDENTITY_KEY_BYTES} bytes each")
+        for name, value, least in (
+            ("minimum_cohort", self.minimum_cohort, LEAST_COHORT),
+            ("maximum_length", self.maximum_length, 1),
+            ("maximum_weight", self.maximum_weight, 1),
+        ):
+            if type(value) is not int or value < least:
+                raise InvalidParameters(f"{name} is an integer of at least {least}; got {value!r}")
+
+    def admit(self, configuration: IndexingConfiguration, *, layout: Layout, now: datetime) -> None:
+        """Refuse a configuration that is weaker than these floors, or made for another codec than the client's.
+
+        Raises:
+            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+        """
+        if type(now) is not datetime or now.utcoffset() is None:
+            raise Misuse("the time is a datetime with a time zone")
+        for is_weak, sentence in self._weaknesses(configuration, layout, now):
+            if is_weak:
+                raise InvalidParameters(
+                    f"these servers are refused: {sentence}; change their configuration or this client's floors",
+                    reason=Reason.BELOW_FLOOR,
+                )
+
+    def _weaknesses(
+        self, configuration: IndexingConfiguration, layout: Layout, now: datetime
+    ) -> Iterator[tuple[bool, str]]:
+        yield configuration.suite not in self.suites, f"suite {configuration.suite} is not accepted"
+        yield configuration.mode not in self.modes, f"mode {configuration.mode.name.lower()} is not accepted"
+        yield configuration.authority != self.authority, "clients are certified by another authority than this client's"
+        yield configuration.server_keys != self.server_keys, "the servers are not the two that this client believes in"
+        if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
+            yield configuration.dealer_key != self.dealer_key, "the dealer is not the one that this client believes in"
+        least = configuration.minimum_cohort
+        yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
+        heaviest = max(configuration.weights)
+        yield heaviest > self.maximum_weight, f"a client may weigh {heaviest}, above {self.maximum_weight}"
+        yield configuration.layout != layout, "its layout or codebooks are not those that this client encodes with"
+        length = sum(segment.length for segment in configuration.layout.segments)
+        yield length > self.maximum_length, f"its vectors are longer than {self.maximum_length}"
+        yield now.timestamp() >= configuration.expiry, "it has expired"

@@ -1,0 +1,1 @@
+"""Index sharing with a dealer."""

@@ -1,0 +1,1 @@
+"""Arithmetic of one lane: prime fields, groups, the extension field, and exact products."""

@@ -1,0 +1,275 @@
+"""Extensions of the lane fields, large enough that a random element of one cannot be guessed.
+
+F = F_q[x] / (x^s - c). The three that are used:
+
+    q = 127, s = 18, c = 3 (2^125.8 elements)    q = 8191, s = 10, c = 17 (2^130)    q = 131071, s = 9, c = 3 (2^153)
+
+c is primitive, so its order is q - 1; every prime factor of s divides q - 1, and s is no multiple of 4. Then x^s - c is
+irreducible [LN97] Theorem 3.75.
+
+An element is s lanes, the coefficient of x^0 first, along the last axis of an array of int64 in canonical form. Sums
+over many products go through floating-point matrix products, which ``exact_product`` keeps exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.errors import InvalidParameters, Misuse
+
+from .exact_product import Integers, exact_product
+from .fields import LaneField, LaneStream, centre, reduce, reduce_signed
+
+LEAST_FIELD_BITS: Final = 120
+"""In a field of this size a client that computes 2^64 hashes passes the check unduly with probability 2^-54."""
+DEGREES_AND_CONSTANTS: Final = {127: (18, 3), 8191: (10, 17), 131071: (9, 3)}
+
+Elements = Integers
+"""An array of int64 in [0, q) whose last axis holds the coefficients of one element."""
+
+
+@dataclass(frozen=True)
+class ExtensionField:
+    """The field F_q[x] / (x^degree - constant)."""
+
+    base: LaneField
+    degree: int
+    constant: int
+
+    def __post_init__(self) -> None:
+        q, degree = self.base.modulus, self.degree
+        if any(type(value) is not int or value < 1 for value in (degree, self.constant)) or self.constant >= q:
+            raise InvalidParameters(f"an extension has a degree of at least 1 and a constant in 1..{q - 1}")
+        if not _is_primitive(self.constant, q):
+            raise InvalidParameters(f"{self.constant} is not primitive modulo {q}; x^{degree} - c may be reducible")
+        if not _prime_factors(degree) <= _prime_factors(q - 1) or degree % 4 == 0:
+            raise InvalidParameters(
+                f"x^{degree} - {self.constant} is reducible modulo {q}; take a degree whose prime factors divide "
+                f"{q - 1} and which is no multiple of 4"
+            )
+        if q**degree < 1 << LEAST_FIELD_BITS:
+            raise InvalidParameters(
+                f"{q}^{degree} is below 2^{LEAST_FIELD_BITS}, so that a client could grind for a proof of anything; "
+                f"take degree {DEGREES_AND_CONSTANTS[q][0]}"
+            )
+
+    @classmethod
+    def over(cls, base: LaneField) -> ExtensionField:
+        """Return the extension that is used over a lane field."""
+        return cls(base, *DEGREES_AND_CONSTANTS[base.modulus])
+
+    @property
+    def size(self) -> int:
+        """How many elements there are."""
+        return int(self.base.modulus**self.degree)
+
+    def packed_bytes(self, count: int) -> int:
+        """Return how many bytes packed elements have."""
+        return self.base.packed_bytes(count * self.degree)
+
+    def zeros(self, *shape: int) -> Elements:
+        """Return an array of zeros."""
+        return np.zeros((*shape, self.degree), dtype=np.int64)
+
+    def scalar(self, value: int) -> Elements:
+        """Return the element of the base field that an integer stands for."""
+        element = self.zeros()
+        element[0] = value % self.base.modulus
+        return element
+
+    def is_in_base_field(self, element: Elements) -> bool:
+        """Whether an element lies in F_q, as every point does at which a polynomial is given by its values."""
+        return not element[..., 1:].any()
+
+    # --- Arithmetic ---------------------------------------------------------------------------------------------------
+
+    def add(self, left: Elements, right: Elements) -> Elements:
+        """Return the sum."""
+        return self._reduced(left + right, 2 * self.base.modulus - 1)
+
+    def subtract(self, left: Elements, right: Elements) -> Elements:
+        """Return the difference."""
+        return self._reduced(left + (self.base.modulus - right), 2 * self.base.modulus - 1)
+
+    def multiply(self, left: Elements, right: Elements) -> Elements:
+        """Return the product, element by element; the leading axes are broadcast."""
+        degree = self.degree
+        wide = np.zeros((*np.broadcast_shapes(left.shape[:-1], right.shape[:-1]), 2 * degree), dtype=np.int64)
+        for power in range(degree):
+            wide[..., power : power + degree] += left[..., power : power + 1] * right
+        return self._fold(wide, degree * (self.base.modulus - 1) ** 2)
+
+    def power(self, element: Elements, exponent: int) -> Elements:
+        """Return a power, for a public exponent that is not negative."""
+        result = np.broadcast_to(self.scalar(1), element.shape)
+        for bit in f"{exponent:b}":
+            result = self.multiply(result, result)
+            if bit == "1":
+                result = self.multiply(result, element)
+        return result
+
+    def inverse(self, element: Elements) -> Elements:
+        """Return the inverse of every element, as its power |F| - 2.
+
+        Raises:
+            InvalidParameters: one of them is zero.
+        """
+        if not element.any(axis=-1).all():
+            raise InvalidParameters("zero has no inverse")
+        return self.power(element, self.size - 2)
+
+    def powers(self, element: Elements, count: int) -> Elements:
+        """Return the powers 0 to count - 1 of one element; their number doubles with every multiplication."""
+        result, step = self.scalar(1)[np.newaxis], element
+        while len(result) < count:
+            result = np.concatenate([result, self.multiply(result, step)])
+            step = self.multiply(step, step)
+        return result[:count]
+
+    def matrices(self, elements: Elements) -> Elements:
+        """Return the matrix of each element a: the row vector v times the matrix is v * a.
+
+        Row i holds the coefficients of x^i a: those of a moved up by i, and what passes x^s multiplied by c.
+        """
+        wrapped = self._reduced(elements * self.constant, self.constant * self.base.modulus)
+        both = np.concatenate([wrapped, elements], axis=-1)
+        windows = np.lib.stride_tricks.sliding_window_view(both, self.degree, axis=-1)
+        return np.ascontiguousarray(windows[..., self.degree : 0 : -1, :])
+
+    def scale(self, elements: Elements, factor: Elements) -> Elements:
+        """Return many elements times one, by a single matrix product."""
+        right = centre(self.matrices(factor), self.base.bits)
+        return self.product(elements.astype(np.float64), right.astype(np.float64))
+
+    def inner_product(self, left: Elements, right: Elements) -> Elements:
+        """Return the sum over the axis before the last of the products of two arrays."""
+        columns = left.swapaxes(-1, -2).astype(np.float64)
+        return self.contract(exact_product(columns, right.astype(np.float64), (self.base.modulus - 1) ** 2))
+
+    def contract(self, outer: Integers) -> Elements:
+        """Return the elements of which these are sums of outer products: entry (i, j) belongs to x^(i + j)."""
+        q, degree = self.base.modulus, self.degree
+        entries = self._reduced_signed(outer, 1 << 61)
+        wide = np.zeros((*outer.shape[:-2], 2 * degree), dtype=np.int64)
+        for power in range(degree):
+            wide[..., power : power + degree] += entries[..., power, :]
+        return self._fold(wide, degree * q)
+
+    def product(self, left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> Elements:
+        """Return a matrix product modulo q; one side holds lanes, and the other centred ones."""
+        q = self.base.modulus
+        greatest = (q - 1) ** 2 // 2
+        return self._reduced_signed(exact_product(left, right, greatest), left.shape[-1] * greatest)
+
+    # --- Coins and bytes ----------------------------------------------------------------------------------------------
+
+    def sample(self, stream: LaneStream, start: int, count: int) -> Elements:
+        """Return uniform elements [start, start + count) of a stream of lanes."""
+        if stream.field != self.base:
+            raise Misuse(f"elements over {self.base.modulus} are sampled from lanes modulo {self.base.modulus}")
+        lanes = stream.lanes(start * self.degree, count * self.degree)
+        return lanes.astype(np.int64).reshape(count, self.degree)
+
+    def pack(self, elements: Elements) -> bytes:
+        """Write elements as packed lanes, one after another."""
+        return self.base.pack(elements.astype(self.base.word))
+
+    def unpack(self, data: bytes | memoryview, count: int) -> Elements:
+        """Read elements back.
+
+        Raises:
+            MalformedMessage: as for lanes.
+        """
+        return self.base.unpack(data, count * self.degree).astype(np.int64).reshape(count, self.degree)
+
+    # --- Reduction ----------------------------------------------------------------------------------------------------
+
+    def _fold(self, wide: Integers, greatest: int) -> Elements:
+        """Reduce polynomials of 2s coefficients of at most ``greatest`` modulo x^s - c and modulo q."""
+        high = self._reduced(wide[..., self.degree :], greatest)
+        return self._reduced(
+            wide[..., : self.degree] + self.constant * high, greatest + self.constant * self.base.modulus
+        )
+
+    def _reduced(self, words: Integers, greatest: int) -> Elements:
+        reduced: Elements = reduce(words, self.base.bits, greatest)
+        return reduced
+
+    def _reduced_signed(self, words: Integers, greatest: int) -> Elements:
+        reduced: Elements = reduce_signed(words, self.base.bits, greatest)
+        return reduced
+
+
+@dataclass(frozen=True)
+class EvaluationPoints:
+    """Polynomials over F that are given by their values at 0, 1, ..., count - 1."""
+
+    field: ExtensionField
+    count: int
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or not 1 <= self.count < self.field.base.modulus:
+            raise InvalidParameters(
+                f"{self.count!r} evaluation points; there are 1 to {self.field.base.modulus - 1} in the base field"
+            )
+
+    def weights_at(self, point: Elements) -> Elements:
+        """Return the weights by which the values give the value at a point outside the base field.
+
+        Raises:
+            InvalidParameters: the point is in the base field, where the weights of evaluation points would open values.
+        """
+        if self.field.is_in_base_field(point):
+            raise InvalidParameters("a polynomial is queried outside the base field; draw another query point")
+        powers = centre(self.field.powers(point, self.count), self.field.base.bits)
+        return self.field.product(self._coefficients.astype(np.float64), powers.astype(np.float64))
+
+    def extrapolation(self, more: int) -> Integers:
+        """Return the matrix over F_q that turns the values into those at the next ``more`` points."""
+        q = self.field.base.modulus
+        if self.count + more > q:
+            raise InvalidParameters(f"{self.count} points and {more} more are over {q}; take fewer columns")
+        rows = [[pow(point, power, q) for power in range(self.count)] for point in range(self.count, self.count + more)]
+        product: npt.NDArray[Any] = np.array(rows, dtype=np.int64) @ self._coefficients.T
+        return product % q
+
+    @cached_property
+    def _coefficients(self) -> Integers:
+        """The coefficients of the Lagrange polynomials: row j is 1 at j and 0 at the other points."""
+        q, count = self.field.base.modulus, self.count
+        vanishing = [1]
+        for point in range(count):
+            shifted = [0, *vanishing]
+            for power, coefficient in enumerate(vanishing):
+                shifted[power] = (shifted[power] - point * coefficient) % q
+            vanishing = shifted
+        rows = list[list[int]]()
+        for point in range(count):
+            # Synthetic division by X - point; what it leaves out is the factor that vanishes at the point itself.
+            quotient, carry = [0] * count, 0
+            for power in range(count - 1, -1, -1):
+                carry = (vanishing[power + 1] + point * carry) % q
+                quotient[power] = carry
+            value = sum(coefficient * pow(point, power, q) for power, coefficient in enumerate(quotient)) % q
+            inverse = pow(value, -1, q)
+            rows.append([coefficient * inverse % q for coefficient in quotient])
+        return np.array(rows, dtype=np.int64)
+
+
+def _prime_factors(number: int) -> set[int]:
+    factors, divisor = set[int](), 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.add(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def _is_primitive(constant: int, modulus: int) -> bool:
+    return all(pow(constant, (modulus - 1) // prime, modulus) != 1 for prime in _prime_factors(modulus - 1))

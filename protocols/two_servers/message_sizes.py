@@ -1,0 +1,124 @@
+"""How long the messages of a round are, computed from the configuration alone.
+
+For limits that are checked before anything is read, and for planning. Nothing of the size of a model is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secagg.crypto.aead import TAG_BYTES
+from secagg.crypto.hpke import sealing_sizes
+from secagg.identifiers import ClientId, ServerId
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
+from secagg.wire import MessageKind
+
+from .configuration import IndexingConfiguration, SharingMode
+from .envelope import SEED_BYTES
+from .index_sharing.dealt_correlations import DealtCorrelations, DealtHeader, body_sizes, most_clients
+from .index_sharing.index_halves import index_body_bytes
+from .one_hot.messages import OneHotCommitment, OneHotOpening
+from .point_function_halves import public_bytes
+from .point_functions.tree_hash import NONCE_BYTES
+from .ring_halves import ring_bytes
+from .server_messages import AcceptedList, OutputCommitment, RoundStamp, ServerOffer, encode_batch
+from .upload import DIGEST_BYTES, SegmentHeader, Upload, UploadHeader, segment_headers_due
+
+
+def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
+    """Return how many bytes a client uploads to one server."""
+    sealed = bytes(SEED_BYTES + sealing_sizes(configuration.suite)[1])
+    place = SegmentHeader(bytes(NONCE_BYTES), bytes(DIGEST_BYTES))
+    header = UploadHeader(
+        round_number=0,
+        certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
+        weight=0,
+        segments=(place,) * segment_headers_due(configuration),
+    )
+    fixed = len(Upload(header=header, server=server, sealed_seeds=(sealed, sealed), body=b"").encode())
+    body = index_body_bytes(configuration, server) + TAG_BYTES
+    return fixed + body + (ring_bytes(configuration) + public_bytes(configuration) if server.index else 0)
+
+
+def dealt_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
+    """Return how many bytes the dealer sends one server for the largest batch; none where there is no dealer."""
+    if configuration.mode is not SharingMode.SEMI_HONEST_INDEX_SHARING:
+        return 0
+    clients, sealed = most_clients(configuration), bytes(SEED_BYTES + sealing_sizes(configuration.suite)[1])
+    header = DealtHeader(0, (ClientId(0),) * clients, (bytes(NONCE_BYTES),) * len(configuration.index_segments))
+    empty = DealtCorrelations(
+        header=header, server=server, sealed_seeds=(sealed, sealed), signature=bytes(SIGNATURE_BYTES), body=b""
+    )
+    return len(empty.encode()) + sum(sum(sizes) for sizes in body_sizes(configuration, server, clients)) + TAG_BYTES
+
+
+def offers_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how many bytes a client receives: both servers' offers."""
+    stamp, key = _stamp(configuration), bytes(sealing_sizes(configuration.suite)[0])
+    offer = ServerOffer(stamp=stamp, sealing_key=key, signature=bytes(SIGNATURE_BYTES))
+    return 2 * len(offer.encode(configuration))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBytes:
+    """How many bytes the servers send each other to decide about uploads."""
+
+    proposal: int
+    answer: int
+    conclusion: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.proposal + self.answer + self.conclusion
+
+
+def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> BatchBytes:
+    """Return how many bytes the servers send each other about so many uploads at once, all of which are taken.
+
+    What they say about a dealer's batches comes on top.
+    """
+    stamp, kind = _stamp(configuration), MessageKind.INDEXING_PROPOSAL
+    head = len(encode_batch(kind, stamp, []))
+    item = len(encode_batch(kind, stamp, [(bytes(DIGEST_BYTES), b"")])) - head
+    proposed, answered, concluded = _said(configuration)
+    return BatchBytes(
+        proposal=head + uploads * (item + proposed),
+        answer=head + uploads * (item + answered),
+        conclusion=head + uploads * (item + concluded),
+    )
+
+
+def _said(configuration: IndexingConfiguration) -> tuple[int, int, int]:
+    """Return how long the proposal, the answer and the conclusion are about one upload."""
+    if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
+        differences = sum(segment.payload_bytes for _, segment in configuration.index_segments)
+        return differences, differences, 0
+    commitments = openings = 0
+    if configuration.is_checked:
+        for _, segment in configuration.index_segments:
+            commitments += OneHotCommitment.encoded_bytes()
+            openings += OneHotOpening.encoded_bytes(configuration.check_shape(segment))
+    return public_bytes(configuration) + commitments, commitments + openings, openings
+
+
+def release_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how many bytes the servers send each other to release the sum: lists, commitments and shares."""
+    stamp = _stamp(configuration)
+    signed = AcceptedList(
+        stamp=stamp, entries_digest=bytes(DIGEST_BYTES), contributors=0, signature=bytes(SIGNATURE_BYTES)
+    )
+    committed = OutputCommitment(stamp=stamp, digest=bytes(DIGEST_BYTES))
+    return 2 * (len(signed.encode()) + len(committed.encode()) + share_bytes(configuration))
+
+
+def share_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how many bytes one server's share of the sum has."""
+    head = len(_stamp(configuration).write(MessageKind.OUTPUT_SHARE).finish())
+    bits = configuration.group.bits
+    lanes = sum((segment.blocks * segment.codewords * bits + 7) // 8 for _, segment in configuration.index_segments)
+    return head + lanes + ring_bytes(configuration)
+
+
+def _stamp(configuration: IndexingConfiguration) -> RoundStamp:
+    return RoundStamp(context=configuration.context, round_number=0, server=ServerId(0))

@@ -1,0 +1,1 @@
+"""The one-hot check: each block of a client holds one codeword, proved to two servers."""

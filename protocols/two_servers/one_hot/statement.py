@@ -1,0 +1,277 @@
+"""What a client proves to the two servers, what that is bound to, and the challenges that follow from it.
+
+The statement: the two servers' shares of this upload add up, in every block, to a vector that is 1 at one place and 0
+elsewhere. It is about the unit vector always; the weight by which the servers multiply it afterwards is public, and is
+part of what is bound. So are the attempt, the round, the client, the layout, the shape, the correction words and the
+upload's nonce: a proof that was made for any other of these is a proof of nothing here.
+
+The blocks stand in M rows of G columns, row by row. Where B is no multiple of G, the blocks that fill the last row are
+public: the servers put the first unit vector there, server 0 as its share and server 1 nothing.
+
+    part_b = H(statement, b, digest of the share of server b; seed_b)      blinded by the seed
+    joint  = H(statement, part_0, part_1)                                  fixes everything that a client chose
+    shares of the masks f_i(0) and of the polynomial                       expanded from seed_b under joint
+    r[k], rho[M], sigma[G], eta[G] in F                                    expanded from joint
+    tau in F and not in F_q                                                expanded from joint under the round's key
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import isqrt
+from typing import Final, Protocol
+
+from secagg.crypto.key_derivation import expand
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Secret, require_secret
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
+from secagg.identifiers import AttemptContext, ClientId, ServerId
+from secagg.protocols.two_servers.lanes.extension_field import Elements, EvaluationPoints, ExtensionField
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, STREAM_KEY_BYTES, LaneField, LaneStream, LaneVector
+
+DIGEST_BYTES: Final = 32
+NONCE_BYTES: Final = 16
+SEED_BYTES: Final = 32
+MAXIMUM_CODEWORDS: Final = 1 << 12
+MAXIMUM_BLOCKS: Final = 1 << 26
+"""Rows and sums over them stay within the bounds of exact products, also with one column."""
+MAXIMUM_COLUMNS: Final = 512
+POLYNOMIAL_BYTES: Final = 1600
+"""What a planned shape spends on the polynomial; the messages around it take about 200 bytes more."""
+
+
+class OneHotShare(Protocol):
+    """One server's share of an upload: a matrix of lanes, blocks by codewords, and what it was made from."""
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of everything from which the share is made: equal digests, equal shares."""
+        ...
+
+    def lanes(self, first: int, count: int) -> LaneVector:
+        """Return the lanes of blocks [first, first + count) as an array of count rows; the caller only reads it."""
+        ...
+
+
+@dataclass(frozen=True)
+class CheckShape:
+    """The field, and how the blocks of one segment are arranged; make one with ``plan``."""
+
+    modulus: int
+    codewords: int
+    blocks: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        base = LaneField(self.modulus)
+        most_columns = min(MAXIMUM_COLUMNS, (base.modulus - 2) // 2, self.blocks)
+        for name, value, least, greatest in (
+            ("codewords", self.codewords, 2, MAXIMUM_CODEWORDS),
+            ("blocks", self.blocks, 1, MAXIMUM_BLOCKS),
+            ("columns", self.columns, 1, most_columns),
+        ):
+            if type(value) is not int or not least <= value <= greatest:
+                raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")
+        self.field  # noqa: B018 -- refuses a field that is too small
+
+    @classmethod
+    def plan(cls, *, total_weight: int, codewords: int, blocks: int) -> CheckShape:
+        """Choose the smallest field for a total weight, and columns that balance the client's bytes and the servers'.
+
+        A client sends 2G + 1 elements and the servers exchange M = B / G for each client, so G is the square root of B
+        unless that takes more than ``POLYNOMIAL_BYTES``.
+        """
+        base = LaneField.for_total_weight(total_weight)
+        if type(blocks) is not int or not 1 <= blocks <= MAXIMUM_BLOCKS:
+            raise InvalidParameters(f"blocks is an integer in 1..{MAXIMUM_BLOCKS}; got {blocks!r}")
+        affordable = (POLYNOMIAL_BYTES * 8 // (ExtensionField.over(base).degree * base.bits) - 1) // 2
+        return cls(base.modulus, codewords, blocks, min(affordable, (base.modulus - 2) // 2, isqrt(blocks - 1) + 1))
+
+    @cached_property
+    def field(self) -> ExtensionField:
+        """The field of challenges, masks and openings."""
+        return ExtensionField.over(LaneField(self.modulus))
+
+    @property
+    def base(self) -> LaneField:
+        """The field of the lanes."""
+        return self.field.base
+
+    @property
+    def rows(self) -> int:
+        """How many rows the blocks fill."""
+        return -(-self.blocks // self.columns)
+
+    @property
+    def proof_points(self) -> int:
+        """How many values the client's polynomial of degree 2G has."""
+        return 2 * self.columns + 1
+
+    @property
+    def row_points(self) -> EvaluationPoints:
+        """Where the polynomial of a row has its mask (0) and its blocks (1 to G)."""
+        return _points(self.field, self.columns + 1)
+
+    @property
+    def polynomial_points(self) -> EvaluationPoints:
+        """Where the client's polynomial is given."""
+        return _points(self.field, self.proof_points)
+
+    def encode(self) -> tuple[bytes, ...]:
+        """Return (q, k, B, G, M) as statements are bound to them."""
+        return (
+            self.modulus.to_bytes(4, "big"),
+            self.codewords.to_bytes(4, "big"),
+            self.blocks.to_bytes(8, "big"),
+            self.columns.to_bytes(4, "big"),
+            self.rows.to_bytes(8, "big"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadContext:
+    """Everything public that one upload of one segment is bound to."""
+
+    attempt: AttemptContext
+    round_number: int
+    client: ClientId
+    """The client as its identity key is certified; never as the upload calls itself."""
+    layout_digest: bytes
+    segment: int
+    """Which segment of the layout, for two may have one shape."""
+    shape: CheckShape
+    weight: int
+    """By which the servers multiply the accepted vector; public, and 0 for a client that only takes part."""
+    correction_digest: bytes
+    """The digest of the correction words that both servers hold; of no bytes where there are none."""
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        if (type(self.attempt), type(self.client), type(self.shape)) != (AttemptContext, ClientId, CheckShape):
+            raise Misuse("an upload is bound to an AttemptContext, a ClientId and a CheckShape")
+        for name, value, bits in (("round_number", self.round_number, 64), ("segment", self.segment, 32)):
+            if type(value) is not int or not 0 <= value < 1 << bits:
+                raise InvalidParameters(f"{name} is an integer in 0..2^{bits} - 1; got {value!r}")
+        if type(self.weight) is not int or not 0 <= self.weight < self.shape.modulus:
+            raise CapacityExceeded(
+                f"a weight is an integer in 0..{self.shape.modulus - 1}; got {self.weight!r}",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+            )
+        for name, data, size in (
+            ("layout_digest", self.layout_digest, DIGEST_BYTES),
+            ("correction_digest", self.correction_digest, DIGEST_BYTES),
+            ("nonce", self.nonce, NONCE_BYTES),
+        ):
+            if type(data) is not bytes or len(data) != size:
+                raise InvalidParameters(f"{name} has {size} bytes")
+
+    @property
+    def statement(self) -> bytes:
+        """The digest of all of it, which enters every key, part and challenge."""
+        parts = (
+            self.attempt.digest,
+            self.round_number.to_bytes(8, "big"),
+            self.client.encode(),
+            self.layout_digest,
+            self.segment.to_bytes(4, "big"),
+            *self.shape.encode(),
+            self.weight.to_bytes(4, "big"),
+            self.correction_digest,
+            self.nonce,
+        )
+        return hashlib.sha256(bind(Label.ONE_HOT_STATEMENT, *parts)).digest()
+
+    def part(self, server: ServerId, share_digest: bytes, seed: Secret) -> bytes:
+        """Return what fixes one server's share and seed, and hides both from the other server.
+
+        At depth 0 the digest of server 1's share alone would let server 0 test guesses of the assignments; the seed,
+        which comes last, is what it lacks.
+        """
+        require_seed(seed)
+        if len(share_digest) != DIGEST_BYTES:
+            raise InvalidParameters(f"the digest of a share has {DIGEST_BYTES} bytes")
+        digest = hashlib.sha256(bind(Label.ONE_HOT_PART, self.statement, bytes([server.index]), share_digest))
+        digest.update(seed.expose())
+        return digest.digest()
+
+    def joint(self, part_0: bytes, part_1: bytes) -> bytes:
+        """Return what fixes everything that the client chose before it knew a challenge."""
+        return hashlib.sha256(bind(Label.ONE_HOT_JOINT, self.statement, part_0, part_1)).digest()
+
+    def masks(self, server: ServerId, seed: Secret, joint: bytes) -> Elements:
+        """Return one server's shares of the masks f_i(0), one for each row."""
+        return self._expanded("one-hot mask key", Label.ONE_HOT_MASKS, server, seed, joint, self.shape.rows)
+
+    def polynomial_mask(self, server: ServerId, seed: Secret, joint: bytes) -> Elements:
+        """Return what one server's seed contributes to its share of the client's polynomial."""
+        count = self.shape.proof_points
+        return self._expanded("one-hot polynomial key", Label.ONE_HOT_POLYNOMIAL, server, seed, joint, count)
+
+    def _expanded(  # noqa: PLR0913, PLR0917 -- the parts of one derivation
+        self, kind: str, label: Label, server: ServerId, seed: Secret, joint: bytes, count: int
+    ) -> Elements:
+        """Expand a seed under the joint value, and so under everything.
+
+        A server that was led to compute anything else, for a client that the other server invents or with a part that
+        the other server changed, masks it with other random values: what it opens then belongs to no input. Server 1
+        has a mask for the polynomial beside what it is sent for this reason alone.
+        """
+        with _stream_key(kind, seed, label, bytes([server.index]), joint) as stream_key:
+            return self.shape.field.sample(LaneStream(self.shape.base, stream_key), 0, count)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Challenges:
+    """The random coefficients of the check, which follow from everything that the client chose."""
+
+    codeword: Elements
+    """r: one for each codeword."""
+    row: Elements
+    """rho: one for each row."""
+    square: Elements
+    """sigma: one for each column, for the test that entries are 0 or 1."""
+    total: Elements
+    """eta: one for each column, for the test that a block's entries add up to 1."""
+
+    @classmethod
+    def of(cls, shape: CheckShape, joint: bytes) -> Challenges:
+        """Expand the challenges; both servers and the client do."""
+        key = hashlib.sha256(bind(Label.ONE_HOT_CHALLENGE, joint)).digest()
+        ends = [shape.codewords, shape.codewords + shape.rows, shape.codewords + shape.rows + shape.columns]
+        with Secret("one-hot challenge key", key) as stream_key:
+            made = shape.field.sample(LaneStream(shape.base, stream_key), 0, ends[2] + shape.columns)
+        return cls(made[: ends[0]], made[ends[0] : ends[1]], made[ends[1] : ends[2]], made[ends[2] :])
+
+
+def query_point(shape: CheckShape, round_key: Secret, statement: bytes, joint: bytes) -> Elements:
+    """Return tau, where the servers compare the polynomials; no client can know it.
+
+    A point of F_q would be an evaluation point of some row, or have a weight of zero for the mask: it is drawn again.
+    """
+    with _stream_key("one-hot query key", round_key, Label.ONE_HOT_QUERY_POINT, statement, joint) as stream_key:
+        stream = LaneStream(shape.base, stream_key)
+        for position in range(ATTEMPTS):
+            point: Elements = shape.field.sample(stream, position, 1)[0]
+            if not shape.field.is_in_base_field(point):
+                return point
+    raise InternalError(f"{ATTEMPTS} random elements lay in the base field")
+
+
+def require_seed(seed: Secret) -> None:
+    """Refuse anything but a secret of the length of seeds."""
+    require_secret(seed)
+    if len(seed) != SEED_BYTES:
+        raise InvalidParameters(f"a seed has {SEED_BYTES} bytes; got {seed!r}")
+
+
+def _stream_key(kind: str, source: Secret, label: Label, *parts: bytes) -> Secret:
+    """Derive key and IV of a stream from everything that it belongs to, so that no two streams begin alike."""
+    require_seed(source)
+    return expand(kind, STREAM_KEY_BYTES, source, label, *parts)
+
+
+@lru_cache(maxsize=32)
+def _points(field: ExtensionField, count: int) -> EvaluationPoints:
+    return EvaluationPoints(field, count)

@@ -1,0 +1,106 @@
+"""Server 0 as the one that clients reach: it hands server 1 its halves, and takes every step of the round with it.
+
+It relays what it cannot read: a half of server 1 is sealed to server 1. What it could do, it could do anyway: refuse a
+client, or give the round up. Clients hold the configuration, and the offer that server 1 signed for it, to floors of
+their own; so a configuration that only one of them was shown gives no round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from secagg.crypto.secret import Confined
+from secagg.errors import PeerMisbehaved, Reason, SecAggError
+from secagg.identifiers import ServerId
+from secagg.protocols.two_servers.release import RoundResult
+from secagg.protocols.two_servers.run import BATCH
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
+from secagg.protocols.two_servers.upload import DIGEST_BYTES
+from secagg.wire import MessageKind, Reader
+
+from .relay_messages import decode_halves, encode_batch_request, encode_beginning
+
+_ONE: Final = ServerId(1)
+
+
+class RelayingServer(Confined):
+    """Server 0 in one round with a standing server 1."""
+
+    def __init__(self, zero: IndexingServer, ask: Callable[[bytes], bytes]) -> None:
+        """Prepare to begin.
+
+        Args:
+            zero: server 0 of this round.
+            ask: what takes a message to server 1 and returns its answer, or raises its refusal.
+        """
+        self._zero = zero
+        self._ask = ask
+        self._unasked = list[bytes]()
+        self._failure: SecAggError | None = None
+
+    def begin(self) -> tuple[bytes, bytes]:
+        """Offer server 1 the configuration, and return both servers' offers for clients.
+
+        Raises:
+            InvalidParameters, PeerMisbehaved: server 1 does not take part; the message says what to change.
+            AuthenticationFailed: what answers is not the server 1 that the configuration names.
+        """
+        zero = self._zero
+        offer = self._ask(encode_beginning(zero.configuration, zero.round_number))
+        stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=_ONE)
+        ServerOffer.decode(offer, zero.configuration, stamp)
+        return zero.offer, offer
+
+    def receive(self, message: bytes) -> None:
+        """Take both halves of an upload: this server's own, and the one that it hands on.
+
+        Raises:
+            PeerError: one of the servers does not take its half; nobody counts the upload.
+        """
+        first, second = decode_halves(message)
+        upload_id = self._zero.receive(first)
+        if _read_done(self._ask(second)) != upload_id:
+            raise PeerMisbehaved(
+                "the two halves are of two uploads, or server 1 says so",
+                reason=Reason.WRONG_SESSION,
+                round_name="upload",
+            )
+        self._unasked.append(upload_id)
+        if len(self._unasked) >= BATCH and self._failure is None:
+            try:
+                self._check()
+            except SecAggError as error:
+                # It is not the fault of whoever uploaded last; the round ends with it.
+                self._failure = error
+
+    def finish(self) -> RoundResult:
+        """Decide about all uploads, and release the sum with server 1.
+
+        Raises:
+            ThresholdNotMet: too few uploads were taken; nothing is released.
+            PeerError, Misuse: the round failed; nothing is released by this server.
+        """
+        if self._failure is not None:
+            raise self._failure
+        zero = self._zero
+        self._check()
+        commitment = zero.agree(self._ask(zero.close()))
+        share = zero.open(self._ask(commitment))
+        return zero.combine(self._ask(share))
+
+    def _check(self) -> None:
+        while batch := self._unasked[:BATCH]:
+            self._zero.settle(self._ask(self._zero.answer(self._ask(encode_batch_request(batch)))))
+            del self._unasked[: len(batch)]
+
+    def __repr__(self) -> str:
+        return f"<RelayingServer {self._zero!r}>"
+
+
+def _read_done(answer: bytes) -> bytes:
+    reader = Reader(answer, MessageKind.INDEXING_DONE)
+    upload_id = reader.fixed(DIGEST_BYTES)
+    reader.finish()
+    return upload_id

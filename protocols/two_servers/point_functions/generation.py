@@ -1,0 +1,211 @@
+"""A client's keys: for every block, shares of the vector that is beta at alpha and zero elsewhere.
+
+Implements: [BGI16] Fig. 1, Gen, for all blocks at once, with early termination.
+
+Only the nodes on the path to alpha are computed, once for each server. Nothing is looked up at a place that depends on
+alpha: bits of it select by masks, and its lane is found by comparing all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Secret, abandoned_on_error, draw_exactly
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.identifiers import ClientId
+from secagg.protocols.two_servers.lanes.groups import CounterStream, Lanes
+
+from .block_ranges import CHUNK_BLOCKS, over_threads, require_threads
+from .correction_words import NODE_BYTES, NODE_WORDS, CorrectionWords
+from .explicit_share import ExplicitShare, SeedShare
+from .grid import require_blocks, runs
+from .kernels import control_bits, correction_of, feed_forward_into, kept_child, root_into, spread
+from .seeds import SEED_BYTES, lanes_key, roots_key
+from .shape import PointFunctionShape
+from .tree_hash import (
+    GROUP_BLOCKS,
+    LEFT,
+    NONCE_BYTES,
+    RIGHT,
+    SLACK_BYTES,
+    AesHash,
+    HashFamily,
+    KeyBinding,
+    NodeHash,
+    NodeWords,
+    Role,
+)
+from .tree_share import TreeShare, leaf_lanes
+
+_POSITION: Final = np.dtype("<u8")
+
+ServerShare = SeedShare | ExplicitShare | TreeShare
+Integers = npt.NDArray[np.integer[Any]]
+
+
+def generate_shares(  # noqa: PLR0913 -- all but four have defaults
+    shape: PointFunctionShape,
+    alpha: Integers,
+    beta: int | Integers = 1,
+    *,
+    context: bytes,
+    client: ClientId,
+    coins: Coins,
+    threads: int = 1,
+    hash_family: HashFamily = AesHash,
+) -> tuple[ServerShare, ServerShare]:
+    """Share, for every block b, the vector that is beta[b] at alpha[b] and zero elsewhere; return the servers' shares.
+
+    Args:
+        alpha: one codeword's number for each block.
+        beta: the value at alpha, one for all blocks or one for each; in [0, order of the group).
+        context: the digest of everything that the client and the servers agree on.
+        coins: 32 bytes are drawn at depth 0, a nonce and a seed, and 48 with a tree, a nonce and two seeds.
+
+    Raises:
+        Misuse: alpha or beta is no array of integers of the right form.
+        CapacityExceeded: a value is out of its range; which one is not said.
+        InvalidParameters: beta is not 1 although the last lane is derived.
+    Security: seeds are fresh in every call, so no two vectors are shared under one. The caller sends each server its
+        share, over a channel that the other server cannot read, and wipes the seeds.
+    """
+    if type(shape) is not PointFunctionShape:
+        raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
+    require_threads(threads)
+    place = _Place.of(shape, alpha, beta)
+    binding = KeyBinding(context=context, client=client, nonce=bytes(draw_exactly(NONCE_BYTES, coins)))
+    seed_0 = Secret.random("point function seed", SEED_BYTES, coins)
+    if not shape.depth:
+        with abandoned_on_error(seed_0):
+            sent = _explicit(place, binding, seed_0)
+            return SeedShare(shape, place.blocks, binding, seed_0), ExplicitShare(shape, place.blocks, binding, sent)
+    with abandoned_on_error(seed_0):
+        seed_1 = Secret.random("point function seed", SEED_BYTES, coins)
+    with abandoned_on_error(seed_0, seed_1):
+        correction = CorrectionWords.zeros(shape, place.blocks)
+        job = _Tree(place, binding, (seed_0, seed_1), correction, hash_family)
+        over_threads(shape, place.blocks, threads, job.run)
+        share_0 = TreeShare(0, binding, seed_0, correction, hash_family=hash_family)
+        return share_0, TreeShare(1, binding, seed_1, correction, hash_family=hash_family)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Place:
+    """Where the values are and what they are, in words of one kind each."""
+
+    shape: PointFunctionShape
+    alpha: npt.NDArray[np.uint64]
+    beta: Lanes
+
+    @classmethod
+    def of(cls, shape: PointFunctionShape, alpha: Any, beta: Any) -> _Place:  # noqa: ANN401 -- checked here
+        places: Any = alpha
+        if type(alpha) is not np.ndarray or places.ndim != 1 or places.dtype.kind not in "iu":
+            raise Misuse("alpha is one dimension of integers, one for each block")
+        require_blocks(int(places.size))
+        values: Any = np.asarray(beta)
+        if values.dtype.kind not in "iu" or values.shape not in ((), places.shape):
+            raise Misuse("beta is an integer, or one for each block")
+        if shape.derives_last_lane and (values.ndim or int(values) != 1):
+            raise InvalidParameters("where the last lane is derived, beta is 1; multiply the shares by public weights")
+        for name, numbers, limit in (("alpha", places, shape.codewords), ("beta", values, shape.group.order)):
+            if int(numbers.min()) < 0 or int(numbers.max()) >= limit:
+                raise CapacityExceeded(f"{name} is not in 0..{limit - 1}", reason=Reason.INPUT_OUT_OF_RANGE)
+        lanes: Any = np.broadcast_to(values.astype(shape.group.word), places.shape)
+        return cls(shape, places.astype(_POSITION), lanes)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return int(self.alpha.size)
+
+    def one_hot(self, lane: npt.NDArray[np.uint64], lanes: range, blocks: slice) -> Lanes:
+        """Return beta in the lane of each block and zero in the others, the blocks along the first axis."""
+        numbers = np.arange(lanes.start, lanes.stop, dtype=_POSITION)
+        hot: Lanes = (lane[:, np.newaxis] == numbers) * self.beta[blocks, np.newaxis]
+        return hot
+
+
+def _explicit(place: _Place, binding: KeyBinding, seed_0: Secret) -> Lanes:
+    """Return what server 1 is sent at depth 0: the vectors minus what server 0 expands its seed into."""
+    shape, group, sent = place.shape, place.shape.group, place.shape.sent_lanes
+    stream = group.stream(lanes_key(shape, place.blocks, binding, seed_0))
+    lanes = np.empty(place.blocks * sent, dtype=group.word)
+    for first, stop in runs(0, place.blocks):
+        run = lanes[first * sent : stop * sent].reshape(sent, -1)
+        np.equal(place.alpha[first:stop], np.arange(sent, dtype=_POSITION)[:, np.newaxis], out=run, casting="unsafe")
+        run *= place.beta[first:stop]
+        group.subtract_into(run, stream.lanes(first * sent, run.size).reshape(run.shape))
+    group.reduce_into(lanes)
+    return lanes
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Tree:
+    """The correction words of a range of blocks."""
+
+    place: _Place
+    binding: KeyBinding
+    seeds: tuple[Secret, Secret]
+    correction: CorrectionWords
+    hash_family: HashFamily
+
+    def run(self, first: int, stop: int) -> None:
+        """Fill in blocks [first, stop), which begin at a chunk's edge."""
+        shape, blocks = self.place.shape, self.place.blocks
+        streams = list[CounterStream]()
+        for server_index, seed in enumerate(self.seeds):
+            with roots_key(shape, blocks, self.binding, server_index, seed) as key:
+                streams.append(CounterStream(key))
+        for start in range(first, stop, CHUNK_BLOCKS):
+            node_hash = self.hash_family(self.binding, start // GROUP_BLOCKS)
+            self._chunk(start, min(stop, start + CHUNK_BLOCKS), streams, node_hash)
+
+    def _chunk(self, start: int, stop: int, streams: list[CounterStream], node_hash: NodeHash) -> None:
+        shape = self.place.shape
+        alpha = self.place.alpha[start:stop]
+        leaf, lane = np.divmod(alpha, _POSITION.type(shape.leaf_lanes))
+        nodes = list[NodeWords]()
+        for server_index, stream in enumerate(streams):
+            memory = np.empty(alpha.size * NODE_BYTES + SLACK_BYTES, dtype=np.uint8)
+            root = memory[: alpha.size * NODE_BYTES].view(_POSITION)
+            stream.fill(memory, start, root.nbytes)
+            root_into(root, server_index)
+            nodes.append(root)
+        for level in range(shape.depth):
+            bit = np.repeat((leaf >> _POSITION.type(shape.depth - 1 - level)) & _POSITION.type(1), NODE_WORDS)
+            children = [(_hashed(node_hash, LEFT, node), _hashed(node_hash, RIGHT, node)) for node in nodes]
+            words: tuple[NodeWords, NodeWords] = correction_of(children[0], children[1], bit)
+            nodes = [kept_child(node, pair, words, bit) for node, pair in zip(nodes, children, strict=True)]
+            correction, difference = words
+            self.correction.left[level, start:stop] = correction.reshape(-1, NODE_WORDS)
+            self.correction.difference[level, start:stop] = difference.reshape(-1, NODE_WORDS)
+        self._leaf(slice(start, stop), lane, nodes, node_hash)
+
+    def _leaf(self, blocks: slice, lane: npt.NDArray[np.uint64], nodes: list[NodeWords], node_hash: NodeHash) -> None:
+        shape, group = self.place.shape, self.place.shape.group
+        negative: Any = spread(control_bits(nodes[1])).view(group.word).reshape(lane.size, -1)
+        memories = [np.empty(node.nbytes + SLACK_BYTES, dtype=np.uint8) for node in nodes]
+        for piece in range(shape.pieces):
+            lanes_0, lanes_1 = (
+                leaf_lanes(node_hash, group, piece, node, memory).reshape(lane.size, -1)
+                for node, memory in zip(nodes, memories, strict=True)
+            )
+            held = range(piece * shape.lanes_per_piece, (piece + 1) * shape.lanes_per_piece)
+            target = self.place.one_hot(lane, held, blocks)
+            corrected = group.correction(target, lanes_0, lanes_1, negative)
+            # Lanes that a leaf does not have are not sent, and are zero at every receiver.
+            corrected[:, max(0, shape.leaf_lanes - held.start) :] = 0
+            self.correction.leaf[piece, blocks] = corrected
+
+
+def _hashed(node_hash: NodeHash, role: Role, nodes: NodeWords) -> NodeWords:
+    memory = np.empty(nodes.nbytes + SLACK_BYTES, dtype=np.uint8)
+    node_hash.permute_into(role, nodes, memory)
+    hashed: NodeWords = feed_forward_into(memory[: nodes.nbytes].view(_POSITION), nodes)
+    return hashed

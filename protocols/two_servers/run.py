@@ -1,0 +1,79 @@
+"""The whole protocol on one page: an executable specification, with no network.
+
+Read it top to bottom beside the README. Every message is bytes that a transport could carry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+from secagg.contract import Payload
+from secagg.errors import PeerError
+from secagg.identifiers import ClientId, ServerId
+
+from .client import Client
+from .release import RoundResult
+from .server import IndexingServer
+
+_LOG = logging.getLogger(__name__)
+BATCH: Final = 16
+"""How many uploads the servers speak of at a time; each holds the shares of so many."""
+
+
+def run(
+    zero: IndexingServer,
+    one: IndexingServer,
+    updates: Iterable[tuple[Client, Payload, int]],
+    *,
+    now: datetime,
+    sent: Callable[[ClientId, ServerId, bytes], None] | None = None,
+) -> tuple[RoundResult, RoundResult]:
+    """Run one round in memory: every client that comes uploads once, and both servers get one sum.
+
+    Args:
+        updates: the clients, each with its encoded update and its weight; one that drops out is not among them.
+        sent: told of each half that a client uploads.
+    Raises:
+        ThresholdNotMet: too few uploads of any one weight were taken; nothing is released.
+    """
+    # Round begin: each server has drawn a key for this round, and signs it.
+    offers = (zero.offer, one.offer)
+    for held, (client, payload, weight) in enumerate(updates, start=1):
+        # Client: floors and offers first; then point functions, a proof, and one sealed half for each server.
+        halves = client.share(
+            payload,
+            configuration=zero.configuration,
+            round_number=zero.round_number,
+            offers=offers,
+            now=now,
+            weight=weight,
+        )
+        for server, half in zip((zero, one), halves, strict=True):
+            message = half.encode()
+            if sent is not None:
+                sent(client.client, server.server, message)
+            try:
+                server.receive(message)
+            except PeerError as error:
+                _LOG.warning("%s does not take the upload of %s: %s", server.server, client.client, error)
+        if held % BATCH == 0:
+            check(zero, one, one.waiting()[-BATCH:])
+    # What one server had not received before, it may have by now.
+    check(zero, one, one.waiting())
+    # Close: each signs the list of whom it took, and goes on only if the other one signed the same list.
+    lists = zero.close(), one.close()
+    commitments = zero.agree(lists[1]), one.agree(lists[0])
+    # Release: both have committed to their shares before either lets its share go.
+    shares = zero.open(commitments[1]), one.open(commitments[0])
+    return zero.combine(shares[1]), one.combine(shares[0])
+
+
+def check(zero: IndexingServer, one: IndexingServer, uploads: Sequence[bytes]) -> None:
+    """Ask about uploads that wait at server 1: both servers take one, or neither does."""
+    for start in range(0, len(uploads), BATCH):
+        # Server 1 relays correction words and commits; server 0 opens; server 1 decides and opens; server 0 decides.
+        proposal = one.propose(uploads[start : start + BATCH])
+        zero.settle(one.conclude(zero.answer(proposal)))

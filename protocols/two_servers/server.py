@@ -1,0 +1,386 @@
+"""One of the two servers, for one round: it opens its halves of uploads, asks about them with the other one, and adds.
+
+    receive    an upload of a client                              any number
+    propose -> answer -> conclude -> settle                       for any batch of uploads, server 1 begins
+    close      sign the one list of this round
+    agree      take the other server's signature on the same list, and commit to this server's share of the sum
+    open       take the other server's commitment, and let the share go
+    combine    take the other server's share
+
+Every step writes down what it did before it returns, and gives the same bytes when it is called again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import RLock
+from typing import Final
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.identifiers import ClientId, ServerId
+from secagg.session.certificates import SigningKey
+from secagg.wire import MessageKind, owned_bytes
+
+from .configuration import IndexingConfiguration
+from .exchange import Exchange
+from .index_sharing.dealt_batches import OpenedBatch
+from .journal import Event, Journal
+from .one_hot.check import RoundChallenges
+from .opened_upload import OpenedUpload
+from .release import Release, RoundResult
+from .round_rules import Entry, RoundState, Standing
+from .server_messages import BatchItem, RoundStamp, ServerOffer, decode_batch, encode_batch
+from .server_state import ServerState
+from .upload import ROUND_BYTES
+
+_LOG = logging.getLogger(__name__)
+_ROOT_BYTES: Final = 32
+
+
+class IndexingServer(Confined):
+    """Server 0 or server 1 in one round.
+
+    Claim DP-4: the model checker drives this class, at the hands of a network or of a corrupted other server.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a server brings
+        self,
+        configuration: IndexingConfiguration,
+        server: ServerId,
+        *,
+        round_number: int,
+        signing_key: SigningKey,
+        pair_key: Secret,
+        journal: Journal,
+        coins: Coins,
+        threads: int = 1,
+    ) -> None:
+        """Begin a round, or go on with the one that the journal holds.
+
+        Args:
+            pair_key: 32 bytes that the two servers share and no client knows; the caller keeps it, and wipes it.
+            coins: ``SystemCoins()`` in production.
+        Raises:
+            InvalidParameters: the signing key is not the one that the configuration names.
+            Misuse: the journal is of another round, configuration or server.
+        """
+        if (type(configuration), type(server)) != (IndexingConfiguration, ServerId):
+            raise Misuse("a server has an IndexingConfiguration and a ServerId")
+        if signing_key.public_key != configuration.server_keys[server.index]:
+            raise InvalidParameters(f"the signing key is not the one that the configuration names for {server}")
+        if type(round_number) is not int or not 0 <= round_number < 1 << (8 * ROUND_BYTES):
+            raise InvalidParameters(f"a round number is an integer in 0..2^64 - 1; got {round_number!r}")
+        self.configuration = configuration
+        self.server, self.peer = server, ServerId(1 - server.index)
+        self.round_number = round_number
+        self._stamp = RoundStamp(context=configuration.context, round_number=round_number, server=server)
+        self._peer_stamp = RoundStamp(context=configuration.context, round_number=round_number, server=self.peer)
+        self._release = Release(configuration, self._stamp, self._peer_stamp, signing_key)
+        self._lock = RLock()
+        self._state = ServerState(
+            configuration,
+            self._stamp,
+            challenges=RoundChallenges(pair_key, configuration.context, round_number),
+            release=self._release,
+            journal=journal,
+            coins=coins,
+            threads=threads,
+        )
+        self._rules, self._pending = self._state.rules, self._state.pending
+        sealing_key = self._state.opener.sealing_key
+        self.offer = ServerOffer.signed(self._stamp, sealing_key, signing_key).encode(configuration)
+
+    # --- Uploads --------------------------------------------------------------------------------------------------
+
+    def receive(self, message: bytes) -> bytes:
+        """Take one server's half of an upload, and return the upload's id; the same half again changes nothing.
+
+        Raises:
+            AuthenticationFailed: the authority does not vouch for the client, or somebody altered the half.
+            MalformedMessage, PeerMisbehaved: it is no half of an upload for this round; nothing has changed.
+            UnexpectedMessage: the round is closed.
+        """
+        message = owned_bytes(message)
+        with self._lock:
+            if self._rules.state is not RoundState.COLLECTING:
+                raise UnexpectedMessage(expected="no upload: the round is closed", received="an upload")
+            opener = self._state.opener
+            upload = opener.read(message)
+            upload_id = upload.upload_id(self.configuration)
+            if self._rules.require_new(Entry(upload.header.client, upload_id, upload.header.weight)):
+                self._state.remember(message, opener.open(upload))
+            return upload_id
+
+    def deal(self, message: bytes) -> bytes:
+        """Take a dealer's batch, in index sharing, and return its id; the same batch again changes nothing.
+
+        A batch waits, is asked about and is taken or rejected as uploads are; those of its clients wait until then.
+
+        Raises:
+            AuthenticationFailed: the dealer did not sign it, or somebody altered it.
+            MalformedMessage, PeerMisbehaved: it is no batch for this round; nothing has changed.
+            UnexpectedMessage: the round is closed, or has no dealer.
+        """
+        message = owned_bytes(message)
+        with self._lock:
+            if self._rules.state is not RoundState.COLLECTING:
+                raise UnexpectedMessage(expected="no correlations: the round is closed", received="a dealer's batch")
+            return self._state.deal(message)
+
+    def waiting(self) -> tuple[bytes, ...]:
+        """Return the uploads that are neither taken nor rejected, in the order in which they came."""
+        with self._lock:
+            return self._rules.waiting()
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether the round still takes uploads."""
+        return self._rules.state is RoundState.COLLECTING
+
+    @property
+    def rejected(self) -> dict[ClientId, str]:
+        """Whose uploads were rejected, and why."""
+        return dict(self._state.rejected)
+
+    def propose(self, uploads: Sequence[bytes]) -> bytes:
+        """Ask the other server about uploads, as server 1."""
+        self._require_server(1)
+        with self._lock:
+            self._rules.require(RoundState.COLLECTING)
+            if len(set(uploads)) != len(uploads) or any(upload_id not in self._pending for upload_id in uploads):
+                raise Misuse("a server asks about uploads that wait at it, each once; see waiting()")
+            items: list[BatchItem] = [
+                (upload_id, self._said(upload_id, b"", self._pending[upload_id].exchange.propose))
+                for upload_id in uploads
+            ]
+            return encode_batch(MessageKind.INDEXING_PROPOSAL, self._stamp, items)
+
+    def answer(self, proposal: bytes) -> bytes:
+        """Answer for the uploads of which this server holds the other half, as server 0."""
+        self._require_server(0)
+        items = decode_batch(proposal, MessageKind.INDEXING_PROPOSAL, self._peer_stamp)
+        with self._lock:
+            self._require_turn("a proposal", RoundState.COLLECTING)
+            answers = list[BatchItem]()
+            for upload_id, proposed in items:
+                if self._rules.standing(upload_id) is Standing.REJECTED:
+                    answers.append((upload_id, None))
+                pending = self._pending.get(upload_id)
+                if pending is None or not pending.is_ready:
+                    continue
+                if proposed is None:
+                    self._reject(upload_id, self._refused())
+                    continue
+                answer = partial(pending.exchange.answer, proposed)
+                answers.append((upload_id, self._said(upload_id, proposed, answer)))
+            return encode_batch(MessageKind.INDEXING_ANSWER, self._stamp, answers)
+
+    def conclude(self, answer: bytes) -> bytes:
+        """Decide about the uploads that the other server answered for, and take them, as server 1."""
+        self._require_server(1)
+        answer = owned_bytes(answer)
+        items = decode_batch(answer, MessageKind.INDEXING_ANSWER, self._peer_stamp)
+        digest = hashlib.sha256(answer).digest()
+        with self._lock:
+            known = self._state.concluded
+            if known is not None and known[0] == digest:
+                return known[1]
+            self._require_turn("an answer", RoundState.COLLECTING)
+            decided = list[BatchItem]()
+            for upload_id, answered in items:
+                match self._rules.standing(upload_id):
+                    case Standing.ASKED:
+                        decided.append((upload_id, self._decided(upload_id, answered, _concluded)))
+                    case Standing.REJECTED:
+                        # Said again, because a crash may have come before it was said.
+                        decided.append((upload_id, None))
+                    case _:
+                        pass
+            conclusion = encode_batch(MessageKind.INDEXING_CONCLUSION, self._stamp, decided)
+            if any(concluded is not None for _, concluded in decided):
+                self._state.conclude(answer, digest, conclusion)
+            return conclusion
+
+    @property
+    def last_conclusion(self) -> bytes | None:
+        """What server 1 concluded last, to be delivered again if it is not known to have arrived."""
+        return self._state.concluded and self._state.concluded[1]
+
+    def settle(self, conclusion: bytes) -> None:
+        """Decide about the uploads that the other server has taken, and take them, as server 0."""
+        self._require_server(0)
+        items = decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, self._peer_stamp)
+        with self._lock:
+            due = [item for item in items if self._rules.standing(item[0]) is Standing.ASKED]
+            if not due:
+                return
+            self._require_turn("a conclusion", RoundState.COLLECTING)
+            for upload_id, concluded in due:
+                if self._decided(upload_id, concluded, _settled) is not None:
+                    self._state.write(Event.TAKEN, upload_id)
+
+    # --- The sum --------------------------------------------------------------------------------------------------
+
+    def close(self) -> bytes:
+        """Sign the list of uploads whose sum this server would release; it signs no other list in this round.
+
+        Raises:
+            ThresholdNotMet: too few uploads of any one weight were taken; the round goes on.
+            PeerMisbehaved: too many uploads were rejected; the round is given up.
+        """
+        with self._lock:
+            if self._release.signed_list is None:
+                self._rules.require(RoundState.COLLECTING)
+                try:
+                    entries = self._rules.list_to_sign()
+                except PeerMisbehaved as error:
+                    self._state.write(Event.FAILED, str(error).encode())
+                    raise
+                self._state.write(Event.SIGNED, self._release.sign(entries))
+            self._rules.require(RoundState.SIGNED, RoundState.AGREED)
+            return self._release.signed_list or b""
+
+    def agree(self, peer_list: bytes) -> bytes:
+        """Take the other server's list, and return the commitment to this server's share of the sum.
+
+        Raises:
+            AuthenticationFailed: the other server did not sign it.
+            PeerMisbehaved: the other server signed another list; the round is given up.
+        """
+        peer_list = owned_bytes(peer_list)
+        with self._lock:
+            self._require_turn("a list", RoundState.SIGNED, RoundState.AGREED)
+            try:
+                self._release.require_same_list(peer_list)
+            except PeerMisbehaved as error:
+                if error.reason is Reason.SERVERS_DISAGREE:
+                    self._state.write(Event.FAILED, str(error).encode())
+                raise
+            if self._release.peer_list is None:
+                self._state.write(Event.AGREED, peer_list)
+            return self._release.commitment(self._state.totals, self._rules.counted)
+
+    def open(self, peer_commitment: bytes) -> bytes:
+        """Take the other server's commitment, and return this server's share of the sum.
+
+        Raises:
+            PeerMisbehaved: the other server committed to something else before.
+        """
+        peer_commitment = owned_bytes(peer_commitment)
+        with self._lock:
+            self._require_turn("a commitment", RoundState.AGREED)
+            self._release.read_commitment(peer_commitment)
+            if self._release.peer_commitment is None:
+                self._state.write(Event.OPENED, peer_commitment)
+            return self._release.share(self._state.totals, self._rules.counted)
+
+    def combine(self, peer_share: bytes) -> RoundResult:
+        """Add the other server's share, and return the sum.
+
+        Raises:
+            PeerMisbehaved: it is not what the other server committed to, or the two add up to no sum.
+        """
+        with self._lock:
+            self._require_turn("a share", RoundState.AGREED)
+            aggregate = self._release.combined(owned_bytes(peer_share), self._state.totals, self._rules.counted)
+            counted = tuple(entry.client for entry in self._rules.counted)
+            taken = {entry.client for entry in self._rules.taken()}
+            return RoundResult(aggregate, counted, tuple(sorted(taken - set(counted))), self.rejected)
+
+    def give_up(self, reason: str) -> None:
+        """Give the round up; nothing of it is released by this server any more."""
+        with self._lock:
+            self._state.write(Event.FAILED, reason.encode())
+
+    def wipe(self) -> None:
+        """Overwrite sums, seeds and keys; erase the journal as well when the round is over."""
+        with self._lock:
+            self._state.wipe()
+
+    # --- Private --------------------------------------------------------------------------------------------------
+
+    def _said(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
+        """Return what this server says first of an upload, written down before; None if it rejects the upload.
+
+        Security: what is said twice would be said at one point of the check only, because the point follows from the
+        upload and from a key that the servers keep. The digest makes sure that they did.
+        """
+        pending = self._pending[upload_id]
+        if pending.asked is not None and pending.asked[0] != heard:
+            raise PeerMisbehaved(
+                "an upload is asked about once, and this is another question",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits=[self.peer],
+                round_name="answer",
+            )
+        try:
+            said = say()
+        except PeerError as error:
+            self._reject(upload_id, error)
+            return None
+        digest = hashlib.sha256(said).digest()
+        if pending.asked is None:
+            self._state.write(Event.ASKED, upload_id, heard, digest)
+        elif pending.asked[1] != digest:
+            raise Misuse("this server said something else of an upload before; start it with the same pair key")
+        pending.is_live = True
+        return said
+
+    def _decided(
+        self, upload_id: bytes, heard: bytes | None, decide: Callable[[Exchange, bytes], bytes]
+    ) -> bytes | None:
+        """Return what a step gives that decides about an upload; None if the upload is rejected."""
+        pending = self._pending[upload_id]
+        try:
+            if heard is None:
+                raise self._refused()
+            self._revive(pending)
+            return decide(pending.exchange, heard)
+        except PeerError as error:
+            self._reject(upload_id, error)
+            return None
+
+    def _revive(self, pending: OpenedUpload | OpenedBatch) -> None:
+        """Bring the exchange of an upload to where it was before a restart."""
+        if not pending.is_live and pending.asked is not None:
+            heard = pending.asked[0]
+            say = pending.exchange.propose if self.server.index == 1 else partial(pending.exchange.answer, heard)
+            self._said(pending.entry.upload_id, heard, say)
+
+    def _refused(self) -> PeerMisbehaved:
+        return PeerMisbehaved(f"{self.peer} refuses it", reason=Reason.ONE_HOT_REFUTED, round_name="check")
+
+    def _reject(self, upload_id: bytes, error: PeerError) -> None:
+        _LOG.warning("%s rejects an upload of %s: %s", self.server, self._rules.entry(upload_id).client, error)
+        self._state.write(Event.REJECTED, upload_id, str(error).encode())
+
+    def _require_turn(self, received: str, *states: RoundState) -> None:
+        """Refuse what the other server says out of turn."""
+        if self._rules.state not in states:
+            due = " or ".join(state.value for state in states)
+            raise UnexpectedMessage(
+                expected=f"it in a round that is {due}, and this one is {self._rules.state.value}",
+                received=received,
+                culprits=[self.peer],
+            )
+
+    def _require_server(self, index: int) -> None:
+        if self.server.index != index:
+            raise Misuse(f"this is a step of server/{index}, and this is {self.server}")
+
+    def __repr__(self) -> str:
+        return f"<IndexingServer {self.server}, round {self.round_number}, {self._rules!r}>"
+
+
+def _concluded(exchange: Exchange, answer: bytes) -> bytes:
+    return exchange.conclude(answer)
+
+
+def _settled(exchange: Exchange, conclusion: bytes) -> bytes:
+    exchange.settle(conclusion)
+    return b""

@@ -1,0 +1,269 @@
+"""What the servers say: their keys to the clients, and to each other what they ask, hold and release."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from secagg.contract.layout import IndexSegment
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import RingVector
+from secagg.errors import MalformedMessage, PeerMisbehaved, Reason, blaming
+from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ServerId
+from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, verify_signature
+from secagg.wire import MessageKind, Reader, Writer
+
+from .configuration import IndexingConfiguration
+from .lanes.groups import Lanes
+from .round_rules import Entry
+from .upload import DIGEST_BYTES, ROUND_BYTES
+
+MAXIMUM_BATCH: Final = 1 << 16
+MAXIMUM_BLOB_BYTES: Final = (1 << 32) - 1
+BATCH_KINDS: Final = (
+    MessageKind.INDEXING_PROPOSAL,
+    MessageKind.INDEXING_ANSWER,
+    MessageKind.INDEXING_CONCLUSION,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStamp:
+    """Which round of which task a message is of, and from which server."""
+
+    context: AttemptContext
+    round_number: int
+    server: ServerId
+
+    def parts(self) -> tuple[bytes, ...]:
+        """Return the parts that labels bind."""
+        return self.context.digest, self.round_number.to_bytes(ROUND_BYTES, "big"), bytes([self.server.index])
+
+    def write(self, kind: MessageKind) -> Writer:
+        """Begin a message of this round."""
+        writer = Writer(kind).fixed(self.context.digest, CONTEXT_BYTES).integer(self.round_number, ROUND_BYTES)
+        return writer.integer(self.server.index, 1)
+
+    def read(self, message: bytes, kind: MessageKind) -> Reader:
+        """Begin to read a message that is due from this server in this round.
+
+        Raises:
+            PeerMisbehaved: it is of another task or round, or from another server.
+            MalformedMessage, UnexpectedMessage: it is no such message.
+        """
+        reader = Reader(message, kind)
+        got = reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)
+        if got != self.parts():
+            raise PeerMisbehaved(
+                "a message belongs to another configuration, round or server",
+                reason=Reason.WRONG_SESSION,
+                culprits=[self.server],
+            )
+        return reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOffer:
+    """One server's key for one round, signed with the key that the configuration names."""
+
+    stamp: RoundStamp
+    sealing_key: bytes
+    signature: bytes
+
+    @classmethod
+    def signed(cls, stamp: RoundStamp, sealing_key: bytes, signing_key: SigningKey) -> ServerOffer:
+        """Sign a key for one round."""
+        signature = signing_key.sign(Label.INDEXING_OFFER, *stamp.parts(), sealing_key)
+        return cls(stamp=stamp, sealing_key=sealing_key, signature=signature)
+
+    def encode(self, configuration: IndexingConfiguration) -> bytes:
+        """Return the canonical encoding."""
+        writer = self.stamp.write(MessageKind.INDEXING_OFFER)
+        writer.fixed(self.sealing_key, sealing_sizes(configuration.suite)[0])
+        return writer.fixed(self.signature, SIGNATURE_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
+        """Read the offer of one server for one round, and check its signature.
+
+        Raises:
+            PeerMisbehaved: it is of another configuration, round or server.
+            AuthenticationFailed: the server that the configuration names did not sign it.
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        with blaming(stamp.server):
+            reader = stamp.read(message, MessageKind.INDEXING_OFFER)
+            sealing_key = reader.fixed(sealing_sizes(configuration.suite)[0])
+            offer = cls(stamp=stamp, sealing_key=sealing_key, signature=reader.fixed(SIGNATURE_BYTES))
+            reader.finish()
+        key = configuration.server_keys[stamp.server.index]
+        parts = (*stamp.parts(), sealing_key)
+        verify_signature(key, offer.signature, Label.INDEXING_OFFER, *parts, culprits={stamp.server})
+        return offer
+
+
+BatchItem = tuple[bytes, bytes | None]
+"""An upload's id, and what a server says of it; None if it refuses the upload."""
+
+
+def encode_batch(kind: MessageKind, stamp: RoundStamp, items: Sequence[BatchItem]) -> bytes:
+    """Return what a server says of several uploads at once."""
+    writer = stamp.write(kind).integer(len(items), 4)
+    for upload_id, said in items:
+        writer.fixed(upload_id, DIGEST_BYTES).integer(said is not None, 1)
+        if said is not None:
+            writer.integer(len(said), 4).borrowed(said)
+    return writer.finish()
+
+
+def decode_batch(message: bytes, kind: MessageKind, stamp: RoundStamp) -> list[BatchItem]:
+    """Read a batch of the other server back.
+
+    Raises:
+        MalformedMessage, UnexpectedMessage, PeerMisbehaved: anything that ``encode_batch`` would not have written for
+            this round, among them one upload twice.
+    """
+    with blaming(stamp.server):
+        reader = stamp.read(message, kind)
+        count = reader.integer(4)
+        if count > MAXIMUM_BATCH:
+            raise MalformedMessage(
+                f"a batch declares {count} uploads and {MAXIMUM_BATCH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
+            )
+        items = [_read_item(reader) for _ in range(count)]
+        reader.finish()
+        if len({upload_id for upload_id, _ in items}) != count:
+            raise MalformedMessage("a batch names one upload twice", reason=Reason.NOT_CANONICAL)
+    return items
+
+
+def _read_item(reader: Reader) -> BatchItem:
+    upload_id, has_said = reader.fixed(DIGEST_BYTES), reader.integer(1)
+    if has_said not in (0, 1):
+        raise MalformedMessage("an upload is refused or spoken of", reason=Reason.NOT_CANONICAL)
+    return upload_id, bytes(reader.view(reader.integer(4))) if has_said else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedList:
+    """The one list of a round that a server signs: whose uploads the sum is of."""
+
+    stamp: RoundStamp
+    entries_digest: bytes
+    contributors: int
+    signature: bytes
+
+    @classmethod
+    def signed(cls, stamp: RoundStamp, entries: Sequence[Entry], signing_key: SigningKey) -> AcceptedList:
+        """Sign a list; a server does so once for each round."""
+        digest = entries_digest(entries)
+        signature = signing_key.sign(Label.INDEXING_SIGNED_LIST, *cls._parts(stamp, digest, len(entries)))
+        return cls(stamp=stamp, entries_digest=digest, contributors=len(entries), signature=signature)
+
+    @staticmethod
+    def _parts(stamp: RoundStamp, digest: bytes, contributors: int) -> tuple[bytes, ...]:
+        return (*stamp.parts(), digest, contributors.to_bytes(4, "big"))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = self.stamp.write(MessageKind.ACCEPTED_LIST).fixed(self.entries_digest, DIGEST_BYTES)
+        return writer.integer(self.contributors, 4).fixed(self.signature, SIGNATURE_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> AcceptedList:
+        """Read the other server's list back, and check its signature.
+
+        Raises:
+            AuthenticationFailed: the other server did not sign it.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no list of this round and server.
+        """
+        with blaming(stamp.server):
+            reader = stamp.read(message, MessageKind.ACCEPTED_LIST)
+            digest, contributors = reader.fixed(DIGEST_BYTES), reader.integer(4)
+            signature = reader.fixed(SIGNATURE_BYTES)
+            reader.finish()
+        decoded = cls(stamp=stamp, entries_digest=digest, contributors=contributors, signature=signature)
+        key = configuration.server_keys[stamp.server.index]
+        parts = cls._parts(stamp, digest, contributors)
+        verify_signature(key, decoded.signature, Label.INDEXING_SIGNED_LIST, *parts, culprits={stamp.server})
+        return decoded
+
+
+def entries_digest(entries: Sequence[Entry]) -> bytes:
+    """Return the digest of a list of uploads, in ascending order, each with its client and weight."""
+    parts = list[bytes]()
+    for entry in sorted(entries):
+        parts += (entry.client.encode(), entry.upload_id, entry.weight.to_bytes(4, "big"))
+    return hashlib.sha256(bind(Label.INDEXING_ACCEPTED, *parts)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputCommitment:
+    """What a server sends before it has seen any of the other server's share of the sum."""
+
+    stamp: RoundStamp
+    digest: bytes
+
+    @classmethod
+    def to(cls, stamp: RoundStamp, list_digest: bytes, share: bytes) -> OutputCommitment:
+        """Commit to an encoded share, whose randomness hides it."""
+        digest = hashlib.sha256(bind(Label.INDEXING_OUTPUT, *stamp.parts(), list_digest))
+        digest.update(share)
+        return cls(stamp=stamp, digest=digest.digest())
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        return self.stamp.write(MessageKind.OUTPUT_COMMITMENT).fixed(self.digest, DIGEST_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes, stamp: RoundStamp) -> OutputCommitment:
+        """Read the other server's commitment back.
+
+        Raises:
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no commitment of this round and server.
+        """
+        with blaming(stamp.server):
+            reader = stamp.read(message, MessageKind.OUTPUT_COMMITMENT)
+            decoded = cls(stamp=stamp, digest=reader.fixed(DIGEST_BYTES))
+            reader.finish()
+        return decoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OutputShare:
+    """One server's share of the sum."""
+
+    stamp: RoundStamp
+    values: tuple[Lanes | RingVector, ...] = field(repr=False)
+
+    def encode(self, configuration: IndexingConfiguration) -> bytes:
+        """Return the canonical encoding: lanes and ring elements at exactly their bits."""
+        writer = self.stamp.write(MessageKind.OUTPUT_SHARE)
+        for segment, value in zip(configuration.layout.segments, self.values, strict=True):
+            if isinstance(segment, IndexSegment):
+                writer.borrowed(configuration.group.pack(value))
+            else:
+                writer.borrowed(segment.ring.pack_view(value))
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> OutputShare:
+        """Read the other server's share back.
+
+        Raises:
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no share of this round and server, or a lane is
+                not below the order of its group.
+        """
+        reader = stamp.read(message, MessageKind.OUTPUT_SHARE)
+        values = list[Lanes | RingVector]()
+        for segment in configuration.layout.segments:
+            if isinstance(segment, IndexSegment):
+                count, bits = segment.blocks * segment.codewords, configuration.group.bits
+                values.append(configuration.group.unpack(reader.view((count * bits + 7) // 8), count))
+            else:
+                values.append(segment.ring.unpack(reader.view(segment.payload_bytes), segment.length))
+        reader.finish()
+        return cls(stamp=stamp, values=tuple(values))

@@ -1,0 +1,199 @@
+"""What a client sends: one signed header that both servers hold, and for each server an envelope that it alone opens.
+
+The header is all that is in the clear. Its digest is what every ciphertext, key and proof of the upload is bound to,
+and the client signs it together with both envelopes' keys. Two servers that hold the same upload id therefore hold
+two halves of one upload; a client that sends them halves of two uploads is counted by neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Final
+
+from secagg.contract.layout import IndexSegment
+from secagg.crypto.aead import TAG_BYTES
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.labels import Label, bind
+from secagg.errors import MalformedMessage, Reason
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
+from secagg.wire import MessageKind, Reader, Writer
+
+from .configuration import IndexingConfiguration, SharingMode
+from .envelope import SEED_BYTES
+from .one_hot.statement import UploadContext
+from .point_functions.tree_hash import NONCE_BYTES, KeyBinding
+
+DIGEST_BYTES: Final = 32
+ROUND_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What is public of one index segment's point functions."""
+
+    nonce: bytes
+    correction_digest: bytes
+    """Of the correction words; 32 zeros where there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadHeader:
+    """What an upload is, for which round and from whom."""
+
+    round_number: int
+    certificate: Certificate
+    weight: int
+    segments: tuple[SegmentHeader, ...]
+    """One for each index segment, where these are shared as point functions."""
+
+    @property
+    def client(self) -> ClientId:
+        """The client as the authority certifies it."""
+        return self.certificate.client
+
+    def digest(self, configuration: IndexingConfiguration) -> bytes:
+        """Return the digest of all of it and of the configuration; envelopes and the signature are bound to it."""
+        parts = (
+            configuration.context.digest,
+            self.round_number.to_bytes(ROUND_BYTES, "big"),
+            self.client.encode(),
+            self.certificate.public_key,
+            self.weight.to_bytes(4, "big"),
+            *(part for segment in self.segments for part in (segment.nonce, segment.correction_digest)),
+        )
+        return hashlib.sha256(bind(Label.INDEXING_UPLOAD_HEADER, *parts)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """One server's half of an upload."""
+
+    header: UploadHeader
+    server: ServerId
+    sealed_seeds: tuple[bytes, bytes]
+    """For server 0 and for server 1; both servers hold both, because the signature is on both."""
+    signature: bytes = bytes(SIGNATURE_BYTES)
+    body: bytes | memoryview = field(repr=False)
+    """What this server is sent, under AES-256-GCM."""
+    public_part: bytes | memoryview = field(default=b"", repr=False)
+    """The correction words of all segments, which server 1 is sent and relays to server 0."""
+
+    def upload_id(self, configuration: IndexingConfiguration) -> bytes:
+        """Return what both servers know this upload by."""
+        return hashlib.sha256(bind(Label.INDEXING_UPLOAD, *self._signed_parts(configuration))).digest()
+
+    def _signed_parts(self, configuration: IndexingConfiguration) -> tuple[bytes, ...]:
+        return (self.header.digest(configuration), *self.sealed_seeds)
+
+    def signature_by(self, signing_key: SigningKey, configuration: IndexingConfiguration) -> bytes:
+        """Return the client's signature, which is the same in both halves."""
+        return signing_key.sign(Label.INDEXING_SIGNED_UPLOAD, *self._signed_parts(configuration))
+
+    def verify(self, configuration: IndexingConfiguration) -> None:
+        """Check the client's signature, under the key that its certificate names.
+
+        Raises:
+            AuthenticationFailed: it is another's, or on another upload.
+        """
+        verify_signature(
+            self.header.certificate.public_key,
+            self.signature,
+            Label.INDEXING_SIGNED_UPLOAD,
+            *self._signed_parts(configuration),
+            culprits={self.header.client},
+        )
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        header, certificate = self.header, self.header.certificate
+        writer = Writer(MessageKind.INDEXING_UPLOAD).integer(self.server.index, 1)
+        writer.integer(header.round_number, ROUND_BYTES).fixed(certificate.client.encode(), CLIENT_ID_BYTES)
+        writer.fixed(certificate.public_key, IDENTITY_KEY_BYTES).fixed(certificate.signature, SIGNATURE_BYTES)
+        writer.integer(header.weight, 4)
+        for segment in header.segments:
+            writer.fixed(segment.nonce, NONCE_BYTES).fixed(segment.correction_digest, DIGEST_BYTES)
+        for sealed in self.sealed_seeds:
+            writer.fixed(sealed, len(sealed))
+        writer.fixed(self.signature, SIGNATURE_BYTES)
+        return writer.borrowed(self.body).borrowed(self.public_part).finish()
+
+    @classmethod
+    def decode(
+        cls, message: bytes, configuration: IndexingConfiguration, server: ServerId, body_bytes: int, public_bytes: int
+    ) -> Upload:
+        """Read one server's half back.
+
+        Args:
+            body_bytes: how long this server's body is before it is sealed.
+            public_bytes: how long the public part is that this server is sent.
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written for this server and configuration.
+        """
+        reader = Reader(message, MessageKind.INDEXING_UPLOAD)
+        if reader.integer(1) != server.index:
+            raise MalformedMessage(f"this is not the half for {server}", reason=Reason.NOT_CANONICAL)
+        round_number, client = reader.integer(ROUND_BYTES), ClientId(reader.integer(CLIENT_ID_BYTES))
+        certificate = Certificate(client, reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES))
+        weight = reader.integer(4)
+        segments = tuple(
+            SegmentHeader(reader.fixed(NONCE_BYTES), reader.fixed(DIGEST_BYTES))
+            for _ in range(segment_headers_due(configuration))
+        )
+        sealed_bytes = SEED_BYTES + sealing_sizes(configuration.suite)[1]
+        sealed_seeds = (reader.fixed(sealed_bytes), reader.fixed(sealed_bytes))
+        signature = reader.fixed(SIGNATURE_BYTES)
+        body, public_part = reader.view(body_bytes + TAG_BYTES), reader.view(public_bytes)
+        reader.finish()
+        header = UploadHeader(round_number=round_number, certificate=certificate, weight=weight, segments=segments)
+        return cls(
+            header=header,
+            server=server,
+            sealed_seeds=sealed_seeds,
+            signature=signature,
+            body=body,
+            public_part=public_part,
+        )
+
+
+def segment_headers_due(configuration: IndexingConfiguration) -> int:
+    """Return how many segments a header describes: in index sharing a client makes no point functions."""
+    if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
+        return 0
+    return len(configuration.index_segments)
+
+
+def key_binding(
+    configuration: IndexingConfiguration, round_number: int, number: int, client: ClientId, nonce: bytes
+) -> KeyBinding:
+    """Return what the point functions of one segment are bound to."""
+    return KeyBinding(context=segment_context(configuration, round_number, number), client=client, nonce=nonce)
+
+
+def segment_context(configuration: IndexingConfiguration, round_number: int, number: int) -> bytes:
+    """Return the digest of task, round, layout and segment."""
+    parts = (
+        configuration.context.digest,
+        round_number.to_bytes(ROUND_BYTES, "big"),
+        configuration.layout.digest,
+        number.to_bytes(4, "big"),
+    )
+    return hashlib.sha256(bind(Label.INDEXING_SEGMENT, *parts)).digest()
+
+
+def check_context(
+    configuration: IndexingConfiguration, header: UploadHeader, number: int, segment: IndexSegment, place: SegmentHeader
+) -> UploadContext:
+    """Return what the proof of one segment is bound to."""
+    return UploadContext(
+        attempt=configuration.context,
+        round_number=header.round_number,
+        client=header.client,
+        layout_digest=configuration.layout.digest,
+        segment=number,
+        shape=configuration.check_shape(segment),
+        weight=header.weight,
+        correction_digest=place.correction_digest,
+        nonce=place.nonce,
+    )

@@ -1,0 +1,219 @@
+"""Codebooks as tables of integers: with them a protocol releases sums of codewords instead of histograms.
+
+A histogram says how often each codeword was chosen for each block; a model needs only the sum of the chosen codewords,
+which says less. A scheme hands over its layout and tables; a protocol sums and releases in ``summed_layout``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, require_capacity
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.wire import owned_bytes
+
+from .layout import LEAST_CODEWORDS, MAXIMUM_CODEWORDS, MAXIMUM_LENGTH, IndexSegment, Layout, RingSegment
+
+MAXIMUM_ENTRY: Final = (1 << 31) - 1
+_ENTRY_BYTES: Final = 4
+_EXACT_FLOAT: Final = 1 << 53
+_GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
+_COUNTS_AT_A_TIME: Final = 1 << 16
+"""So many counts, as floats, stay in the second-level cache."""
+_HEADER = struct.Struct(">QII")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodewordTable:
+    """The codebook of a run of consecutive blocks, in the integer steps of its scheme; one codeword in each row."""
+
+    blocks: int
+    entries: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        given = self.entries
+        if type(given) is not np.ndarray or given.dtype != np.int64 or given.ndim != 2:  # noqa: PLR2004 -- a matrix
+            raise Misuse("entries are a plain array of int64 in two dimensions, one codeword in each row")
+        codewords, width = given.shape
+        if not LEAST_CODEWORDS <= codewords <= MAXIMUM_CODEWORDS or width < 1:
+            raise InvalidParameters(
+                f"a table has {LEAST_CODEWORDS} to {MAXIMUM_CODEWORDS} codewords of at least one entry; got "
+                f"{codewords} of {width}"
+            )
+        if type(self.blocks) is not int or self.blocks < 1 or self.blocks * width > MAXIMUM_LENGTH:
+            raise InvalidParameters(
+                f"blocks times {width} entries are an integer in 1..2^40; got {self.blocks!r} blocks"
+            )
+        if int(given.min()) < -MAXIMUM_ENTRY or int(given.max()) > MAXIMUM_ENTRY:
+            raise InvalidParameters("an entry is below 2^31 in magnitude; put the codebook on a coarser grid")
+        # Bytes cannot be made writable again, so nobody changes a table whose digest is in a layout.
+        own = np.frombuffer(given.tobytes(), dtype=np.int64).reshape(codewords, width)
+        object.__setattr__(self, "entries", own)
+
+    @property
+    def codewords(self) -> int:
+        """How many codewords there are."""
+        return len(self.entries)
+
+    @property
+    def width(self) -> int:
+        """How many entries a codeword has."""
+        return int(self.entries.shape[1])
+
+    @property
+    def largest(self) -> int:
+        """The greatest magnitude of an entry."""
+        return max(int(self.entries.max()), -int(self.entries.min()))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding: blocks (8 bytes), codewords and width (4 each), entries (4 each, signed)."""
+        return _HEADER.pack(self.blocks, *self.entries.shape) + self.entries.astype(">i4").tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written; its reason says what.
+        """
+        data = owned_bytes(data)
+        if len(data) < _HEADER.size:
+            raise MalformedMessage("the table ends before its dimensions do", reason=Reason.TRUNCATED)
+        blocks, codewords, width = _HEADER.unpack_from(data)
+        due = _HEADER.size + codewords * width * _ENTRY_BYTES
+        if len(data) != due:
+            raise MalformedMessage(
+                f"a table of {codewords} codewords of {width} entries has {due} bytes; got {len(data)}",
+                reason=Reason.TRUNCATED if len(data) < due else Reason.TRAILING_BYTES,
+            )
+        entries = np.frombuffer(data, dtype=">i4", offset=_HEADER.size).astype(np.int64)
+        try:
+            return cls(blocks, entries.reshape(codewords, width))
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the table is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
+
+
+Tables = tuple[tuple[CodewordTable, ...], ...]
+"""For each index segment of a layout, in order, the tables of its blocks, in order."""
+
+
+def require_tables(layout: Layout, tables: Tables) -> None:
+    """Refuse tables that do not cover every block of every index segment once, with as many codewords as it has.
+
+    Raises:
+        InvalidParameters: they do not.
+    """
+    segments = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
+    if type(tables) is not tuple or any(type(some) is not tuple for some in tables) or len(tables) != len(segments):
+        raise InvalidParameters(f"tables are a tuple of {len(segments)} tuples, one for each index segment")
+    for segment, some in zip(segments, tables, strict=True):
+        if any(type(table) is not CodewordTable for table in some):
+            raise InvalidParameters("a codebook is handed over as a CodewordTable")
+        if sum(table.blocks for table in some) != segment.blocks:
+            raise InvalidParameters(f"the tables of a segment are for {segment.blocks} blocks in all")
+        if any(table.codewords != segment.codewords for table in some):
+            raise InvalidParameters(f"the tables of a segment have the {segment.codewords} codewords of its indices")
+
+
+def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> Layout:
+    """Return the layout of what is released: for each table a ring, just wide enough for the heaviest sum.
+
+    Ring segments stay as they are. The version covers the layout and the tables; the weight shows in the rings alone,
+    so that a decoder which was not told the weight can still check where an aggregate comes from.
+
+    Raises:
+        InvalidParameters: the tables do not fit the layout, or the weight is no positive integer.
+        CapacityExceeded: a sum could leave 64 bits.
+    """
+    require_tables(layout, tables)
+    require_capacity(maximum_total_weight, _GREATEST_SUM)
+    segments = tuple(
+        _summed(piece, maximum_total_weight) if isinstance(piece, CodewordTable) else piece
+        for piece in _pieces(layout, tables)
+    )
+    encoded = [table.encode() for some in tables for table in some]
+    return Layout(segments, hashlib.sha256(bind(Label.SUMMED_LAYOUT, layout.digest, *encoded)).digest())
+
+
+def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight: int) -> None:
+    """Refuse what is not the summed layout of these tables, for this total weight at least.
+
+    Raises:
+        Misuse: it belongs to another layout or to other tables.
+        CapacityExceeded: its rings are too narrow for the weight.
+    """
+    due = summed_layout(layout, tables, total_weight)
+    pieces = _pieces(layout, tables)
+    if summed.version != due.version or len(summed.segments) != len(pieces):
+        raise Misuse(
+            "the layout is not that of sums of these codewords; hand the protocol the layout and tables of the object "
+            "that decodes, and histograms to decode()",
+            reason=Reason.LAYOUT_MISMATCH,
+        )
+    for segment, least, piece in zip(summed.segments, due.require_rings(), pieces, strict=True):
+        is_wider = isinstance(piece, CodewordTable) and isinstance(segment, RingSegment)
+        if segment.length != least.length or not (is_wider or segment == least):
+            raise Misuse("a segment has another form than its sums", reason=Reason.LAYOUT_MISMATCH)
+        if segment.ring.modulus_bits < least.modulus_bits:
+            raise CapacityExceeded(
+                f"a total weight of {total_weight} needs {least.modulus_bits} bits, and a segment has "
+                f"{segment.ring.modulus_bits}; make the summed layout for the largest total weight"
+            )
+
+
+def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) -> npt.NDArray[np.int64]:
+    """Return, block by block, the sum of the codewords, each as often as the histogram says; it is exact.
+
+    Args:
+        histogram: counts of shape (blocks, codewords), of all the blocks of the table or of some.
+
+    Raises:
+        Misuse: it has another form.
+        CapacityExceeded: a sum could leave 64 bits.
+    """
+    given: Any = histogram
+    if type(given) is not np.ndarray or given.dtype != np.uint64 or given.ndim != 2:  # noqa: PLR2004 -- a matrix
+        raise Misuse("a histogram is a plain array of uint64 in two dimensions, one block in each row")
+    if histogram.shape[1] != table.codewords:
+        raise Misuse(f"the table has {table.codewords} codewords; got counts of {histogram.shape[1]}")
+    # Below this, the counts of a block add up without wrapping.
+    if int(histogram.max(initial=0)) * table.codewords > (1 << 64) - 1:
+        raise CapacityExceeded("a count is larger than that of any histogram")
+    bound = int(histogram.sum(axis=1).max(initial=0)) * table.largest
+    if bound > _GREATEST_SUM:
+        raise CapacityExceeded("a sum of codewords could leave 64 bits; use fewer clients or smaller weights")
+    sums = np.empty((len(histogram), table.width), dtype=np.int64)
+    step = max(1, _COUNTS_AT_A_TIME // table.codewords)
+    # Up to 2^53 floats are integers, however a product is added up, and products of floats are many times faster.
+    word = np.float64 if bound < _EXACT_FLOAT else np.int64
+    factor = table.entries.astype(word)
+    counts = np.empty((min(step, len(histogram)), table.codewords), dtype=word)
+    for start in range(0, len(histogram), step):
+        rows = histogram[start : start + step]
+        some = counts[: len(rows)]
+        np.copyto(some, rows, casting="unsafe")
+        sums[start : start + step] = some @ factor
+    # Counts say more than the sums that are released.
+    counts.fill(0)
+    return sums.reshape(-1)
+
+
+def _pieces(layout: Layout, tables: Tables) -> list[RingSegment | CodewordTable]:
+    """Return what each released segment is made from: a ring segment, or the table of some blocks."""
+    remaining = iter(tables)
+    pieces = list[RingSegment | CodewordTable]()
+    for segment in layout.segments:
+        pieces += [segment] if isinstance(segment, RingSegment) else next(remaining)
+    return pieces
+
+
+def _summed(table: CodewordTable, weight: int) -> RingSegment:
+    require_capacity(weight, _GREATEST_SUM // max(1, table.largest))
+    return RingSegment((weight * table.largest).bit_length() + 1, table.blocks * table.width)

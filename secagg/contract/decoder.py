@@ -1,0 +1,306 @@
+"""What compression and protocols share: layouts, payloads, aggregates, and the contract of a linear decoder.
+
+A scheme turns a model update into a ``Payload`` of a declared ``Layout``; a protocol turns many payloads into one
+``Aggregate`` of the same layout; the scheme decodes the aggregate. A protocol never asks which scheme made a payload,
+and a scheme never asks which protocol carries it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import Ring, RingVector, low_bits
+from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.wire import MessageKind, Reader, Writer
+
+from .codewords import Tables
+from .layout import IndexSegment, Layout, RingSegment, Segment
+
+__all__ = [
+    "Aggregate",
+    "Histogram",
+    "IndexSegment",
+    "IndexedDecoder",
+    "Layout",
+    "LinearDecoder",
+    "Payload",
+    "RingSegment",
+    "Segment",
+    "encode_update",
+    "ideal_aggregate",
+    "public_parameters_digest",
+]
+MAXIMUM_WEIGHT: Final = 1 << 47
+"""Small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
+DIGEST_BYTES: Final = 32
+
+Histogram = npt.NDArray[np.uint64]
+Update = TypeVar("Update")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """One client's values for a layout: ring elements, or indices, segment by segment."""
+
+    layout: Layout
+    values: tuple[RingVector, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Check every value against its segment; ``encode`` does so again, because arrays can change.
+
+        Raises:
+            Misuse: wrong number, dtype or length of vectors.
+            CapacityExceeded: a value is not below its modulus or its number of codewords.
+        """
+        if len(self.values) != len(self.layout.segments):
+            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} vectors")
+        for segment, vector in zip(self.layout.segments, self.values, strict=True):
+            segment.ring.require_vector(vector, segment.length)
+            if not _indices_are_below(segment, vector):
+                raise CapacityExceeded(
+                    "an index is not below the number of codewords", reason=Reason.INPUT_OUT_OF_RANGE
+                )
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding: the layout's digest and each segment at exactly its bits per value."""
+        self.check()
+        writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
+        for segment, vector in zip(self.layout.segments, self.values, strict=True):
+            writer.fixed(segment.ring.pack(vector), segment.payload_bytes)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, layout: Layout) -> Payload:
+        """Read a payload of a known layout back.
+
+        Raises:
+            MalformedMessage: another layout, an index over the codebook, or anything ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.PAYLOAD)
+        _require_digest(reader.fixed(DIGEST_BYTES), layout)
+        packed = [reader.fixed(segment.payload_bytes) for segment in layout.segments]
+        reader.finish()
+        values = list[RingVector]()
+        for segment, data in zip(layout.segments, packed, strict=True):
+            vector = segment.ring.unpack(data, segment.length)
+            if not _indices_are_below(segment, vector):
+                raise MalformedMessage("an index is not below the number of codewords", reason=Reason.NOT_CANONICAL)
+            values.append(vector)
+        return cls(layout, tuple(values))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aggregate:
+    """The group's sum for a layout: ring sums and histograms, over how many clients and which total weight."""
+
+    layout: Layout
+    values: tuple[RingVector | Histogram, ...] = field(repr=False)
+    contributors: int
+    total_weight: int
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Check the shapes, and that every histogram counts every contributor's weight once.
+
+        Raises:
+            Misuse: wrong number, type or shape of sums, or counts that are no integers.
+            InvalidParameters: counts that no aggregate has.
+            CapacityExceeded: an element is not below its modulus, or a histogram does not add up.
+        """
+        if len(self.values) != len(self.layout.segments):
+            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} sums")
+        if type(self.contributors) is not int or type(self.total_weight) is not int:
+            raise Misuse("contributors and total_weight are integers")
+        if not 1 <= self.contributors <= self.total_weight <= MAXIMUM_WEIGHT:
+            raise InvalidParameters(
+                f"{self.contributors} contributors of total weight {self.total_weight}: each weighs at least 1, and "
+                f"the total is at most {MAXIMUM_WEIGHT}"
+            )
+        for segment, value in zip(self.layout.segments, self.values, strict=True):
+            match segment:
+                case RingSegment():
+                    segment.ring.require_vector(value, segment.length)
+                case IndexSegment():
+                    _require_histogram(value, segment, self.total_weight)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding; a histogram's counters have exactly the bits of the total weight."""
+        self.check()
+        writer = Writer(MessageKind.AGGREGATE).fixed(self.layout.digest, DIGEST_BYTES)
+        writer.integer(self.contributors, 8).integer(self.total_weight, 8)
+        for segment, value in zip(self.layout.segments, self.values, strict=True):
+            ring = _aggregate_ring(segment, self.total_weight)
+            writer.borrowed(ring.pack_view(value.reshape(-1).astype(ring.word, copy=False)))
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, layout: Layout) -> Aggregate:
+        """Read an aggregate of a known layout back.
+
+        Raises:
+            MalformedMessage: another layout, impossible counts, or anything ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.AGGREGATE)
+        _require_digest(reader.fixed(DIGEST_BYTES), layout)
+        contributors, total_weight = reader.integer(8), reader.integer(8)
+        if not 1 <= contributors <= total_weight <= MAXIMUM_WEIGHT:
+            raise MalformedMessage(
+                f"{contributors} contributors cannot have total weight {total_weight}", reason=Reason.NOT_CANONICAL
+            )
+        rings = [_aggregate_ring(segment, total_weight) for segment in layout.segments]
+        lengths = [_aggregate_length(segment) for segment in layout.segments]
+        packed = [reader.fixed(ring.packed_bytes(length)) for ring, length in zip(rings, lengths, strict=True)]
+        reader.finish()
+        values = list[RingVector | Histogram]()
+        for segment, ring, length, data in zip(layout.segments, rings, lengths, packed, strict=True):
+            flat = ring.unpack(data, length)
+            values.append(flat if isinstance(segment, RingSegment) else _histogram(flat, segment))
+        try:
+            return cls(layout, tuple(values), contributors, total_weight)
+        except CapacityExceeded as error:
+            raise MalformedMessage(f"the aggregate is impossible: {error}", reason=Reason.NOT_CANONICAL) from None
+
+
+class LinearDecoder(Protocol[Update]):
+    """What a compression scheme signs: decoding the sum of payloads gives the sum of the decoded payloads.
+
+    The law holds exactly in the integers, before the one multiplication by a float. One object stands for one scheme
+    with one set of public parameters (scales, codebook, mask seed); refreshing them makes another object with another
+    layout version, so an update that was encoded under old parameters cannot be decoded under new ones.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """The segments that ``encode`` produces, and the version that stands for the public parameters."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight whose sum cannot leave any ring of the layout."""
+        ...
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        """Compress one client's update; the coins drive stochastic rounding and nothing else."""
+        ...
+
+    def decode(self, aggregate: Aggregate) -> Update:
+        """Return the sum of the contributors' updates, each as often as its weight says."""
+        ...
+
+
+class IndexedDecoder(LinearDecoder[Update], Protocol[Update]):
+    """A linear decoder that says what its indices stand for, so that no histogram needs to be released.
+
+    A protocol is given ``layout`` and ``tables``. It sums the codewords that clients chose, and returns an aggregate in
+    a layout that ``secagg.contract.codewords.summed_layout`` makes of the two.
+    """
+
+    @property
+    def tables(self) -> Tables:
+        """The codewords of each index segment as integers; they are part of what the layout's version covers."""
+        ...
+
+    def decode_summed(self, aggregate: Aggregate) -> Update:
+        """Return what ``decode`` returns for the histograms, from the sums of their codewords."""
+        ...
+
+
+def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) -> Payload:
+    """Let a scheme encode an update, and hold it to the layout that it declared.
+
+    Raises:
+        ContractViolation: the payload is of another layout, so that it could not be summed with those of other clients.
+    """
+    payload = decoder.encode(update, coins)
+    if payload.layout != decoder.layout:
+        raise ContractViolation("a scheme encoded an update in another layout than it declares; repair its encode()")
+    return payload
+
+
+def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequence[int] | None = None) -> Aggregate:
+    """Return what every protocol must compute, from payloads in the clear.
+
+    It is the reference that tests compare protocols with; it protects nobody.
+    """
+    try:
+        used = [1] * len(payloads) if weights is None else [index(weight) for weight in weights]
+    except TypeError:
+        raise Misuse("weights are integers; round them and say so in the configuration") from None
+    if len(used) != len(payloads) or not payloads or min(used) < 1 or sum(used) > MAXIMUM_WEIGHT:
+        raise InvalidParameters(
+            "give at least one payload and, for each, one weight of at least 1; their sum is at most 2^47"
+        )
+    for payload in payloads:
+        if payload.layout != layout:
+            raise Misuse("a payload belongs to another layout; encode all of them with one decoder object")
+    values = tuple(
+        _ideal_segment(segment, [payload.values[position] for payload in payloads], used)
+        for position, segment in enumerate(layout.segments)
+    )
+    return Aggregate(layout, values, len(payloads), sum(used))
+
+
+def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:
+    """Return the version of a layout: the digest of a scheme's name and of its parameters in canonical encoding."""
+    return hashlib.sha256(bind(Label.PUBLIC_PARAMETERS_DIGEST, scheme.encode(), parameters)).digest()
+
+
+def _ideal_segment(segment: Segment, vectors: list[RingVector], weights: list[int]) -> RingVector | Histogram:
+    match segment:
+        case RingSegment():
+            modulus_mask, word = low_bits(segment.modulus_bits), segment.ring.word.type
+            weighted = (vector * word(weight & modulus_mask) for vector, weight in zip(vectors, weights, strict=True))
+            return segment.ring.sum(weighted, segment.length)
+        case IndexSegment():
+            histogram = np.zeros((segment.blocks, segment.codewords), dtype=np.uint64)
+            rows = np.arange(segment.blocks)
+            for vector, weight in zip(vectors, weights, strict=True):
+                histogram[rows, vector] += np.uint64(weight)
+            return histogram
+
+
+def _require_digest(digest: bytes, layout: Layout) -> None:
+    if digest != layout.digest:
+        raise MalformedMessage("the message was made for another layout", reason=Reason.LAYOUT_MISMATCH)
+
+
+def _indices_are_below(segment: Segment, vector: RingVector) -> bool:
+    if not isinstance(segment, IndexSegment) or segment.codewords >> segment.ring.word_bits:
+        return True
+    return int(vector.max()) < segment.codewords
+
+
+def _aggregate_ring(segment: Segment, total_weight: int) -> Ring:
+    return segment.ring if isinstance(segment, RingSegment) else Ring(total_weight.bit_length())
+
+
+def _aggregate_length(segment: Segment) -> int:
+    return segment.length if isinstance(segment, RingSegment) else segment.blocks * segment.codewords
+
+
+def _histogram(flat: RingVector, segment: IndexSegment) -> Histogram:
+    return flat.astype(np.uint64).reshape(segment.blocks, segment.codewords)
+
+
+def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, total_weight: int) -> None:
+    shape = (segment.blocks, segment.codewords)
+    if type(value) is not np.ndarray or value.dtype != np.uint64 or value.shape != shape:
+        raise Misuse(f"a histogram is a plain array of uint64 of shape {shape}; got another {type(value).__name__}")
+    if int(value.max()) > total_weight or (value.sum(axis=1) != total_weight).any():
+        raise CapacityExceeded(
+            f"a block's histogram does not add up to the total weight {total_weight}", reason=Reason.INPUT_OUT_OF_RANGE
+        )

@@ -1,0 +1,169 @@
+"""Layouts: which segments an update consists of, in order, with one encoding and one digest."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, cast
+
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import Ring
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.wire import MessageKind, Reader, Writer
+
+VERSION_BYTES: Final = 32
+UNVERSIONED: Final = bytes(VERSION_BYTES)
+MAXIMUM_SEGMENTS: Final = 1 << 16
+MAXIMUM_LENGTH: Final = 1 << 40
+LEAST_CODEWORDS: Final = 2
+MAXIMUM_CODEWORDS: Final = 1 << 16
+
+
+class _Tag(IntEnum):
+    RING = 1
+    INDEX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RingSegment:
+    """A run of elements of Z_{2^modulus_bits}; the aggregate is their sum, coordinate by coordinate."""
+
+    modulus_bits: int
+    length: int
+    ring: Ring = field(init=False, repr=False, compare=False)
+    """The ring of the elements."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ring", Ring(self.modulus_bits))
+        _require_length("length", self.length)
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes one client's values have on the wire."""
+        return self.ring.packed_bytes(self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSegment:
+    """A run of blocks, each an index into ``codewords``; the aggregate is a histogram for each block."""
+
+    codewords: int
+    blocks: int
+    ring: Ring = field(init=False, repr=False, compare=False)
+    """The ring whose elements have exactly the bits of one index; only packing uses it."""
+
+    def __post_init__(self) -> None:
+        if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
+            raise InvalidParameters(
+                f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
+            )
+        object.__setattr__(self, "ring", Ring((self.codewords - 1).bit_length()))
+        _require_length("blocks", self.blocks)
+
+    @property
+    def length(self) -> int:
+        """How many indices one client has."""
+        return self.blocks
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes one client's indices have on the wire."""
+        return self.ring.packed_bytes(self.blocks)
+
+
+Segment = RingSegment | IndexSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The segments of an update, in order, and the version of what encoded it; part of a session's configuration.
+
+    The digest covers both, so whatever is bound to the layout (payloads, aggregates, a session's keys) is bound to the
+    scales, codebooks and seeds as well: values that were encoded under others cannot be summed or decoded with these.
+    """
+
+    segments: tuple[Segment, ...]
+    version: bytes = UNVERSIONED
+    """The digest of the public parameters under which values of this layout are encoded."""
+
+    def __post_init__(self) -> None:
+        if type(self.segments) is not tuple or any(type(s) not in (RingSegment, IndexSegment) for s in self.segments):
+            raise Misuse("a layout is made from a tuple of RingSegment and IndexSegment")
+        if type(self.version) is not bytes or len(self.version) != VERSION_BYTES:
+            raise Misuse(f"a version is a digest of {VERSION_BYTES} bytes; make one with public_parameters_digest")
+        if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
+            raise InvalidParameters(f"a layout has 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes the values of one client have on the wire, without headers."""
+        return sum(segment.payload_bytes for segment in self.segments)
+
+    @property
+    def digest(self) -> bytes:
+        """The digest that sessions and payloads are bound to."""
+        return hashlib.sha256(bind(Label.LAYOUT_DIGEST, self.encode())).digest()
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.LAYOUT).integer(len(self.segments), 4)
+        for segment in self.segments:
+            match segment:
+                case RingSegment():
+                    writer.integer(_Tag.RING, 1).integer(segment.modulus_bits, 4).integer(segment.length, 8)
+                case IndexSegment():
+                    writer.integer(_Tag.INDEX, 1).integer(segment.codewords, 4).integer(segment.blocks, 8)
+        return writer.fixed(self.version, VERSION_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Layout:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.LAYOUT)
+        count = reader.integer(4)
+        if count > MAXIMUM_SEGMENTS:
+            raise MalformedMessage(
+                f"a layout declares {count} segments and {MAXIMUM_SEGMENTS} is the limit",
+                reason=Reason.LENGTH_OVER_LIMIT,
+            )
+        try:
+            segments = tuple(_decode_segment(reader) for _ in range(count))
+            layout = cls(segments, reader.fixed(VERSION_BYTES))
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the layout is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
+        reader.finish()
+        return layout
+
+    def require_rings(self) -> tuple[RingSegment, ...]:
+        """Return the segments if all are rings, for a protocol that can sum and cannot count.
+
+        Raises:
+            InvalidParameters: a segment holds indices.
+        """
+        for position, segment in enumerate(self.segments):
+            if isinstance(segment, IndexSegment):
+                raise InvalidParameters(
+                    f"segment {position} holds indices, which this protocol cannot aggregate; choose a scheme without "
+                    "codebooks, or a protocol with secure indexing"
+                )
+        return cast("tuple[RingSegment, ...]", self.segments)
+
+
+def _decode_segment(reader: Reader) -> Segment:
+    tag, first, second = reader.integer(1), reader.integer(4), reader.integer(8)
+    match tag:
+        case _Tag.RING:
+            return RingSegment(first, second)
+        case _Tag.INDEX:
+            return IndexSegment(first, second)
+        case _:
+            raise MalformedMessage(f"{tag} is not the tag of a segment", reason=Reason.NOT_CANONICAL)
+
+
+def _require_length(name: str, value: int) -> None:
+    if type(value) is not int or not 1 <= value <= MAXIMUM_LENGTH:
+        raise InvalidParameters(f"{name} is an integer in 1..2^40; got {value!r}")

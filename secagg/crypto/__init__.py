@@ -1,0 +1,1 @@
+"""Primitives: rings, fields, sharing, keys, sealing, masks, labels, secrets, and the one door to randomness."""

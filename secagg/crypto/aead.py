@@ -1,0 +1,115 @@
+"""Authenticated encryption between two parties of a session: AES-256-GCM, one message per key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.identifiers import ClientId, ServerId, SessionContext
+
+from .labels import Label, bind
+from .secret import Confined, Secret, overwrite, require_secret
+
+AEAD_KEY_BYTES: Final = 32
+TAG_BYTES: Final = 16
+_NONCE_BYTES = 12
+_KIND_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AeadHeader:
+    """What a sealed message is, in which session, from whom to whom; authenticated, not sent."""
+
+    message_kind: int
+    context: SessionContext
+    sender: ClientId
+    receiver: ClientId
+
+    def __post_init__(self) -> None:
+        if type(self.message_kind) is not int or not 0 <= self.message_kind < _KIND_LIMIT:
+            raise InvalidParameters(f"a message kind is an integer below 2^16; got {self.message_kind!r}")
+        if (type(self.context), type(self.sender), type(self.receiver)) != (SessionContext, ClientId, ClientId):
+            raise Misuse("a header is of a SessionContext, from a ClientId, to a ClientId")
+        if self.sender == self.receiver:
+            raise InvalidParameters(f"{self.sender} seals no message to itself")
+
+    @property
+    def nonce(self) -> bytes:
+        """The message kind as 12 bytes."""
+        return self.message_kind.to_bytes(_NONCE_BYTES, "big")
+
+    @property
+    def associated_data(self) -> bytes:
+        """The whole header as one unambiguous string."""
+        kind = self.message_kind.to_bytes(2, "big")
+        return bind(Label.AEAD_HEADER, kind, self.context.digest, self.sender.encode(), self.receiver.encode())
+
+
+class SealingKey(Confined):
+    """A key that seals one message and is then gone."""
+
+    def __init__(self, key: Secret) -> None:
+        """Take over the key: the caller's object is wiped now, the copy here after the one message."""
+        _require_key(key)
+        self._unspent = [Secret(key.kind, key.expose())]
+        key.wipe()
+
+    def seal(self, header: AeadHeader, plaintext: Secret) -> bytes:
+        """Encrypt the one message of this key.
+
+        Implements: [SP 800-38D] §7.1.
+        Raises:
+            Misuse: the key has sealed its message already. A second one under the same nonce would reveal the
+                difference of both and the authentication key.
+        Security: this object seals once; it cannot know of another made from the same key. Derive a key once, and store
+            what was sealed before sending it, so that a restart sends the same bytes again.
+        """
+        exposed = plaintext.expose()
+        try:
+            key = self._unspent.pop()
+        except IndexError:
+            raise Misuse("this key has sealed its one message; derive a new one", reason=Reason.ALREADY_SPENT) from None
+        # Safe because: the nonce is fixed per message kind, and this object seals exactly one message. Taking the key
+        # out of the list is one atomic step, so two threads cannot both have it.
+        with key:
+            return AESGCM(key.expose()).encrypt(header.nonce, exposed, header.associated_data)
+
+    def __repr__(self) -> str:
+        return f"<SealingKey{'' if self._unspent else ', spent'}>"
+
+
+def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, length: int) -> Secret:
+    """Decrypt the one message of a key, whose plaintext has a length that the protocol fixes.
+
+    Implements: [SP 800-38D] §7.2.
+    Raises:
+        MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
+        AuthenticationFailed: the tag does not verify; ``culprits`` holds the sender and the server that relayed,
+            because the evidence cannot tell them apart.
+    """
+    _require_key(key)
+    if len(sealed) != length + TAG_BYTES:
+        reason = Reason.TRUNCATED if len(sealed) < length + TAG_BYTES else Reason.TRAILING_BYTES
+        raise MalformedMessage(
+            f"a sealed {kind} has {length + TAG_BYTES} bytes; got {len(sealed)}",
+            reason=reason,
+            culprits={header.sender, ServerId()},
+        )
+    opened = bytearray(length)
+    try:
+        AESGCM(key.expose()).decrypt_into(header.nonce, sealed, header.associated_data, opened)
+        return Secret(kind, opened)
+    except InvalidTag:
+        raise AuthenticationFailed(culprits={header.sender, ServerId()}) from None
+    finally:
+        overwrite(opened)
+
+
+def _require_key(key: Secret) -> None:
+    require_secret(key)
+    if len(key) != AEAD_KEY_BYTES:
+        raise InvalidParameters(f"an AEAD key has {AEAD_KEY_BYTES} bytes; got {key!r}")

@@ -1,0 +1,142 @@
+"""Sealing to one holder of a key pair, in either suite: HPKE, with a fresh encapsulation for every message.
+
+A receiver's key pair follows from a root and a context, like every key pair of the library. The hybrid suite is that of
+``hybrid_key_agreement``; here stand the classic one, and the choice between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM
+from cryptography.hazmat.primitives.hpke import Suite as HpkeSuite
+
+from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, Reason
+from secagg.identifiers import AttemptContext, Party
+from secagg.parameters import Suite
+
+from .key_agreement import X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
+from .key_derivation import expand
+from .labels import Label
+from .secret import Confined, Secret, require_secret
+
+if TYPE_CHECKING:
+    from .hybrid_key_agreement import HybridKeyPair, HybridPublicKey
+
+CLASSIC_OVERHEAD_BYTES: Final = X25519_BYTES + 16
+"""An X25519 share and a tag."""
+_HPKE: Final = HpkeSuite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicSealingKey:
+    """The public half: an X25519 key in its one canonical encoding."""
+
+    encoded: bytes
+    culprits: InitVar[Iterable[Party]] = ()
+    """Who to name if the key is refused."""
+
+    def __post_init__(self, culprits: Iterable[Party]) -> None:
+        """Refuse what ``X25519PublicKey`` refuses."""
+        X25519PublicKey(self.encoded, culprits)
+
+    def seal(self, plaintext: Secret, info: bytes) -> bytes:
+        """Encrypt to the holder of this key; ``info`` must be the same when it is opened.
+
+        Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form, as in
+        the hybrid suite.
+
+        Implements: [RFC 9180] §6.1, base mode, single shot.
+        Security: base mode does not authenticate the sender; whoever seals signs what is sealed.
+        """
+        require_secret(plaintext)
+        if type(info) is not bytes:
+            raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
+        return _HPKE.encrypt(plaintext.expose(), BackendPublicKey.from_public_bytes(self.encoded), info)
+
+
+class ClassicSealingPair(Confined):
+    """An X25519 key pair that opens what was sealed to it."""
+
+    def __init__(self, root: Secret, attempt: AttemptContext) -> None:
+        """Derive the pair from 32 uniform bytes; the caller keeps them and wipes them."""
+        require_derivable(root, KeyRole.SEALING, attempt)
+        with expand("x25519_private_key", X25519_BYTES, root, Label.SEALING_X25519_KEY, attempt.digest) as scalar:
+            private = X25519PrivateKey.from_private_bytes(scalar.expose())
+        self._private: X25519PrivateKey | None = private
+        self.public_key = ClassicSealingKey(private.public_key().public_bytes_raw())
+
+    def open(self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = ()) -> Secret:
+        """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
+
+        Raises:
+            MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
+            AuthenticationFailed: made for another key, under another info, or altered.
+        """
+        due = length + CLASSIC_OVERHEAD_BYTES
+        if len(sealed) != due:
+            raise MalformedMessage(
+                f"a sealed {kind} has {due} bytes; got {len(sealed)}",
+                reason=Reason.TRUNCATED if len(sealed) < due else Reason.TRAILING_BYTES,
+                culprits=culprits,
+            )
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        try:
+            return Secret(kind, _HPKE.decrypt(sealed, self._private, info))
+        except InvalidTag:
+            raise AuthenticationFailed(culprits=culprits) from None
+
+    def wipe(self) -> None:
+        """Give up the private key; the backend frees it."""
+        self._private = None
+
+    def __repr__(self) -> str:
+        return "<ClassicSealingPair>"
+
+
+def sealing_pair(suite: Suite, root: Secret, attempt: AttemptContext) -> ClassicSealingPair | HybridKeyPair:
+    """Derive the key pair of a receiver.
+
+    Raises:
+        InvalidParameters: the hybrid suite where the backend has no ML-KEM.
+    """
+    match suite:
+        case Suite.CLASSIC:
+            return ClassicSealingPair(root, attempt)
+        case Suite.HYBRID:
+            from .hybrid_key_agreement import HybridKeyPair  # noqa: PLC0415 -- its import fails closed
+
+            return HybridKeyPair(root, KeyRole.SEALING, attempt)
+
+
+def sealing_key(suite: Suite, encoded: bytes, *, culprits: Iterable[Party] = ()) -> ClassicSealingKey | HybridPublicKey:
+    """Check the encoded public key of a receiver.
+
+    Raises:
+        MalformedMessage, PeerMisbehaved: as the constructors of public keys do.
+        InvalidParameters: the hybrid suite where the backend has no ML-KEM.
+    """
+    match suite:
+        case Suite.CLASSIC:
+            return ClassicSealingKey(encoded, culprits)
+        case Suite.HYBRID:
+            from .hybrid_key_agreement import HybridPublicKey  # noqa: PLC0415 -- its import fails closed
+
+            return HybridPublicKey(encoded, culprits)
+
+
+def sealing_sizes(suite: Suite) -> tuple[int, int]:
+    """Return how many bytes a receiver's public key has, and how many a sealed message has more than its plaintext."""
+    match suite:
+        case Suite.CLASSIC:
+            return X25519_BYTES, CLASSIC_OVERHEAD_BYTES
+        case Suite.HYBRID:
+            from .hybrid_key_agreement import HYBRID_PUBLIC_KEY_BYTES, SEALING_OVERHEAD_BYTES  # noqa: PLC0415 -- its import fails closed
+
+            return HYBRID_PUBLIC_KEY_BYTES, SEALING_OVERHEAD_BYTES

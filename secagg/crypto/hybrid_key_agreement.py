@@ -1,0 +1,201 @@
+"""The hybrid suite: ML-KEM-768 and X25519 together, through HPKE, so that breaking one of them is not enough.
+
+A key encapsulation is not a key agreement: no secret follows from two public keys alone. A pairwise seed is therefore
+chosen by one end of an edge, as a pseudo-random function of its root, and sealed to the other end's mask key; the
+shares of either root recover it.
+
+Importing this module fails where the backend has no ML-KEM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import InitVar, dataclass
+from typing import Final
+
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendX25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
+
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+
+from .key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
+from .key_derivation import expand
+from .labels import Label, bind
+from .secret import Confined, Secret, require_secret
+
+MLKEM768_BYTES: Final = 1184
+HYBRID_PUBLIC_KEY_BYTES: Final = MLKEM768_BYTES + X25519_BYTES
+SEALING_OVERHEAD_BYTES: Final = 1088 + X25519_BYTES + 16
+"""An ML-KEM-768 ciphertext, an X25519 share and a tag."""
+_MLKEM_SEED_BYTES = 64
+_LABELS = {
+    KeyRole.CHANNEL: (Label.CHANNEL_HYBRID_MLKEM_SEED, Label.CHANNEL_HYBRID_X25519_KEY),
+    KeyRole.MASK: (Label.MASK_HYBRID_MLKEM_SEED, Label.MASK_HYBRID_X25519_KEY),
+    KeyRole.SEALING: (Label.SEALING_HYBRID_MLKEM_SEED, Label.SEALING_HYBRID_X25519_KEY),
+}
+
+
+def require_mlkem() -> None:
+    """Refuse to go on where the backend cannot make an ML-KEM key.
+
+    Raises:
+        InvalidParameters: with reason ``backend_missing``.
+    """
+    try:
+        MLKEM768PrivateKey.from_seed_bytes(bytes(_MLKEM_SEED_BYTES))
+    except UnsupportedAlgorithm:
+        raise InvalidParameters(
+            "the hybrid suite needs ML-KEM-768, which this build of the cryptography package lacks; install a wheel "
+            "from its publisher (48 or newer), or configure Suite.CLASSIC on every party",
+            reason=Reason.BACKEND_MISSING,
+        ) from None
+
+
+require_mlkem()
+_HPKE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPublicKey:
+    """An ML-KEM-768 encapsulation key followed by an X25519 key, both checked."""
+
+    encoded: bytes
+    culprits: InitVar[Iterable[Party]] = ()
+    """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
+
+    def __post_init__(self, culprits: Iterable[Party]) -> None:
+        """Refuse what is of another length, not canonical, or of low order.
+
+        Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
+        """
+        if len(self.encoded) != HYBRID_PUBLIC_KEY_BYTES:
+            reason = Reason.TRUNCATED if len(self.encoded) < HYBRID_PUBLIC_KEY_BYTES else Reason.TRAILING_BYTES
+            raise MalformedMessage(
+                f"a hybrid public key has {HYBRID_PUBLIC_KEY_BYTES} bytes; got {len(self.encoded)}",
+                reason=reason,
+                culprits=culprits,
+            )
+        X25519PublicKey(self.encoded[MLKEM768_BYTES:], culprits)
+        try:
+            MLKEM768PublicKey.from_public_bytes(self.encoded[:MLKEM768_BYTES])
+        except ValueError:
+            raise MalformedMessage(
+                "the ML-KEM part of the public key is not in canonical form; reduce its coefficients modulo 3329",
+                reason=Reason.PUBLIC_KEY_NOT_CANONICAL,
+                culprits=culprits,
+            ) from None
+
+    def seal(self, plaintext: Secret, info: bytes) -> bytes:
+        """Encrypt to the holder of this key; ``info`` must be the same when it is opened.
+
+        Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form; this
+        is the one place where coins are not an argument.
+
+        Implements: [RFC 9180] §6.1, base mode, single shot.
+        Security: base mode does not authenticate the sender: whoever knows the public key can seal. A protocol signs
+            what is sealed, or commits to it.
+        """
+        require_secret(plaintext)
+        if type(info) is not bytes:
+            raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
+        backend_key = MLKEM768X25519PublicKey(
+            MLKEM768PublicKey.from_public_bytes(self.encoded[:MLKEM768_BYTES]),
+            BackendX25519PublicKey.from_public_bytes(self.encoded[MLKEM768_BYTES:]),
+        )
+        return _HPKE.encrypt(plaintext.expose(), backend_key, info)
+
+
+class HybridKeyPair(Confined):
+    """A hybrid key pair that is derived from a root, so that recovering the root recovers the pair."""
+
+    def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
+        """Derive both halves of the pair from one root, under labels of their own."""
+        require_derivable(root, role, attempt)
+        self.role = role
+        seed_label, x25519_label = _LABELS[role]
+        with (
+            expand("mlkem768_seed", _MLKEM_SEED_BYTES, root, seed_label, attempt.digest) as seed,
+            expand("x25519_private_key", X25519_BYTES, root, x25519_label, attempt.digest) as scalar,
+        ):
+            mlkem = MLKEM768PrivateKey.from_seed_bytes(seed.expose())
+            x25519 = X25519PrivateKey.from_private_bytes(scalar.expose())
+        self._private: MLKEM768X25519PrivateKey | None = MLKEM768X25519PrivateKey(mlkem, x25519)
+        self.public_key = HybridPublicKey(
+            mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
+        )
+
+    def open(self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = ()) -> Secret:
+        """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
+
+        Raises:
+            MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
+            AuthenticationFailed: made for another key, under another info, or altered.
+        """
+        if len(sealed) != length + SEALING_OVERHEAD_BYTES:
+            reason = Reason.TRUNCATED if len(sealed) < length + SEALING_OVERHEAD_BYTES else Reason.TRAILING_BYTES
+            raise MalformedMessage(
+                f"a sealed {kind} has {length + SEALING_OVERHEAD_BYTES} bytes; got {len(sealed)}",
+                reason=reason,
+                culprits=culprits,
+            )
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        try:
+            return Secret(kind, _HPKE.decrypt(sealed, self._private, info))
+        except InvalidTag:
+            raise AuthenticationFailed(culprits=culprits) from None
+
+    def wipe(self) -> None:
+        """Give up the private key; the backend frees it."""
+        self._private = None
+
+    def __repr__(self) -> str:
+        return f"<HybridKeyPair {self.role.value}>"
+
+
+def edge_seed(root: Secret, sender: ClientId, receiver: ClientId, context: SessionContext) -> Secret:
+    """Return the pairwise seed that the sending end of an edge chooses; its root determines it."""
+    return expand("pairwise_seed", KEY_BYTES, root, Label.EDGE_SEED, *_edge(sender, receiver, context))
+
+
+def seal_edge_seed(
+    seed: Secret, receiver_key: HybridPublicKey, sender: ClientId, receiver: ClientId, context: SessionContext
+) -> bytes:
+    """Seal an edge's seed to the receiving end's mask key."""
+    require_secret(seed)
+    if len(seed) != KEY_BYTES:
+        raise Misuse(f"an edge seed has {KEY_BYTES} bytes; got {seed!r}")
+    return receiver_key.seal(seed, _edge_info(sender, receiver, context))
+
+
+def open_edge_seed(
+    receiver_pair: HybridKeyPair, sealed: bytes, sender: ClientId, receiver: ClientId, context: SessionContext
+) -> Secret:
+    """Open an edge's seed with the receiving end's mask key pair.
+
+    Raises:
+        Misuse: the pair is not for masks.
+        MalformedMessage: the ciphertext has another length.
+        AuthenticationFailed: it does not open. In both cases ``culprits`` holds the sender and the server that relayed;
+            the evidence cannot tell them apart.
+    """
+    if receiver_pair.role is not KeyRole.MASK:
+        raise Misuse(f"{receiver_pair!r} opens no edge seed; use the client's mask key pair")
+    info = _edge_info(sender, receiver, context)
+    return receiver_pair.open("pairwise_seed", sealed, KEY_BYTES, info, culprits=(sender, ServerId()))
+
+
+def _edge_info(sender: ClientId, receiver: ClientId, context: SessionContext) -> bytes:
+    return bind(Label.EDGE_SEALING, *_edge(sender, receiver, context))
+
+
+def _edge(sender: ClientId, receiver: ClientId, context: SessionContext) -> tuple[bytes, bytes, bytes]:
+    if type(context) is not SessionContext:
+        raise Misuse("an edge is bound to a SessionContext")
+    if sender == receiver:
+        raise Misuse(f"{sender} has no edge to itself; leave it out of its own neighbours")
+    return context.digest, sender.encode(), receiver.encode()

@@ -1,0 +1,226 @@
+"""X25519 key pairs, and the keys that two clients derive from them.
+
+A raw Diffie-Hellman output is never a key: it goes through HKDF with the session context as salt and with the label,
+the roles and both public keys as info, so that a client shown another roster, another peer key or another direction
+derives another key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import InitVar, dataclass
+from enum import Enum
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
+
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+
+from .key_derivation import derive, expand
+from .labels import Label
+from .secret import Confined, Secret, require_secret
+
+ROOT_BYTES: Final = 32
+X25519_BYTES: Final = 32
+KEY_BYTES: Final = 32
+"""The length of a pairwise seed and of a channel key."""
+_FIELD = 2**255 - 19
+_LOW_ORDER = frozenset(
+    {
+        0,
+        1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+        _FIELD - 1,
+    }
+)
+"""The u-coordinates of the points of order 1, 2, 4 and 8 on the curve and on its twist [RFC 7748] §7."""
+
+
+class KeyRole(Enum):
+    """What a key pair is for; a client has one of each, from independent roots."""
+
+    CHANNEL = "channel"
+    """Carries shares from client to client."""
+    MASK = "mask"
+    """Agrees on pairwise masks; its root is what the shares recover after a dropout."""
+    SEALING = "sealing"
+    """Receives what is sealed to its holder alone: an enclave, or one of two servers."""
+
+
+_X25519_LABELS = {
+    KeyRole.CHANNEL: Label.CHANNEL_X25519_KEY,
+    KeyRole.MASK: Label.MASK_X25519_KEY,
+    KeyRole.SEALING: Label.SEALING_X25519_KEY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class X25519PublicKey:
+    """A public key in its one canonical encoding, of a point that is not of low order."""
+
+    encoded: bytes
+    culprits: InitVar[Iterable[Party]] = ()
+    """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
+
+    def __post_init__(self, culprits: Iterable[Party]) -> None:
+        """Refuse what is not 32 bytes, not canonical, or of low order.
+
+        Implements: [RFC 7748] §5 and §6.1.
+        Raises:
+            MalformedMessage: of another length, or a second encoding of a key: u + p, or with the top bit set. The
+                backend accepts all three encodings, which would void any check that keys are distinct.
+            PeerMisbehaved: a low-order point, which makes the shared secret a constant.
+        """
+        if type(self.encoded) is not bytes:
+            raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
+        if len(self.encoded) != X25519_BYTES:
+            reason = Reason.TRUNCATED if len(self.encoded) < X25519_BYTES else Reason.TRAILING_BYTES
+            raise MalformedMessage(
+                f"a public key has {X25519_BYTES} bytes; got {len(self.encoded)}", reason=reason, culprits=culprits
+            )
+        coordinate = int.from_bytes(self.encoded, "little")
+        if coordinate >= _FIELD:
+            raise MalformedMessage(
+                "the public key is not in canonical form; encode u below 2^255 - 19 with the top bit clear",
+                reason=Reason.PUBLIC_KEY_NOT_CANONICAL,
+                culprits=culprits,
+            )
+        if coordinate in _LOW_ORDER:
+            raise PeerMisbehaved(
+                "the public key is a point of low order", reason=Reason.PUBLIC_KEY_LOW_ORDER, culprits=culprits
+            )
+
+
+RosterEntry = tuple[ClientId, X25519PublicKey]
+"""A client and the public key that the roster of the session gives it."""
+
+
+class X25519KeyPair(Confined):
+    """A key pair that is derived from a root, so that recovering the root recovers the pair."""
+
+    def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
+        """Derive the pair.
+
+        Deviation: [BIK+17] shares the private key itself; here a root is shared and the key pair follows from it, so
+        that one share format serves every suite. The derivation is bound to the attempt and not to the session, whose
+        context holds the roster and with it this very public key.
+
+        Args:
+            root: 32 uniform bytes; the caller keeps it and wipes it.
+            role: what the pair is for.
+            attempt: the attempt that the pair belongs to; another attempt derives another pair.
+        """
+        require_derivable(root, role, attempt)
+        self.role = role
+        with expand("x25519_private_key", X25519_BYTES, root, _X25519_LABELS[role], attempt.digest) as scalar:
+            private = X25519PrivateKey.from_private_bytes(scalar.expose())
+        self._private: X25519PrivateKey | None = private
+        self._sealed_for = set[tuple[RosterEntry, SessionContext]]()
+        self._incoming = dict[tuple[ClientId, RosterEntry, SessionContext], Secret]()
+        """Channel keys of the other direction, made by the same exchange and kept until they are asked for."""
+        self.public_key = X25519PublicKey(private.public_key().public_bytes_raw())
+
+    def pairwise_seed(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
+        """Return the seed that both clients of a pair derive, whichever of them calls.
+
+        Implements: [BIK+17] Fig. 4, Round 2, the key agreement of s_{u,v}.
+        """
+        low, high = sorted([(own_id, self.public_key), peer], key=lambda entry: entry[0])
+        self._check(KeyRole.MASK, own_id, peer, context)
+        with self._exchange(*peer) as shared_secret:
+            return _derived("pairwise_seed", shared_secret, context, Label.PAIRWISE_SEED, low, high)
+
+    def channel_key_to(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
+        """Return the key under which this client seals its one message to the peer.
+
+        Raises:
+            Misuse: it was asked for before; a second message under it would break both.
+        Security: a pair that is derived again from its root has no memory of it. Store what was sealed before sending.
+        """
+        if (peer, context) in self._sealed_for:
+            raise Misuse(
+                f"the key for the one message to {peer[0]} was given out before; send the same bytes again",
+                reason=Reason.ALREADY_SPENT,
+            )
+        self._check(KeyRole.CHANNEL, own_id, peer, context)
+        own = (own_id, self.public_key)
+        with self._exchange(*peer) as shared_secret:
+            outgoing = _derived("channel_key", shared_secret, context, Label.CHANNEL_KEY, own, peer)
+            self._incoming[own_id, peer, context] = _derived(
+                "channel_key", shared_secret, context, Label.CHANNEL_KEY, peer, own
+            )
+        self._sealed_for.add((peer, context))
+        return outgoing
+
+    def channel_key_from(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
+        """Return the key under which the peer seals its one message to this client."""
+        self._check(KeyRole.CHANNEL, own_id, peer, context)
+        if incoming := self._incoming.pop((own_id, peer, context), None):
+            return incoming
+        with self._exchange(*peer) as shared_secret:
+            own = (own_id, self.public_key)
+            return _derived("channel_key", shared_secret, context, Label.CHANNEL_KEY, peer, own)
+
+    def wipe(self) -> None:
+        """Give up the private key, which the backend frees, and overwrite what was derived with it."""
+        self._private = None
+        for key in self._incoming.values():
+            key.wipe()
+        self._incoming.clear()
+
+    def _check(self, role: KeyRole, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> None:
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        if self.role is not role:
+            raise Misuse(f"this key pair is for the {self.role.value} role; use the {role.value} key pair here")
+        if type(context) is not SessionContext:
+            raise Misuse("what two clients derive is bound to a SessionContext")
+        if own_id == peer[0]:
+            raise Misuse(f"{own_id} agrees on no key with itself; leave it out of its own neighbours")
+
+    def _exchange(self, peer_id: ClientId, peer_key: X25519PublicKey) -> Secret:
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        culprits = (peer_id, ServerId())
+        if peer_key == self.public_key:
+            raise PeerMisbehaved(
+                f"{peer_id} presents this client's own public key; leave it out of the session",
+                reason=Reason.PUBLIC_KEY_REUSED,
+                culprits=culprits,
+            )
+        try:
+            return Secret("shared_secret", self._private.exchange(BackendPublicKey.from_public_bytes(peer_key.encoded)))
+        except ValueError:
+            # The backend refuses an all-zero output; the constructor of the peer's key has refused its cause before.
+            raise PeerMisbehaved(
+                f"the public key of {peer_id} is a point of low order",
+                reason=Reason.PUBLIC_KEY_LOW_ORDER,
+                culprits=culprits,
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<X25519KeyPair {self.role.value}>"
+
+
+def _derived(  # noqa: PLR0913, PLR0917 -- everything that a key is bound to
+    kind: str, shared_secret: Secret, context: SessionContext, label: Label, first: RosterEntry, second: RosterEntry
+) -> Secret:
+    (first_id, first_key), (second_id, second_key) = first, second
+    parts = (first_id.encode(), second_id.encode(), first_key.encoded, second_key.encoded)
+    return derive(kind, KEY_BYTES, shared_secret, context.digest, label, *parts)
+
+
+def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
+    """Refuse anything that a key pair, of whichever suite, is not derived from.
+
+    Raises:
+        Misuse: the root is no ``Secret`` of 32 bytes, or the role or the context is of another type.
+    """
+    require_secret(root)
+    if type(role) is not KeyRole or type(attempt) is not AttemptContext:
+        raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
+    if len(root) != ROOT_BYTES:
+        raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")

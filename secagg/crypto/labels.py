@@ -1,0 +1,132 @@
+"""Every domain-separation string of the library, in one table.
+
+A label names one use of one primitive. Two uses never share a label and no label is the beginning of another, so no
+two inputs to a hash, a key derivation, a cipher or a signature can coincide across uses.
+``tests/crypto/test_labels.py`` holds the table to that.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from secagg.errors import InvalidParameters, Misuse
+
+_LENGTH_BYTES = 4
+
+
+class Label(Enum):
+    """One use of one primitive; the value is what is hashed or derived from."""
+
+    LAYOUT_DIGEST = b"secagg/1/layout"
+    PUBLIC_PARAMETERS_DIGEST = b"secagg/1/public-parameters"
+    CHANNEL_X25519_KEY = b"secagg/1/channel-x25519-key"
+    MASK_X25519_KEY = b"secagg/1/mask-x25519-key"
+    CHANNEL_HYBRID_MLKEM_SEED = b"secagg/1/channel-hybrid-mlkem768-seed"
+    CHANNEL_HYBRID_X25519_KEY = b"secagg/1/channel-hybrid-x25519-key"
+    MASK_HYBRID_MLKEM_SEED = b"secagg/1/mask-hybrid-mlkem768-seed"
+    MASK_HYBRID_X25519_KEY = b"secagg/1/mask-hybrid-x25519-key"
+    CHANNEL_KEY = b"secagg/1/channel-aead-key"
+    PAIRWISE_SEED = b"secagg/1/pairwise-seed"
+    EDGE_SEED = b"secagg/1/edge-seed"
+    EDGE_SEALING = b"secagg/1/edge-sealing"
+    SELF_MASK_KEY = b"secagg/1/self-mask-key"
+    PAIRWISE_MASK_KEY = b"secagg/1/pairwise-mask-key"
+    AEAD_HEADER = b"secagg/1/aead-header"
+    CERTIFICATE = b"secagg/1/certificate"
+    CONFIGURATION = b"secagg/1/configuration"
+    SESSION_CONTEXT = b"secagg/1/session-context"
+    ROSTER = b"secagg/1/roster-root"
+    ROSTER_ENTRY = b"secagg/1/roster-entry"
+    CLIENT_LIST = b"secagg/1/client-list"
+    CLIENT_SET = b"secagg/1/client-set"
+    MERKLE_NODE = b"secagg/1/merkle-node"
+    GRAPH_OPENING = b"secagg/1/graph-opening"
+    GRAPH_SEED = b"secagg/1/graph-seed"
+    SELF_MASK_COMMITMENT = b"secagg/1/commitment-to-self-mask"
+    SHARES_SEALING = b"secagg/1/shares-sealing"
+    SHARES_ENTRY = b"secagg/1/shares-entry"
+    SHARE_DIGEST = b"secagg/1/share-digest"
+    SHARES_COMMITMENT = b"secagg/1/commitment-to-shares"
+    EDGE_SEED_COMMITMENT = b"secagg/1/commitment-to-edge-seed"
+    CHECK_VECTOR = b"secagg/1/check-vector"
+    SIGNED_ADVERTISEMENT = b"secagg/1/signed-advertisement"
+    SIGNED_SHARES = b"secagg/1/signed-shares"
+    SIGNED_VIEW = b"secagg/1/signed-view"
+    SIGNED_SURVIVORS = b"secagg/1/signed-survivors"
+    GRAPH_PERMUTATION = b"secagg/1/graph-permutation"
+    COMMITTEE = b"secagg/1/committee"
+    COUNT_SKETCH_HASHES = b"secagg/1/count-sketch-hashes"
+    CODEBOOK_SAMPLE = b"secagg/1/codebook-sample"
+    CODEBOOK_SEEDING = b"secagg/1/codebook-seeding"
+    PRUNING_MASK = b"secagg/1/pruning-mask"
+    ROTATION_SIGNS = b"secagg/1/rotation-signs"
+    SEALING_X25519_KEY = b"secagg/1/sealing-x25519-key"
+    SEALING_HYBRID_MLKEM_SEED = b"secagg/1/sealing-hybrid-mlkem768-seed"
+    SEALING_HYBRID_X25519_KEY = b"secagg/1/sealing-hybrid-x25519-key"
+    ENCLAVE_CONFIGURATION = b"secagg/1/enclave-configuration"
+    ENCLAVE_BINDING = b"secagg/1/enclave-binding"
+    ENCLAVE_UPLOAD_HEADER = b"secagg/1/enclave-upload-header"
+    ENCLAVE_SEALING = b"secagg/1/enclave-sealing"
+    ENCLAVE_MASK_KEY = b"secagg/1/enclave-mask-key"
+    ENCLAVE_INDICES_KEY = b"secagg/1/enclave-indices-key"
+    ENCLAVE_VECTOR_KEY = b"secagg/1/enclave-vector-key"
+    ENCLAVE_VECTOR_DIGEST = b"secagg/1/enclave-vector-digest"
+    ENCLAVE_SIGNED_UPLOAD = b"secagg/1/enclave-signed-upload"
+    ENCLAVE_UPLOAD_LIST = b"secagg/1/enclave-upload-list"
+    ENCLAVE_RECEIPT = b"secagg/1/enclave-receipt"
+    ONE_HOT_STATEMENT = b"secagg/1/one-hot-statement"
+    ONE_HOT_MASKS = b"secagg/1/one-hot-masks"
+    ONE_HOT_POLYNOMIAL = b"secagg/1/one-hot-polynomial"
+    ONE_HOT_PART = b"secagg/1/one-hot-part"
+    ONE_HOT_JOINT = b"secagg/1/one-hot-joint"
+    ONE_HOT_CHALLENGE = b"secagg/1/one-hot-challenge"
+    ONE_HOT_ROUND_KEY = b"secagg/1/one-hot-round-key"
+    ONE_HOT_QUERY_POINT = b"secagg/1/one-hot-query-point"
+    ONE_HOT_UPLOAD = b"secagg/1/one-hot-upload"
+    ONE_HOT_COMMITMENT = b"secagg/1/one-hot-commitment"
+    INDEXING_CONFIGURATION = b"secagg/1/indexing-configuration"
+    INDEXING_OFFER = b"secagg/1/indexing-offer"
+    INDEXING_UPLOAD_HEADER = b"secagg/1/indexing-header"
+    INDEXING_UPLOAD = b"secagg/1/indexing-upload"
+    INDEXING_SIGNED_UPLOAD = b"secagg/1/indexing-signed-upload"
+    INDEXING_SEALING = b"secagg/1/indexing-sealing"
+    INDEXING_BODY_KEY = b"secagg/1/indexing-body-key"
+    INDEXING_RING_MASK = b"secagg/1/indexing-ring-mask"
+    INDEXING_SEGMENT = b"secagg/1/indexing-segment"
+    INDEXING_ACCEPTED = b"secagg/1/indexing-accepted"
+    INDEXING_SIGNED_LIST = b"secagg/1/indexing-signed-list"
+    INDEXING_OUTPUT = b"secagg/1/indexing-output"
+    INDEXING_SPENT_UPDATE = b"secagg/1/indexing-spent-update"
+    INDEXING_INDEX_MASK = b"secagg/1/indexing-index-mask"
+    INDEXING_DEALT_CLIENTS = b"secagg/1/indexing-dealt-clients"
+    INDEXING_DEALT_SEGMENT = b"secagg/1/indexing-dealt-segment"
+    INDEXING_DEALT_MASK = b"secagg/1/indexing-dealt-mask"
+    INDEXING_DEALT_HEADER = b"secagg/1/indexing-dealt-header"
+    INDEXING_DEALT_BATCH = b"secagg/1/indexing-dealt-batch"
+    INDEXING_SIGNED_DEALING = b"secagg/1/indexing-signed-dealing"
+    SUMMED_LAYOUT = b"secagg/1/summed-layout"
+    POINT_FUNCTION_NODE_KEY = b"secagg/1/point-function-node-key"
+    POINT_FUNCTION_ROOTS = b"secagg/1/point-function-roots"
+    POINT_FUNCTION_LANES = b"secagg/1/point-function-lanes"
+    POINT_FUNCTION_SEED_DIGEST = b"secagg/1/point-function-seed-digest"
+    POINT_FUNCTION_CORRECTION_DIGEST = b"secagg/1/point-function-correction-digest"
+    POINT_FUNCTION_SHARE_DIGEST = b"secagg/1/point-function-share-digest"
+    POINT_FUNCTION_EXPLICIT_DIGEST = b"secagg/1/point-function-explicit-digest"
+    FLOWER_INVITATION = b"secagg/1/flower-invitation"
+    FLOWER_MODEL = b"secagg/1/flower-model"
+
+
+def bind(label: Label, *parts: bytes) -> bytes:
+    """Return the label and the parts as one string that no other label and parts give.
+
+    Each part is preceded by its length, so the boundaries between parts are part of the string.
+    """
+    framed = [label.value]
+    for part in parts:
+        if type(part) is not bytes:
+            raise Misuse(f"a bound part is bytes; got {type(part).__name__}, whose length may count something else")
+        try:
+            framed += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)
+        except OverflowError:
+            raise InvalidParameters(f"a bound part has {len(part)} bytes; the limit is 2^32 - 1") from None
+    return b"".join(framed)

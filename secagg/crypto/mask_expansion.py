@@ -1,0 +1,255 @@
+"""Seeds become masks: AES in counter mode, added into an accumulator as it is made.
+
+The stream of a key is cut into segments of ``SEGMENT_BYTES``. Block j of segment s is
+
+    AES_K(s as 12 bytes || j + 2 as 4 bytes),        big-endian,
+
+which is AES-CTR from the initial counter block s || 00000002 [SP 800-38A] §6.5, and at the same time the ciphertext
+that AES-GCM gives for zeros under the nonce s [SP 800-38D] §7.1. Counter mode is the specification; GCM is the faster
+generator where the processor has wide carry-less multiplication, and a test holds the two equal. Any segment can be
+made without those before it, so any range of coordinates can be made alone.
+
+The stream is read as little-endian words of the ring's word size and reduced modulo 2^p. 2^p divides the range of a
+word, so the reduction keeps it uniform.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from secagg.errors import InvalidParameters, Misuse
+
+from .ring import CACHE_LINE_BYTES, Ring, RingVector, add_into, bytes_to_cache_line, reduce_into, subtract_into
+from .secret import Secret, overwrite, require_secret
+
+SEGMENT_BYTES: Final = 1 << 20
+"""Part of the stream's definition; large enough that threads seldom meet at the interpreter's lock."""
+KEY_LIMIT_BYTES: Final = 1 << 36
+"""No key makes more stream than this, whatever it is asked for."""
+MASKS_PER_PASS: Final = 256
+"""Keys whose cipher states are held at once; the accumulator is read and written once for each such group."""
+_KEY_BYTES = (16, 32)
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_BLOCK_BYTES = 16
+_FIRST_COUNTER = 2
+_ZEROS = bytes(SEGMENT_BYTES)
+
+_Fill = Callable[[bytes, memoryview, memoryview], object]
+_Combine = Callable[[RingVector, RingVector], object]
+
+
+class Generator(Enum):
+    """Two ways to make the same stream."""
+
+    CTR = "ctr"
+    """The specification, as it is written."""
+    GCM = "gcm"
+    """The same bytes from the authenticated mode, whose tag is thrown away."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much stream is made at a time: GCM makes whole segments, CTR what a second-level cache holds."""
+        match self:
+            case Generator.CTR:
+                return SEGMENT_BYTES // 4
+            case Generator.GCM:
+                return SEGMENT_BYTES
+
+
+def segment_count(ring: Ring, length: int) -> int:
+    """Return how many segments of a key's stream a vector uses."""
+    return -(-length * ring.word_bytes // SEGMENT_BYTES)
+
+
+def expand(  # noqa: PLR0913 -- all but three have defaults
+    key: Secret,
+    ring: Ring,
+    length: int,
+    *,
+    start: int = 0,
+    first_segment: int = 0,
+    generator: Generator = Generator.GCM,
+) -> RingVector:
+    """Return coordinates [start, start + length) of the mask that a key expands into."""
+    _check_range(ring, start, length, first_segment)
+    mask = ring.zeros(length)
+    accumulate(mask, ring, add=[key], subtract=[], start=start, first_segment=first_segment, generator=generator)
+    return mask
+
+
+def accumulate(  # noqa: PLR0913 -- all but four have defaults
+    total: RingVector,
+    ring: Ring,
+    *,
+    add: Iterable[Secret],
+    subtract: Iterable[Secret],
+    start: int = 0,
+    first_segment: int = 0,
+    threads: int = 1,
+    generator: Generator = Generator.GCM,
+) -> None:
+    """Add and subtract the masks of many keys in place; no mask is ever held whole.
+
+    Args:
+        total: coordinates [start, start + total.size) of the vector; on return reduced modulo 2^p.
+        add: keys of 16 bytes (AES-128) or 32 bytes (AES-256) whose masks are added.
+        subtract: keys whose masks are subtracted.
+        start: the first coordinate that ``total`` holds.
+        first_segment: where in each key's stream the vector begins; vectors that share a key must not overlap.
+        threads: how many threads divide the coordinates among themselves.
+
+    Raises:
+        InvalidParameters: a key of another length, a range outside the stream, fewer than one thread.
+        Misuse: ``total`` is not a writeable, contiguous vector over the ring; a key is no ``Secret``, was wiped, or is
+            given twice, so that its masks would cancel or double. Nothing was added in either case.
+
+    Security: a key is used for one mask, once. Two vectors under one mask reveal their difference. Should anything else
+        go wrong on the way, ``total`` is overwritten with zeros, so that no vector with some of its masks remains.
+    """
+    _check_target(total, ring)
+    _check_range(ring, start, total.size, first_segment)
+    signed_keys = [(add_into, key) for key in add] + [(subtract_into, key) for key in subtract]
+    _check_keys([key for _, key in signed_keys])
+    if type(threads) is not int or threads < 1:
+        raise InvalidParameters(f"threads is an integer of at least 1; got {threads!r}")
+    if type(generator) is not Generator:
+        raise Misuse(f"generator is a Generator; got {generator!r}")
+    job = _Job(ring, signed_keys, first_segment, generator)
+    parts = _cut_at_segments(start, total.size, SEGMENT_BYTES // ring.word_bytes, threads)
+    try:
+        if len(parts) == 1:
+            job.run(total, start)
+            return
+        with ThreadPoolExecutor(len(parts)) as pool:
+            for finished in [pool.submit(job.run, total[part], start + part.start) for part in parts]:
+                finished.result()
+    except BaseException:
+        total[:] = 0
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every thread does to its own part of the accumulator."""
+
+    ring: Ring
+    signed_keys: Sequence[tuple[_Combine, Secret]]
+    first_segment: int
+    generator: Generator
+
+    def run(self, total: RingVector, start: int) -> None:
+        """Accumulate all masks, a group of keys at a time; ``total`` begins at coordinate ``start``."""
+        per_chunk = self.generator.chunk_bytes // self.ring.word_bytes
+        widest = min(per_chunk, start % per_chunk + total.size) * self.ring.word_bytes
+        buffer = bytearray(widest + _TAG_BYTES + CACHE_LINE_BYTES)
+        try:
+            for first in range(0, max(1, len(self.signed_keys)), MASKS_PER_PASS):
+                group = self.signed_keys[first : first + MASKS_PER_PASS]
+                masks = [(combine, _filler(key, self.generator)) for combine, key in group]
+                self._pass(total, start, masks, buffer)
+        finally:
+            overwrite(buffer)
+
+    def _pass(self, total: RingVector, start: int, masks: Sequence[tuple[_Combine, _Fill]], buffer: bytearray) -> None:
+        """Go through the chunks, and in each through all masks while its part of the sum is in the cache."""
+        offset = bytes_to_cache_line(np.frombuffer(buffer, dtype=np.uint8))
+        stream, zeros = memoryview(buffer)[offset:], memoryview(_ZEROS)
+        filled_words = (len(buffer) - _TAG_BYTES - CACHE_LINE_BYTES) // self.ring.word_bytes
+        words = np.frombuffer(buffer, dtype=self.ring.word, offset=offset, count=filled_words)
+        per_chunk = self.generator.chunk_bytes // self.ring.word_bytes
+        first_chunk = self.first_segment * (SEGMENT_BYTES // self.generator.chunk_bytes)
+        position = 0
+        while position < total.size:
+            chunk, skip = divmod(start + position, per_chunk)
+            count = min(per_chunk - skip, total.size - position)
+            filled = (skip + count) * self.ring.word_bytes
+            plain, made = zeros[:filled], stream[: filled + _TAG_BYTES]
+            part, mask = total[position : position + count], words[skip : skip + count]
+            place = _place_in_stream(self.generator, first_chunk + chunk)
+            for combine, fill in masks:
+                fill(place, plain, made)
+                combine(part, mask)
+            if self.ring.modulus_bits < self.ring.word_bits:
+                reduce_into(part, self.ring.modulus_bits)
+            position += count
+
+
+def _filler(key: Secret, generator: Generator) -> _Fill:
+    """Return a function that writes the beginning of a chunk of the key's stream into a buffer."""
+    match generator:
+        case Generator.CTR:
+            encryptor = Cipher(algorithms.AES(key.expose()), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
+
+            def fill_by_ctr(counter_block: bytes, zeros: memoryview, stream: memoryview) -> None:
+                encryptor.reset_nonce(counter_block)
+                encryptor.update_into(zeros, stream)
+
+            return fill_by_ctr
+        case Generator.GCM:
+            encrypt_into = AESGCM(key.expose()).encrypt_into
+
+            # Safe because: the nonce is the segment number, the plaintext is always zeros and the tag stays here, so
+            # making a segment again, as both ends of a pair do, gives the same bytes and reveals no second one.
+            def fill_by_gcm(nonce: bytes, zeros: memoryview, stream: memoryview) -> None:
+                encrypt_into(nonce, zeros, None, stream)
+
+            return fill_by_gcm
+
+
+def _place_in_stream(generator: Generator, chunk: int) -> bytes:
+    """Return where a chunk begins: the nonce of its segment for GCM, with the counter for CTR."""
+    segment, part = divmod(chunk, SEGMENT_BYTES // generator.chunk_bytes)
+    nonce = segment.to_bytes(_NONCE_BYTES, "big")
+    if generator is Generator.GCM:
+        return nonce
+    counter = _FIRST_COUNTER + part * (generator.chunk_bytes // _BLOCK_BYTES)
+    return nonce + counter.to_bytes(_BLOCK_BYTES - _NONCE_BYTES, "big")
+
+
+def _cut_at_segments(start: int, length: int, per_segment: int, parts: int) -> list[slice]:
+    """Divide [0, length) into at most ``parts`` ranges that meet where segments do."""
+    first, last = start // per_segment, -(-(start + length) // per_segment)
+    parts = max(1, min(parts, last - first))
+    edges = {first + (last - first) * index // parts for index in range(parts + 1)}
+    inside = sorted(min(max(edge * per_segment - start, 0), length) for edge in edges)
+    return [slice(low, high) for low, high in pairwise(inside) if low < high] or [slice(0, 0)]
+
+
+def _check_target(total: RingVector, ring: Ring) -> None:
+    ring.require_form(total)
+    if not (total.flags.c_contiguous and total.flags.writeable):
+        raise Misuse("an accumulator is contiguous and writeable; pass a copy of the vector")
+
+
+def _check_range(ring: Ring, start: int, length: int, first_segment: int) -> None:
+    if any(type(value) is not int or value < 0 for value in (start, length, first_segment)):
+        raise InvalidParameters(
+            f"start, length and first_segment are integers and not negative; got {start}, {length} and {first_segment}"
+        )
+    if (first_segment + segment_count(ring, start + length)) * SEGMENT_BYTES > KEY_LIMIT_BYTES:
+        raise InvalidParameters(
+            f"coordinates up to {start + length} from segment {first_segment} need more than {KEY_LIMIT_BYTES} bytes "
+            "of one key's stream; divide the vector among several keys"
+        )
+
+
+def _check_keys(keys: Sequence[Secret]) -> None:
+    for key in keys:
+        require_secret(key)
+        if len(key) not in _KEY_BYTES:
+            raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")
+    # Safe because: the digests are of uniform keys and are compared with each other alone, so that neither they nor the
+    # time that finding two equal ones takes helps to guess a key.
+    if len({hashlib.sha256(key.expose()).digest() for key in keys}) < len(keys):
+        raise Misuse("a mask key is given twice; its masks would cancel or double, and leave the vector in sight")

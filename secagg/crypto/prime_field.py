@@ -1,0 +1,137 @@
+"""The integers modulo the prime 2^256 - 189, over which secrets are shared.
+
+It is the largest prime below 2^256, so almost every 32-byte string is an element. An element is a plain ``int`` in
+[0, PRIME), and sums and products are written as integer expressions where they are used; this module holds what is
+easy to get wrong: the one encoding of an element, uniform sampling, and inversion.
+
+Not constant time: CPython's integers take longer for larger values and skip leading zeros, so an observer who times
+this process closely learns something about the sizes of the values. Nor can an ``int`` be overwritten: the values that
+a computation passed through stay in memory until the interpreter reuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+
+from .entropy import Coins
+from .secret import Secret, draw_exactly, overwrite
+
+PRIME = 2**256 - 189
+ELEMENT_BYTES = 32
+
+_PRIME_ENCODING = PRIME.to_bytes(ELEMENT_BYTES, "big")
+# One draw is rejected with probability below 2^-248; coins that force this many rounds are not uniform.
+_REJECTION_ROUNDS = 8
+
+
+def encode(element: int) -> bytes:
+    """Return the one encoding of an element: 32 bytes, most significant first.
+
+    Raises:
+        InvalidParameters: the integer is not in [0, PRIME).
+    """
+    if not 0 <= element < PRIME:
+        raise InvalidParameters("only integers in [0, 2^256 - 189) are field elements; reduce the value first")
+    return element.to_bytes(ELEMENT_BYTES, "big")
+
+
+def decode(data: bytes | bytearray | memoryview) -> int:
+    """Read an element from its one encoding.
+
+    Raises:
+        MalformedMessage: not exactly 32 bytes, or the number they spell is not below the prime.
+    """
+    if len(data) < ELEMENT_BYTES:
+        raise MalformedMessage(
+            f"a field element is {ELEMENT_BYTES} bytes; got {len(data)}; pass the whole encoding",
+            reason=Reason.TRUNCATED,
+        )
+    if len(data) > ELEMENT_BYTES:
+        raise MalformedMessage(
+            f"a field element is {ELEMENT_BYTES} bytes; got {len(data)}; pass one element at a time",
+            reason=Reason.TRAILING_BYTES,
+        )
+    element = int.from_bytes(data, "big")
+    if element >= PRIME:
+        raise MalformedMessage(
+            "the bytes spell a number that is not below 2^256 - 189; encode the reduced value",
+            reason=Reason.NOT_CANONICAL,
+        )
+    return element
+
+
+def sample(count: int, coins: Coins) -> list[int]:
+    """Draw independent uniform elements.
+
+    The coins are read 32 bytes at a time, most significant byte first; a value that is not below the prime is passed
+    over. The result is therefore the first ``count`` elements that the coins spell, however many draws it takes.
+
+    Raises:
+        InvalidParameters: the count is negative.
+        Misuse: the coins are broken: too few bytes, or values that uniform coins do not give.
+    Security: the buffers that the coins gave are overwritten; the integers that are returned cannot be.
+    """
+    if count < 0:
+        raise InvalidParameters(f"cannot sample {count} elements; the count must not be negative")
+    elements: list[int] = []
+    for _ in range(_REJECTION_ROUNDS):
+        drawn = draw_exactly((count - len(elements)) * ELEMENT_BYTES, coins)
+        view = memoryview(drawn)
+        try:
+            for start in range(0, len(drawn), ELEMENT_BYTES):
+                candidate = int.from_bytes(view[start : start + ELEMENT_BYTES], "big")
+                if candidate < PRIME:
+                    elements.append(candidate)
+        finally:
+            overwrite(drawn)
+        if len(elements) == count:
+            return elements
+    raise _not_uniform()
+
+
+def random_root(kind: str, coins: Coins) -> Secret:
+    """Draw a uniform 32-byte secret that is a field element, so that it can be shared.
+
+    Raises:
+        Misuse: the coins are broken: too few bytes, or values that uniform coins do not give.
+    Security: the distance from uniform 32-byte strings is below 2^-248.
+    """
+    for _ in range(_REJECTION_ROUNDS):
+        drawn = draw_exactly(ELEMENT_BYTES, coins)
+        try:
+            # Strings of one length are in the order of the numbers they spell, so no integer copy is made.
+            if drawn < _PRIME_ENCODING:
+                return Secret(kind, drawn)
+        finally:
+            overwrite(drawn)
+    raise _not_uniform()
+
+
+def invert_all(elements: Sequence[int]) -> list[int]:
+    """Return the inverse of every element at the price of one inversion.
+
+    Implements: [Mon87], simultaneous inversion.
+    Args:
+        elements: integers that are not multiples of the prime; they need not be reduced.
+    Raises:
+        InvalidParameters: one of them is a multiple of the prime, so that it has no inverse.
+    """
+    products = [1]
+    for element in elements:
+        products.append(products[-1] * element % PRIME)
+    if products[-1] == 0:
+        raise InvalidParameters("zero has no inverse; remove the multiples of 2^256 - 189 first")
+    inverse_of_rest = pow(products[-1], -1, PRIME)
+    inverses = [0] * len(elements)
+    for index in range(len(elements) - 1, -1, -1):
+        inverses[index] = inverse_of_rest * products[index] % PRIME
+        inverse_of_rest = inverse_of_rest * elements[index] % PRIME
+    return inverses
+
+
+def _not_uniform() -> Misuse:
+    return Misuse(
+        f"the coins kept giving values above the prime, {_REJECTION_ROUNDS} draws in a row; pass uniform coins"
+    )

@@ -1,0 +1,162 @@
+"""One type for everything that must not be printed, copied, pickled, hashed or compared in variable time."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import NoReturn, Self, SupportsIndex
+
+from secagg.errors import InvalidParameters, Misuse, Reason
+
+from .entropy import Coins
+
+
+class Confined:
+    """A base for objects that hold secrets: they can be neither pickled nor copied."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        self._refuse()
+
+    def __getstate__(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise Misuse(
+            f"{self!r} holds a secret and cannot be pickled, copied or iterated; pass the object itself",
+            reason=Reason.SECRET_EXPOSURE,
+        )
+
+
+class Secret(Confined):
+    """Bytes that are shown to nobody and overwritten when they are no longer needed.
+
+    ``kind`` names what the bytes are, for error messages and ``repr``; it is public.
+
+    Security: wiping overwrites this object's own buffer. Copies that the interpreter or a library made cannot be
+    reached; LIMITATIONS.md says what that means.
+    """
+
+    __slots__ = ("_buffer", "_wiped", "kind")
+
+    def __init__(self, kind: str, data: bytes | bytearray | memoryview) -> None:
+        """Copy ``data`` into a buffer of this object's own; wipe ``data`` yourself if it is mutable."""
+        self.kind = kind
+        # Through a view, because a buffer made from the integer 32 would be a key of 32 zeros.
+        try:
+            self._buffer = _Buffer(memoryview(data))
+        except TypeError:
+            raise Misuse(f"a {kind} is made from bytes; got {type(data).__name__}") from None
+        self._wiped = False
+
+    @classmethod
+    def random(cls, kind: str, count: int, coins: Coins) -> Self:
+        """Draw a uniform secret of ``count`` bytes."""
+        if count < 1:
+            raise InvalidParameters(f"a secret has at least one byte; asked for {count}")
+        drawn = draw_exactly(count, coins)
+        try:
+            return cls(kind, drawn)
+        finally:
+            overwrite(drawn)
+
+    def expose(self) -> memoryview:
+        """Return a read-only view of the bytes, for the one call that needs them.
+
+        Raises:
+            Misuse: the secret was wiped.
+        Security: the view reads as zeros after ``wipe``; do not keep it and do not copy it.
+        """
+        if self._wiped:
+            raise Misuse(f"the {self.kind} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        return memoryview(self._buffer).toreadonly()
+
+    def wipe(self) -> None:
+        """Overwrite the bytes; calling it again does nothing."""
+        overwrite(self._buffer)
+        self._wiped = True
+
+    @property
+    def is_wiped(self) -> bool:
+        """Whether the bytes are gone."""
+        return self._wiped
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def __repr__(self) -> str:
+        return f"<Secret {self.kind}, {len(self._buffer)} bytes{', wiped' if self._wiped else ''}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self.expose(), other.expose())
+
+    # A hash would let a set or a dictionary compare digests of secrets in variable time.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wipe()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def __getitem__(self, _: object) -> NoReturn:
+        self._refuse()
+
+
+@contextmanager
+def abandoned_on_error(*secrets: Secret) -> Generator[None]:
+    """Overwrite secrets if what is done with them fails; they are whoever's they were if it does not."""
+    try:
+        yield
+    except BaseException:
+        for secret in secrets:
+            secret.wipe()
+        raise
+
+
+class _Buffer(bytearray):
+    """Bytes that are overwritten when nobody refers to them any more, neither the secret nor a view of it."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        overwrite(self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+    __str__ = __repr__
+
+
+def require_secret(value: object) -> None:
+    """Refuse anything but a ``Secret`` where one is due; keys in plain bytes would be copied and printed.
+
+    Raises:
+        Misuse: it is something else.
+    """
+    if not isinstance(value, Secret):
+        raise Misuse(f"a Secret is due here; got {type(value).__name__}")
+
+
+def draw_exactly(count: int, coins: Coins) -> bytearray:
+    """Draw coins and refuse a source that does not return as many as it was asked for; the caller overwrites them."""
+    drawn = coins.draw(count)
+    if type(drawn) is not bytearray:
+        raise Misuse(f"coins are drawn into a bytearray, which can be overwritten; got {type(drawn).__name__}")
+    if len(drawn) != count:
+        returned = len(drawn)
+        overwrite(drawn)
+        raise Misuse(f"the coins returned {returned} bytes where {count} were asked for; repair their draw()")
+    return drawn
+
+
+def overwrite(buffer: bytearray) -> None:
+    """Fill a buffer with zeros in place."""
+    buffer[:] = bytes(len(buffer))

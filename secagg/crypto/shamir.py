@@ -1,0 +1,356 @@
+"""Secrets of 32 bytes, shared so that any ``threshold`` of the holders can rebuild them and fewer learn nothing.
+
+Holder ``x`` keeps the value at ``x`` of a polynomial over the field of ``prime_field``, of degree below ``threshold``,
+whose value at zero is the secret. Points run from 1 to the number of holders. They are never transmitted: both ends
+derive a holder's point from its position in a sorted list, so nobody can claim another holder's point.
+
+What a reconstruction can notice is a fact of coding theory [MS81] and not a choice made here. Of ``m`` shares, any
+``m - threshold`` wrong ones are noticed, any ``(m - threshold) // 2`` are corrected and named, and from exactly
+``threshold`` shares *some* secret always results. A caller who must not accept a wrong one compares the secret with
+something that was fixed beforehand, such as the public key it belongs to.
+
+Splitting costs threshold times holders additions, preparing points costs their number squared: a millisecond for a
+hundred holders, hundredths of a second for a thousand, seconds for ten thousand. Protocols keep neighbourhoods small.
+
+Not constant time: see ``prime_field``, which also says why intermediate integers cannot be overwritten. Which points
+are present, and how many shares are wrong, decides branches; both are public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import Self
+
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import Party
+
+from . import prime_field
+from .entropy import Coins
+from .prime_field import ELEMENT_BYTES, PRIME
+from .secret import Secret, require_secret
+
+MAX_HOLDERS = 2**16 - 1
+_STEPS_PER_REDUCTION = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one holder keeps of one secret: the value of the polynomial at the holder's point."""
+
+    point: int
+    value: Secret
+
+    def check(self, *, culprits: Iterable[Party] = ()) -> None:
+        """Refuse a share that no dealer can have made, so that its sender is named while the sender is known.
+
+        Args:
+            culprits: whoever handed the share over; named in the error.
+        Raises:
+            PeerMisbehaved: the point is not in [1, 65535], or the value is not a field element.
+            Misuse: the value was wiped.
+        """
+        _check_point(self.point, culprits)
+        _element(self, culprits)
+
+    def wipe(self) -> None:
+        """Overwrite the value; calling it again does nothing."""
+        self.value.wipe()
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """A secret that was reconstructed in spite of wrong shares, and the points at which those stood."""
+
+    secret: Secret
+    wrong_points: frozenset[int]
+
+
+def split(secret: Secret, *, threshold: int, holders: int, coins: Coins) -> list[Share]:
+    """Share one secret among ``holders`` so that any ``threshold`` of them can reconstruct it.
+
+    Implements: [Sha79] §2, the (k, n) threshold scheme with k = ``threshold`` and n = ``holders``.
+    Args:
+        coins: spelling ``threshold`` - 1 field elements, as ``split_many`` says.
+    Returns:
+        One share for each of the points 1, 2, …, ``holders``, in this order.
+    Raises:
+        InvalidParameters: 1 <= threshold <= holders <= 65535 does not hold, or the secret is not a field element.
+        Misuse: the secret was wiped, or the coins are broken.
+    Security: with ``threshold`` 1 every share is the secret. Wipe each share after it was sealed for its holder.
+    """
+    return split_many([secret], threshold=threshold, holders=holders, coins=coins)[0]
+
+
+def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
+    """Share several secrets among the same holders, each on a polynomial of its own.
+
+    Implements: [Sha79] §2, for each secret.
+    Args:
+        coins: spelling, as ``prime_field.sample`` reads them, the coefficients of binomial(x, 1), binomial(x, 2), …,
+            binomial(x, threshold - 1) in the polynomial of the first secret, then of the second, and so on. Splitting
+            the secrets one after the other reads the same coins.
+    Returns:
+        For each secret, one share for each of the points 1, 2, …, ``holders``, in this order.
+    Raises:
+        InvalidParameters: 1 <= threshold <= holders <= 65535 does not hold, or a secret is not a field element.
+        Misuse: a secret was wiped, or the coins are broken.
+    Security: as for ``split``.
+    Claim SH-2: shares of fewer than ``threshold`` holders fit every secret.
+    """
+    _check_threshold(threshold)
+    if type(holders) is not int or not threshold <= holders <= MAX_HOLDERS:
+        raise InvalidParameters(
+            f"{holders} holders cannot share at threshold {threshold}; take {threshold} to {MAX_HOLDERS} holders"
+        )
+    constants = [_shareable(secret) for secret in secrets]
+    degree = threshold - 1
+    coefficients = prime_field.sample(len(constants) * degree, coins)
+    dealt: list[list[Share]] = []
+    for index, (secret, constant) in enumerate(zip(secrets, constants, strict=True)):
+        kind = f"share of {secret.kind}"
+        values = _evaluate([constant, *coefficients[index * degree : (index + 1) * degree]], holders)
+        dealt.append([Share(point, Secret(kind, prime_field.encode(value))) for point, value in enumerate(values, 1)])
+    return dealt
+
+
+def reconstruct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstructed secret") -> Secret:
+    """Return the secret on whose polynomial all the given shares lie.
+
+    Implements: [Sha79] §2, interpolation; [MS81] for the check of shares beyond ``threshold``.
+    Args:
+        kind: what the secret is, for its ``repr`` and error messages.
+    Raises:
+        PeerMisbehaved: a share is out of range, two stand at one point, or they do not lie on one polynomial of degree
+            below ``threshold``; ``culprits`` is empty. In the last case ``correct`` may help.
+        ThresholdNotMet: fewer than ``threshold`` shares were given.
+        InvalidParameters: the threshold is not in [1, 65535].
+        Misuse: a share was wiped.
+    Security: up to ``len(shares) - threshold`` wrong shares are always noticed. More, chosen together, may not be, and
+        one wrong share among exactly ``threshold`` is not: compare the secret with what was committed to.
+    """
+    weights, elements = _prepare(shares, threshold)
+    return _combine(weights, elements, kind)
+
+
+def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstructed secret") -> Corrected:
+    """Reconstruct a secret from shares of which some are wrong, and name the wrong ones.
+
+    Implements: [MS81], with the wrong shares located by [Mas69].
+    Args:
+        kind: what the secret is, for its ``repr`` and error messages.
+    Returns:
+        The secret, and the points whose shares are not on its polynomial. When at most
+        ``(len(shares) - threshold) // 2`` shares are wrong, it is the secret that was dealt and these are they.
+    Raises:
+        PeerMisbehaved: a share is out of range, two stand at one point, or every polynomial of degree below
+            ``threshold`` misses more than ``(len(shares) - threshold) // 2`` of the shares; ``culprits`` is empty.
+        ThresholdNotMet: fewer than ``threshold`` shares were given.
+        InvalidParameters: the threshold is not in [1, 65535].
+        Misuse: a share was wiped.
+    Security: more wrong holders than that, if they act together, can move the shares close to another polynomial, so
+        that a wrong secret results and honest holders are named. Accuse nobody before the secret was compared with
+        what was committed to.
+    """
+    weights, elements = _prepare(shares, threshold)
+    syndromes = list(_syndromes(weights, elements))
+    if not any(syndromes):
+        return Corrected(_combine(weights, elements, kind), frozenset())
+
+    # Wrong shares at the points X make every syndrome a sum of c_x * x^j over x in X, and such a sequence obeys the
+    # recurrence whose characteristic polynomial has the zeros X. Within the bound it is the shortest recurrence.
+    register = _shortest_register(syndromes)
+    count = len(register) - 1
+    wrong_points = frozenset(point for point in weights.points if _vanishes(register, point))
+    if 2 * count > len(syndromes) or len(wrong_points) != count:
+        raise _irreconcilable(f"at most {len(syndromes) // 2} wrong ones among {len(shares)} can be corrected")
+    # The remaining shares are checked against each other again, so no mistake above can yield a secret they deny.
+    remaining = [share for share in shares if share.point not in wrong_points]
+    return Corrected(reconstruct(remaining, threshold=threshold, kind=kind), wrong_points)
+
+
+@dataclass(frozen=True, slots=True)
+class LagrangeWeights:
+    """What reconstruction needs to know about a set of points, computed once for any number of secrets.
+
+    With the factors f_i = 1 / (x_i * prod_{j != i} (x_i - x_j)) of the points x_i, the shares y_i become the terms
+    f_i * y_i. Their sum, times ``scale``, is the value at zero of the polynomial through all m shares. Its degree is
+    below t exactly if the sums of f_i * y_i * x_i^k are zero for k = 1, …, m - t: the syndromes of the code of [MS81].
+
+    Claim SH-1: these weights give the value at zero, and the syndromes decide whether surplus shares fit.
+    """
+
+    points: tuple[int, ...]
+    threshold: int
+    factors: tuple[int, ...] = field(repr=False)
+    scale: int = field(repr=False)
+
+    @classmethod
+    def at_zero(cls, points: Iterable[int], *, threshold: int) -> Self:
+        """Prepare to reconstruct secrets from shares at these points.
+
+        Implements: [BT04] §3, barycentric weights, for the points and zero.
+        Raises:
+            PeerMisbehaved: a point is not in [1, 65535], or occurs twice; ``culprits`` is empty.
+            ThresholdNotMet: there are fewer than ``threshold`` points.
+            InvalidParameters: the threshold is not in [1, 65535].
+        """
+        nodes = tuple(points)
+        _check_threshold(threshold)
+        for point in nodes:
+            _check_point(point)
+        repeated = sorted(point for point, occurrences in Counter(nodes).items() if occurrences > 1)
+        if repeated:
+            raise PeerMisbehaved(
+                f"more than one share stands at: {', '.join(map(str, repeated))}; pass one share for each point",
+                reason=Reason.SHARE_DUPLICATE,
+            )
+        if len(nodes) < threshold:
+            raise ThresholdNotMet(needed=threshold, present=len(nodes), what="shares")
+        denominators: list[int] = []
+        for index, point in enumerate(nodes):
+            differences = [point - other for other in nodes]
+            differences[index] = point  # The difference from zero takes the place of that from the point itself.
+            denominators.append(_product(differences))
+        scale = -_product([-point for point in nodes]) % PRIME
+        return cls(nodes, threshold, tuple(prime_field.invert_all(denominators)), scale)
+
+    def combine(self, shares: Sequence[Share], *, kind: str = "reconstructed secret") -> Secret:
+        """Return the secret on whose polynomial all these shares lie.
+
+        Implements: [Sha79] §2, interpolation; [MS81] for the check of shares beyond the threshold.
+        Args:
+            shares: one share for each of ``points``, in the order of ``points``.
+            kind: what the secret is, for its ``repr`` and error messages.
+        Raises:
+            PeerMisbehaved: a share is out of range, or they do not lie on one polynomial of degree below the
+                threshold; ``culprits`` is empty. In the latter case ``correct`` may help.
+            Misuse: the shares do not stand at ``points`` in their order, or one was wiped.
+        Security: as for ``reconstruct``.
+        """
+        if tuple(share.point for share in shares) != self.points:
+            raise Misuse("the shares do not stand at the points of these weights; pass one for each, in their order")
+        return _combine(self, [_element(share) for share in shares], kind)
+
+
+def _prepare(shares: Sequence[Share], threshold: int) -> tuple[LagrangeWeights, list[int]]:
+    for share in shares:
+        _check_point(share.point)
+    elements = [_element(share) for share in shares]
+    return LagrangeWeights.at_zero([share.point for share in shares], threshold=threshold), elements
+
+
+def _combine(weights: LagrangeWeights, elements: Sequence[int], kind: str) -> Secret:
+    if any(_syndromes(weights, elements)):
+        raise _irreconcilable("at least one is wrong; call correct() on them, or leave the wrong ones out")
+    value = weights.scale * sum(map(mul, weights.factors, elements)) % PRIME
+    return Secret(kind, prime_field.encode(value))
+
+
+def _syndromes(weights: LagrangeWeights, elements: Sequence[int]) -> Iterator[int]:
+    terms = [factor * element % PRIME for factor, element in zip(weights.factors, elements, strict=True)]
+    for _ in range(len(weights.points) - weights.threshold):
+        terms = [term * point % PRIME for term, point in zip(terms, weights.points, strict=True)]
+        yield sum(terms) % PRIME
+
+
+def _evaluate(coefficients: Sequence[int], holders: int) -> list[int]:
+    """Return the values at 1, …, ``holders`` of the sum of c_k * binomial(x, k), at most one c_k for each holder.
+
+    Deviation: [Sha79] gives the uniform coefficients to the powers of x. Safe because: x^k and k! * binomial(x, k)
+    differ by lower powers that vanish at zero, and k! is invertible, so this maps uniform coefficients one to one onto
+    uniform coefficients of [Sha79] and leaves the secret in its place.
+    """
+    # The first difference of binomial(x, k) is binomial(x, k - 1), so every running sum raises each k by one. Letting
+    # values grow for a while is faster than keeping them small at every step.
+    values = [0] * (holders - len(coefficients) + 1)
+    for count, coefficient in enumerate(reversed(coefficients), 1):
+        values = list(accumulate(values, initial=coefficient))
+        if count % _STEPS_PER_REDUCTION == 0:
+            values = [value % PRIME for value in values]
+    return [value % PRIME for value in values[1:]]
+
+
+def _product(factors: Sequence[int]) -> int:
+    """Return the product modulo the prime; unreduced, it would grow with the number of factors."""
+    product = 1
+    for start in range(0, len(factors), _STEPS_PER_REDUCTION):
+        product = product * math.prod(factors[start : start + _STEPS_PER_REDUCTION]) % PRIME
+    return product
+
+
+def _shortest_register(sequence: Sequence[int]) -> list[int]:
+    """Return 1, c_1, …, c_L with s_n + c_1 s_{n-1} + … + c_L s_{n-L} = 0 for all n >= L, and L as small as possible.
+
+    Implements: [Mas69], the LFSR synthesis algorithm.
+    """
+    register = [1]
+    previous, previous_inverse, shift = [1], 1, 1
+    for index in range(len(sequence)):
+        discrepancy = sum(map(mul, register, sequence[index::-1])) % PRIME
+        if discrepancy == 0:
+            shift += 1
+            continue
+        factor = discrepancy * previous_inverse % PRIME
+        updated = register + [0] * (shift + len(previous) - len(register))
+        for position, coefficient in enumerate(previous, shift):
+            updated[position] = (updated[position] - factor * coefficient) % PRIME
+        if len(updated) > len(register):
+            previous, previous_inverse, shift = register, pow(discrepancy, -1, PRIME), 1
+        else:
+            shift += 1
+        register = updated
+    return register
+
+
+def _vanishes(register: Sequence[int], point: int) -> bool:
+    """Whether the characteristic polynomial of the recurrence is zero at a point."""
+    value = 0
+    for coefficient in register:
+        value = (value * point + coefficient) % PRIME
+    return value == 0
+
+
+def _shareable(secret: Secret) -> int:
+    require_secret(secret)
+    try:
+        return prime_field.decode(secret.expose())
+    except MalformedMessage:
+        raise InvalidParameters(
+            f"the {secret.kind} cannot be shared: it is not {ELEMENT_BYTES} bytes that spell a number below "
+            "2^256 - 189; draw it with prime_field.random_root"
+        ) from None
+
+
+def _element(share: Share, culprits: Iterable[Party] = ()) -> int:
+    require_secret(share.value)
+    try:
+        return prime_field.decode(share.value.expose())
+    except MalformedMessage:
+        raise PeerMisbehaved(
+            f"the share at point {share.point} is not a field element; ask its holder for the share as dealt",
+            reason=Reason.SHARE_OUT_OF_RANGE,
+            culprits=culprits,
+        ) from None
+
+
+def _check_threshold(threshold: int) -> None:
+    if type(threshold) is not int or not 1 <= threshold <= MAX_HOLDERS:
+        raise InvalidParameters(f"a threshold is an integer in [1, {MAX_HOLDERS}]; got {threshold}")
+
+
+def _check_point(point: int, culprits: Iterable[Party] = ()) -> None:
+    if type(point) is not int or not 1 <= point <= MAX_HOLDERS:
+        raise PeerMisbehaved(
+            f"no holder has point {point}; derive points as positions in the sorted list of holders, from 1 on",
+            reason=Reason.SHARE_OUT_OF_RANGE,
+            culprits=culprits,
+        )
+
+
+def _irreconcilable(advice: str) -> PeerMisbehaved:
+    return PeerMisbehaved(f"the shares do not fit together; {advice}", reason=Reason.SHARES_IRRECONCILABLE)

@@ -1,0 +1,192 @@
+"""Identities for active mode: an authority's key, one key file for each client, and a roster that is public.
+
+Flower's SuperNode keys authenticate a node to the SuperLink, which is the very party that active mode does not trust.
+So clients need keys that somebody else vouches for. Whoever that is runs ``secagg flower keys``, keeps
+``authority.key`` away from the server, hands each client its ``client-<id>.key``, and the server ``roster.json``.
+
+The client's file holds the authority's public key as well: a client believes no other, whatever a server says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Secret
+from secagg.errors import AuthenticationFailed, InvalidParameters, Reason
+from secagg.identifiers import ClientId
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey, issue_certificate
+
+AUTHORITY_FILE: Final = "authority.key"
+ROSTER_FILE: Final = "roster.json"
+FORMAT: Final = "secagg/flower/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity:
+    """One client's key, the authority's word for it, and the authority that it believes."""
+
+    client: ClientId
+    signing_key: SigningKey
+    certificate: Certificate
+    authority: Authority
+
+    def require_authority(self, authority: bytes) -> None:
+        """Refuse a session of clients whom somebody else certified.
+
+        Raises:
+            InvalidParameters: it is another authority.
+        """
+        if authority != self.authority.public_key:
+            raise InvalidParameters(
+                "the server's roster is of another authority than this client's key file; use one set of keys",
+                reason=Reason.BELOW_FLOOR,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who may take part: the authority, and the identity keys that it certified."""
+
+    authority: bytes
+    clients: frozenset[ClientId]
+
+
+def client_file(client: ClientId) -> str:
+    """Return the name of a client's key file."""
+    return f"client-{client.value}.key"
+
+
+def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> tuple[int, bool]:
+    """Write a key for each client that has none in the folder, the authority's if there is none, and the roster of all.
+
+    Returns:
+        How many clients got a key, and whether the authority is new.
+    Raises:
+        InvalidParameters: a file in the folder is not what its name says.
+    Security: the folder holds every private key until they are handed out; do this where the server has no access.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / AUTHORITY_FILE
+    is_new = not path.exists()
+    if is_new:
+        with Secret.random("authority seed", IDENTITY_KEY_BYTES, coins) as seed:
+            _write_key(path, {"kind": "authority", "seed": bytes(seed.expose()).hex()})
+    authority = _signing_key(path, _read(path, "authority"))
+    made = 0
+    for client in clients:
+        own = folder / client_file(client)
+        if own.exists():
+            continue
+        with Secret.random("identity seed", IDENTITY_KEY_BYTES, coins) as seed:
+            key = SigningKey(seed)
+            certificate = issue_certificate(authority, client, key.public_key)
+            fields = {
+                "kind": "client",
+                "id": client.value,
+                "seed": bytes(seed.expose()).hex(),
+                "certificate": certificate.signature.hex(),
+                "authority": authority.public_key.hex(),
+            }
+            _write_key(own, fields)
+        made += 1
+    identities = sorted(map(load_identity, folder.glob("client-*.key")), key=lambda identity: identity.client)
+    listed = [
+        {
+            "id": identity.client.value,
+            "public_key": identity.signing_key.public_key.hex(),
+            "certificate": identity.certificate.signature.hex(),
+        }
+        for identity in identities
+    ]
+    roster = {"format": FORMAT, "kind": "roster", "authority": authority.public_key.hex(), "clients": listed}
+    (folder / ROSTER_FILE).write_text(json.dumps(roster, indent=1) + "\n", encoding="utf-8")
+    return made, is_new
+
+
+def load_identity(path: Path) -> ClientIdentity:
+    """Read a client's key file.
+
+    Raises:
+        InvalidParameters: it is missing, is no such file, or its certificate is not the authority's.
+    """
+    fields = _read(path, "client")
+    if hasattr(os, "getuid") and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
+    key = _signing_key(path, fields)
+    try:
+        client = ClientId(fields["id"])
+        authority = Authority(bytes.fromhex(fields["authority"]))
+        certificate = Certificate(client, key.public_key, bytes.fromhex(fields["certificate"]))
+        authority.verify(certificate)
+    except (KeyError, TypeError, ValueError, AuthenticationFailed):
+        raise _unreadable(path, "client") from None
+    return ClientIdentity(client, key, certificate, authority)
+
+
+def load_roster(path: Path) -> Roster:
+    """Read a roster, and check every certificate in it.
+
+    Raises:
+        InvalidParameters: it is missing, is no roster, or holds a client that its authority did not certify.
+    """
+    fields = _read(path, "roster")
+    try:
+        authority = Authority(bytes.fromhex(fields["authority"]))
+        clients = frozenset(
+            authority.verify(
+                Certificate(
+                    ClientId(entry["id"]),
+                    bytes.fromhex(entry["public_key"]),
+                    bytes.fromhex(entry["certificate"]),
+                )
+            ).client
+            for entry in fields["clients"]
+        )
+    except (KeyError, TypeError, ValueError, AuthenticationFailed):
+        raise _unreadable(path, "roster") from None
+    return Roster(authority.public_key, clients)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that nobody else may read, and that was not there before."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _read(path: Path, kind: str) -> dict[str, Any]:
+    try:
+        fields: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise _unreadable(path, kind) from None
+    if not isinstance(fields, dict):
+        raise _unreadable(path, kind)
+    named = cast("dict[str, Any]", fields)
+    if (named.get("format"), named.get("kind")) != (FORMAT, kind):
+        raise _unreadable(path, kind)
+    return named
+
+
+def _signing_key(path: Path, fields: dict[str, Any]) -> SigningKey:
+    try:
+        with Secret("seed", bytes.fromhex(fields["seed"])) as seed:
+            return SigningKey(seed)
+    except (KeyError, TypeError, ValueError):
+        raise _unreadable(path, str(fields.get("kind"))) from None
+
+
+def _write_key(path: Path, fields: dict[str, Any]) -> None:
+    write_private(path, (json.dumps({"format": FORMAT, **fields}, indent=1) + "\n").encode())
+
+
+def _unreadable(path: Path, kind: str) -> InvalidParameters:
+    return InvalidParameters(
+        f"{path} is no readable {kind} file with a valid certificate; make one with `secagg flower keys`"
+    )

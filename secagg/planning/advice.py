@@ -1,0 +1,130 @@
+"""Where a point function begins to pay, and what to choose: a few sentences about a comparison.
+
+A point function costs as much for a long block as for a short one, and masked values cost more for each value. So for
+every width of a masked value there is a least block from which on a point function is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from secagg.compression.byte_accounting import PLAIN_BITS
+from secagg.compression.scalar_quantization import modulus_bits_for
+from secagg.protocols.two_servers.lanes.groups import RingLanes
+from secagg.protocols.two_servers.point_functions.shape import MAXIMUM_CODEWORDS, PointFunctionShape, tree_bits
+
+from .costs import Comparison, Option, Protocol, Status
+from .planned_update import CODEBOOK_BITS, Learned, PlanRequest, Scheme
+
+
+def point_function(codewords: int, clients: int) -> PointFunctionShape:
+    """Return the point function with the shortest upload for a histogram over so many clients."""
+    return PointFunctionShape.cheapest(codewords, RingLanes(clients.bit_length()))
+
+
+def masked_value_bits(bits: int, clients: int) -> int:
+    """Return what a masked value costs: its bits and those that the sum takes besides; 32 bits are for any sum."""
+    return PLAIN_BITS if bits == PLAIN_BITS else modulus_bits_for(bits, clients)
+
+
+def break_even_block(codewords: int, clients: int, bits: int) -> int:
+    """Return the least block, in values, for which a point function is shorter than its values masked one by one."""
+    return point_function(codewords, clients).upload_bits // masked_value_bits(bits, clients) + 1
+
+
+def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
+    """Say what is cheaper than a point function, where that ends, which form a histogram takes, and what to use."""
+    yield from _against(request, comparison)
+    if request.codewords <= MAXIMUM_CODEWORDS:
+        yield _break_even(request)
+        yield _form(request)
+    yield from _choice(request, comparison)
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _against(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
+    """Compare packed values alone; what the messages around them add is a matter of the protocol."""
+    counted = comparison.shortest(Protocol.POINT_FUNCTIONS)
+    decoded = comparison.shortest(Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)
+    quantized = comparison.shortest(Protocol.PAIRWISE, Scheme.SCALAR)
+    if counted is None or decoded is None or quantized is None:
+        return
+    only = "; it gives the sum alone" if request.learn is Learned.HISTOGRAM else ", and gives the same sum"
+    if decoded.status is not Status.AVAILABLE:
+        only += "; no scheme of this library encodes it yet"
+    yield (
+        f"Masking the decoded codeword is {_is_cheaper(decoded, counted)} than a point function: "
+        f"{_packed_bits(decoded)} bits a weight against {_packed_bits(counted)}{only}."
+    )
+    yield (
+        f"Plain scalar quantization to {request.bits} bits is {_is_cheaper(quantized, counted)} than a point function: "
+        f"{_packed_bits(quantized)} bits a weight. Its error is another one, so compare at equal accuracy."
+    )
+
+
+def _is_cheaper(one: Option, other: Option) -> str:
+    return "cheaper" if one.payload_bytes <= other.payload_bytes else "dearer"
+
+
+def _packed_bits(option: Option) -> str:
+    return f"{8 * option.payload_bytes / option.weights:.2f}"
+
+
+def _break_even(request: PlanRequest) -> str:
+    codewords, clients = request.codewords, request.clients
+    bits = point_function(codewords, clients).upload_bits
+    masked = {
+        "the decoded codeword": CODEBOOK_BITS,
+        f"{request.bits}-bit values": request.bits,
+        "32-bit values": PLAIN_BITS,
+    }
+    least = ", ".join(
+        f"than {name} from {break_even_block(codewords, clients, width)} on" for name, width in masked.items()
+    )
+    return (
+        f"With {codewords} codewords and {clients:,} clients a point function takes {bits} bits a block, whatever its "
+        f"length in values: it is shorter {least}; blocks here have {request.block_size}."
+    )
+
+
+def _form(request: PlanRequest) -> str:
+    codewords, lane_bits = request.codewords, request.count_bits
+    shape = point_function(codewords, request.clients)
+    explicit, one_level = (codewords - 1) * lane_bits, tree_bits(codewords, lane_bits, 1)
+    if not shape.depth:
+        return (
+            f"Of two servers' forms of a histogram depth 0 is the shortest: (k - 1) p = {explicit} is no more than "
+            f"130 + k p / 2 = {one_level}. Masked one-hot vectors of one server hold as many bits."
+        )
+    return (
+        f"Of two servers' forms of a histogram a tree of depth {shape.depth} is the shortest: (k - 1) p = {explicit} "
+        f"exceeds 130 + k p / 2 = {one_level}, and with leaves of {shape.leaf_lanes * lane_bits} bits another level "
+        "saves no more than the 130 that it costs."
+    )
+
+
+def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
+    giving = comparison.giving(request.learn)
+    usable = [option for option in giving if option.status is Status.AVAILABLE]
+    for protocol, name in (
+        (Protocol.PAIRWISE, "pairwise masks"),
+        (Protocol.ENCLAVE, "the enclave"),
+        (Protocol.POINT_FUNCTIONS, "two servers"),
+    ):
+        found = next((option for option in usable if option.protocol is protocol), None)
+        if found is None and comparison.shortest(protocol) is not None:
+            yield f"No scheme of this library gives the {request.learn} with {name}."
+        if found is not None:
+            yield (
+                f"Of what can be used today with {name}, {found.described} has the shortest upload: "
+                f"{found.bits_per_weight:.2f} bits a weight."
+            )
+    without_hardware = [option for option in giving if option.protocol is not Protocol.ENCLAVE]
+    if without_hardware and without_hardware[0].protocol is Protocol.INDEX_SHARING:
+        yield (
+            "Without an enclave the shortest upload is that of shared indices, "
+            f"{without_hardware[0].bits_per_weight:.2f} bits a weight, for two servers and a dealer that are all "
+            "semi-honest."
+        )

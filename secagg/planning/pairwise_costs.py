@@ -1,0 +1,147 @@
+"""What a session of pairwise masks sends and computes, from message lengths and without running it.
+
+The session is in active mode and planned for one corrupted and one dropped client in twenty, over a sparse graph where
+there is one. Bytes are those of a client that answers everywhere while nobody drops out; the server's work is that of
+the dropouts it is planned for, which leave the masks of all their neighbours to be removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from secagg.contract.layout import Layout, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.hpke import sealing_sizes
+from secagg.errors import InvalidParameters
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import SessionConfiguration, Topology, plan_session
+
+ONE_IN: Final = 20
+"""One client in so many is corrupted, and one drops out."""
+AES_BLOCK_BYTES: Final = 16
+
+_HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7, 32, 32, 64, 4, 8
+_CREDENTIAL = _DIGEST + 2 * _SIGNATURE
+"""An identity key, the authority's signature on it, and a signature made with it."""
+_AUTHORITY = b"\x01" * _DIGEST
+"""Stands for the key of an authority, of which only the length counts here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the busiest machine computes for all clients of a round together."""
+
+    cipher_calls: int
+    """Blocks of 16 bytes that AES expands masks, shares or indices into."""
+    word_operations: int
+    """Additions of words; also multiplications with additions where clients are checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairwiseCosts:
+    """One client's bytes, the server's work, and what the session was planned for."""
+
+    sent: int
+    received: int
+    work: Work
+    corrupted: int
+
+
+def pairwise_costs(layout: Layout, clients: int, suite: Suite) -> PairwiseCosts:
+    """Plan a session for a layout, and count.
+
+    Raises:
+        InvalidParameters: no such session is safe; the message says what to relax.
+    """
+    rare = clients // ONE_IN
+    configuration = _planned(layout, clients, suite, rare)
+    degree = configuration.degree_among(clients)
+    # Everybody who uploads leaves a self mask, everybody who vanishes before that the masks of its edges.
+    masks = clients - rare + rare * degree
+    length = sum(segment.length for segment in configuration.segments)
+    work = Work(masks * mask_cipher_calls(configuration.segments), (clients - rare + masks) * length)
+    return PairwiseCosts(_sent(configuration, degree), _received(configuration, clients, degree), work, rare)
+
+
+def mask_cipher_calls(segments: tuple[RingSegment, ...]) -> int:
+    """Return how many cipher calls one mask takes: its words have the bytes of the machine's, not of the wire's."""
+    return sum(-(-segment.length * segment.ring.word_bytes // AES_BLOCK_BYTES) for segment in segments)
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _planned(layout: Layout, clients: int, suite: Suite, rare: int) -> SessionConfiguration:
+    try:
+        return _plan(layout, clients, suite, rare, Topology.SPARSE)
+    except InvalidParameters:
+        return _plan(layout, clients, suite, rare, Topology.FULL)
+
+
+def _plan(layout: Layout, clients: int, suite: Suite, rare: int, topology: Topology) -> SessionConfiguration:
+    plan = plan_session(
+        layout,
+        SystemCoins(),
+        population=clients,
+        corrupted=rare,
+        dropped=rare,
+        mode=SecurityMode.ACTIVE,
+        suite=suite,
+        topology=topology,
+        authority=_AUTHORITY,
+    )
+    return plan.configuration
+
+
+def _sent(configuration: SessionConfiguration, degree: int) -> int:
+    key, sealed, edge = _sizes(configuration.suite)
+    advertised = _HEADER + _DIGEST + _ID + 2 * key + _DIGEST + _CREDENTIAL
+    # Of two neighbours one sends the seed of the edge, so a client sends half of its edges on the average.
+    shared = _HEADER + _DIGEST + _SIGNATURE + degree * sealed + degree * edge // 2
+    masked = _HEADER + _DIGEST + _SIGNATURE + configuration.masked_bytes
+    unmasking = _HEADER + _DIGEST + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST)
+    return advertised + shared + masked + _confirming(configuration, _SIGNATURE) + unmasking
+
+
+def _received(configuration: SessionConfiguration, clients: int, degree: int) -> int:
+    key, sealed, edge = _sizes(configuration.suite)
+    # Ids are taken for consecutive: each is one byte of the roster.
+    roster = _HEADER + _DIGEST + (_COUNT + clients) + 2 * _DIGEST + 2 * _COUNT
+    roster += degree * (2 * key + _DIGEST + _CREDENTIAL) + _DIGEST * _proof_nodes(clients, degree)
+    paths = degree * (_SIGNATURE + 1 + _DIGEST * (degree - 1).bit_length())
+    shares = _HEADER + _DIGEST + _set_bytes(clients) + degree * sealed + degree * edge // 2 + paths
+    views = configuration.quorum * (_COUNT + _DIGEST + 2 * _SIGNATURE) + degree * _SIGNATURE
+    survivors = _HEADER + _DIGEST + _set_bytes(clients) + 2 * _COUNT + views
+    confirmed = _confirming(configuration, 2 * _set_bytes(clients))
+    return len(configuration.encode()) + roster + shares + confirmed + survivors
+
+
+def _confirming(configuration: SessionConfiguration, content: int) -> int:
+    """Count a message of the consistency check where everybody is on the committee; in a large one nearly nobody is."""
+    return 0 if configuration.committee_size else _HEADER + _DIGEST + content
+
+
+def _sizes(suite: Suite) -> tuple[int, int, int]:
+    """Return the bytes of a public key, of two sealed shares with their commitment, and of the seed of an edge."""
+    key, overhead = sealing_sizes(suite)
+    match suite:
+        case Suite.CLASSIC:
+            return key, 2 * _ELEMENT + AES_BLOCK_BYTES + _DIGEST, 0
+        case Suite.HYBRID:
+            return key, 2 * _ELEMENT + overhead + _DIGEST, _DIGEST + _ELEMENT + overhead
+
+
+def _set_bytes(count: int) -> int:
+    """Return the bytes of a set among so many: one bit for each."""
+    return (count + 7) // 8
+
+
+def _proof_nodes(clients: int, degree: int) -> int:
+    """Return how many hashes prove a client and its neighbours, if they stand evenly among all; others take fewer."""
+    known = {place * clients // (degree + 1) for place in range(degree + 1)}
+    width, nodes = clients, 0
+    while width > 1:
+        nodes += sum(1 for place in known if place ^ 1 not in known and place ^ 1 < width)
+        known, width = {place >> 1 for place in known}, (width + 1) >> 1
+    return nodes

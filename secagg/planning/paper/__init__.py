@@ -1,0 +1,1 @@
+"""The paper's models and printed tables, beside what this library computes."""

@@ -1,0 +1,187 @@
+"""A model update that is still to be planned: the layout that each way to compress it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from math import prod
+from typing import Any, Final
+
+from secagg.compression.byte_accounting import (
+    PLAIN_BITS,
+    Shape,
+    Shapes,
+    codebook_bytes,
+    parameter_count,
+    product_quantization_layout,
+    pruning_layout,
+    scalar_quantization_layout,
+)
+from secagg.compression.product_quantization.geometry import BlockGeometry, block_geometry, is_quantizable
+from secagg.compression.public_stream import SEED_BYTES
+from secagg.compression.scalar_quantization import modulus_bits_for
+from secagg.contract.layout import MAXIMUM_CODEWORDS, MAXIMUM_LENGTH, MAXIMUM_SEGMENTS, Layout, RingSegment, Segment
+from secagg.errors import InvalidParameters
+from secagg.parameters import Suite
+from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION
+
+CODEBOOK_BITS: Final = 8
+"""The bits of an entry of a codebook whose codewords are masked after they are decoded."""
+_SCALE_BYTES = 4
+
+
+class Learned(StrEnum):
+    """What a server learns of a block."""
+
+    SUM = "sum"
+    HISTOGRAM = "histogram"
+    """How often each codeword was chosen, which gives the sum and tells more."""
+
+
+class Scheme(StrEnum):
+    """What a client sends, however it is protected."""
+
+    FIXED_POINT = "fixed point"
+    SCALAR = "scalar quantization"
+    PRUNING = "random pruning"
+    DECODED_CODEWORDS = "decoded codewords"
+    """Each client decodes its own codewords, from a codebook of 8-bit entries, and sends them in a narrow ring."""
+    ONE_HOT = "one-hot vectors"
+    """For each block a vector that is 1 at the codeword's number, without its last entry, which follows."""
+    PRODUCT = "product quantization"
+    """The numbers of codewords."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A model, how it could be compressed, and for how many clients."""
+
+    shapes: Shapes
+    codewords: int = 64
+    block_size: int = 9
+    clients: int = 100
+    learn: Learned = Learned.SUM
+    bits: int = 8
+    sparsity: Fraction = Fraction(9, 10)
+    suite: Suite = Suite.CLASSIC
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("codewords", self.codewords, 2, MAXIMUM_CODEWORDS),
+            ("block-size", self.block_size, 1, 1 << 16),
+            ("clients", self.clients, 2, MAXIMUM_POPULATION),
+            ("bits", self.bits, 2, 16),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
+        if not 0 <= self.sparsity < 1:
+            raise InvalidParameters(f"--sparsity is at least 0 and below 1; got {self.sparsity}")
+        if not self.shapes or any(not _is_shape(shape) for shape in self.shapes.values()):
+            raise InvalidParameters("a model has a shape for each tensor, of integers of at least 1; correct --shapes")
+        if len(self.shapes) > MAXIMUM_SEGMENTS:
+            raise InvalidParameters(
+                f"a model of {len(self.shapes)} tensors exceeds the {MAXIMUM_SEGMENTS} of a layout; join some of them"
+            )
+        if parameter_count(self.shapes) > MAXIMUM_LENGTH:
+            raise InvalidParameters(f"a model of {parameter_count(self.shapes)} values exceeds 2^40; split it")
+        if not any(is_quantizable(shape, self.block_size) for shape in self.shapes.values()):
+            raise InvalidParameters(
+                f"no tensor gives eight blocks of up to {self.block_size} values, so nothing is indexed; take a "
+                "smaller --block-size or a larger model"
+            )
+
+    @property
+    def weights(self) -> int:
+        """How many values the model has."""
+        return parameter_count(self.shapes)
+
+    @property
+    def count_bits(self) -> int:
+        """The bits that a count of up to all clients has."""
+        return self.clients.bit_length()
+
+    @property
+    def decoded_bits(self) -> int:
+        """The bits of a value of a decoded codeword, in a ring that no sum leaves."""
+        return modulus_bits_for(CODEBOOK_BITS, self.clients)
+
+    @property
+    def tensors(self) -> list[BlockGeometry]:
+        """How the tensors with codebooks are cut, each with as many codewords as it has."""
+        return [geometry for _, geometry in self._parts() if geometry is not None]
+
+    @property
+    def plain(self) -> Layout | None:
+        """What is sent in fixed point beside the codewords: biases, norms, small tensors; nothing if there is none."""
+        segments = tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape, geometry in self._parts() if geometry is None)
+        return Layout(segments) if segments else None
+
+    def layout(self, scheme: Scheme) -> Layout:
+        """Return what one client sends."""
+        match scheme:
+            case Scheme.FIXED_POINT:
+                return Layout(tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape in self.shapes.values()))
+            case Scheme.SCALAR:
+                return scalar_quantization_layout(self.shapes, modulus_bits_for(self.bits, self.clients))
+            case Scheme.PRUNING:
+                return pruning_layout(self.shapes, self.sparsity)
+            case Scheme.DECODED_CODEWORDS:
+                return self._by_blocks(lambda cut: RingSegment(self.decoded_bits, cut.blocks * cut.block_size))
+            case Scheme.ONE_HOT:
+                return self._by_blocks(lambda cut: RingSegment(self.count_bits, cut.blocks * (cut.codewords - 1)))
+            case Scheme.PRODUCT:
+                return product_quantization_layout(self.shapes, self.codewords, self.block_size)
+
+    def public_bytes(self, scheme: Scheme) -> int:
+        """Return how much clients are told for a scheme: scales, codebooks, the seed of a mask."""
+        match scheme:
+            case Scheme.FIXED_POINT:
+                return 0
+            case Scheme.SCALAR:
+                return _SCALE_BYTES * sum(len(shape) > 1 for shape in self.shapes.values())
+            case Scheme.PRUNING:
+                return SEED_BYTES
+            case Scheme.DECODED_CODEWORDS:
+                entries = sum(cut.codewords * cut.block_size for cut in self.tensors)
+                return entries * CODEBOOK_BITS // 8 + _SCALE_BYTES * len(self.tensors)
+            case Scheme.ONE_HOT | Scheme.PRODUCT:
+                return codebook_bytes(self.shapes, self.codewords, self.block_size)
+
+    def describe(self, scheme: Scheme) -> str:
+        """Name a scheme with its parameters."""
+        match scheme:
+            case Scheme.FIXED_POINT:
+                return f"{scheme}, {PLAIN_BITS} bits"
+            case Scheme.SCALAR:
+                return f"{scheme}, {self.bits} bits"
+            case Scheme.PRUNING:
+                return f"{scheme}, {float(1 - self.sparsity):.4g} kept"
+            case Scheme.DECODED_CODEWORDS:
+                return f"{scheme}, {CODEBOOK_BITS} bits"
+            case Scheme.ONE_HOT | Scheme.PRODUCT:
+                return f"{scheme}, {self.codewords} x {self.block_size}"
+
+    def _by_blocks(self, segment: Callable[[BlockGeometry], Segment]) -> Layout:
+        return Layout(
+            tuple(
+                RingSegment(PLAIN_BITS, prod(shape)) if geometry is None else segment(geometry)
+                for shape, geometry in self._parts()
+            )
+        )
+
+    def _parts(self) -> Iterator[tuple[Shape, BlockGeometry | None]]:
+        """Yield every tensor, with its blocks if it is cut into any."""
+        for shape in self.shapes.values():
+            is_cut = is_quantizable(shape, self.block_size)
+            yield shape, block_geometry(shape, self.block_size, self.codewords) if is_cut else None
+
+
+def shapes_of_blocks(blocks: int, block_size: int) -> Shapes:
+    """Return the model that is one matrix of so many blocks."""
+    return {"blocks.weight": (blocks, block_size)}
+
+
+def _is_shape(shape: tuple[Any, ...]) -> bool:
+    return type(shape) is tuple and all(type(size) is int and size >= 1 for size in shape)

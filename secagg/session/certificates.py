@@ -1,0 +1,154 @@
+"""Long-term identities: keys that an authority outside the server vouches for, and what is signed with them.
+
+An active server can invent clients, or put itself in the place of one, unless somebody else says which key belongs to
+which client. That somebody is the authority. Its public key is part of a session's configuration and of every client's
+own settings; its private key never meets the server.
+
+Signatures are Ed25519 over a label and length-framed parts, so that none can be taken for a signature on anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined, Secret, require_secret
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
+from secagg.identifiers import ClientId, Party
+
+IDENTITY_KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+_CACHED_CERTIFICATES: Final = 1 << 14
+
+
+class SigningKey(Confined):
+    """A private signing key, of a client or of an authority."""
+
+    def __init__(self, seed: Secret) -> None:
+        """Make the key from 32 uniform bytes; the caller keeps them and wipes them.
+
+        Implements: [RFC 8032] §5.1.5.
+        """
+        require_secret(seed)
+        if len(seed) != IDENTITY_KEY_BYTES:
+            raise InvalidParameters(f"a signing key is made from {IDENTITY_KEY_BYTES} bytes; got {seed!r}")
+        private = Ed25519PrivateKey.from_private_bytes(seed.expose())
+        self._private: Ed25519PrivateKey | None = private
+        self.public_key = private.public_key().public_bytes_raw()
+
+    def sign(self, label: Label, *parts: bytes) -> bytes:
+        """Sign the parts under a label; signing again gives the same bytes.
+
+        Implements: [RFC 8032] §5.1.6.
+        """
+        if self._private is None:
+            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
+        return self._private.sign(bind(label, *parts))
+
+    def wipe(self) -> None:
+        """Give up the private key; the backend frees it."""
+        self._private = None
+
+    def __repr__(self) -> str:
+        return "<SigningKey>"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """An authority's word that a key belongs to a client."""
+
+    client: ClientId
+    public_key: bytes
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        if type(self.client) is not ClientId or type(self.public_key) is not bytes or type(self.signature) is not bytes:
+            raise Misuse("a certificate is made from a ClientId, a public key and a signature")
+        if (len(self.public_key), len(self.signature)) != (IDENTITY_KEY_BYTES, SIGNATURE_BYTES):
+            raise InvalidParameters(
+                f"a certificate has a key of {IDENTITY_KEY_BYTES} bytes and a signature of {SIGNATURE_BYTES}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedIdentity:
+    """A client and the key that the authority vouches for; only ``Authority.verify`` makes one."""
+
+    client: ClientId
+    public_key: bytes
+
+    def verify(self, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()) -> None:
+        """Check a signature of this client.
+
+        Implements: [RFC 8032] §5.1.7.
+        Raises:
+            AuthenticationFailed: it is not this client's signature on these parts under this label.
+        """
+        verify_signature(self.public_key, signature, label, *parts, culprits=culprits)
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Who says which identity key belongs to which client; every client knows its public key beforehand."""
+
+    public_key: bytes
+
+    def __post_init__(self) -> None:
+        if type(self.public_key) is not bytes or len(self.public_key) != IDENTITY_KEY_BYTES:
+            raise InvalidParameters(f"an authority is known by a public key of {IDENTITY_KEY_BYTES} bytes")
+
+    def verify(self, certificate: Certificate, *, culprits: Iterable[Party] = ()) -> VerifiedIdentity:
+        """Check that this authority issued the certificate.
+
+        Raises:
+            AuthenticationFailed: it did not.
+        """
+        try:
+            return _certified(self.public_key, certificate)
+        except AuthenticationFailed:
+            raise AuthenticationFailed(culprits=culprits) from None
+
+
+def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes) -> Certificate:
+    """Vouch for a client's identity key, as the authority.
+
+    Security: an authority checks first that the key is the client's, and gives one client one key. Whoever holds two
+    certified identities counts as two clients.
+    """
+    if type(authority) is not SigningKey:
+        raise Misuse(f"an authority issues with its SigningKey; got {type(authority).__name__}")
+    signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key)
+    return Certificate(client, public_key, signature)
+
+
+def verify_signature(
+    public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()
+) -> None:
+    """Check a signature under a key that something else vouches for: a certificate, or an enclave's evidence.
+
+    Implements: [RFC 8032] §5.1.7.
+    Raises:
+        AuthenticationFailed: it is no signature of this key on these parts under this label.
+    """
+    _verify(public_key, signature, bind(label, *parts), culprits)
+
+
+@lru_cache(maxsize=_CACHED_CERTIFICATES)
+def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
+    """Verify a certificate; it is remembered, because a client meets the same peers round after round."""
+    statement = bind(Label.CERTIFICATE, authority, certificate.client.encode(), certificate.public_key)
+    _verify(authority, certificate.signature, statement, ())
+    return VerifiedIdentity(certificate.client, certificate.public_key)
+
+
+def _verify(public_key: bytes, signature: bytes, statement: bytes, culprits: Iterable[Party]) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, statement)
+    except (InvalidSignature, ValueError):
+        raise AuthenticationFailed(culprits=culprits) from None

@@ -1,0 +1,500 @@
+"""X25519 key pairs: known answers, what every derived key is bound to, and the public keys that are refused."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
+from secagg.identifiers import AttemptContext, ClientId, ServerId, SessionContext
+
+P = 2**255 - 19
+ATTEMPT = AttemptContext(bytes(range(32)))
+CONTEXT = SessionContext(bytes(range(32, 64)))
+ALICE, BOB, CAROL = ClientId(1), ClientId(2), ClientId(3)
+ALICE_ROOT, BOB_ROOT = b"\1" * 32, b"\2" * 32
+
+# [RFC 7748] §6.1.
+RFC_ALICE_PRIVATE = "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"
+RFC_ALICE_PUBLIC = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+RFC_BOB_PRIVATE = "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"
+RFC_BOB_PUBLIC = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+RFC_SHARED = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
+
+LOW_ORDER = {
+    "order 4, zero": 0,
+    "order 4 on the twist, one": 1,
+    "order 8, first": 0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+    "order 8, second": 0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+    "order 2 or 4, minus one": P - 1,
+}
+TOP_BIT = 1 << 255
+
+
+def encoded(coordinate: int) -> bytes:
+    return coordinate.to_bytes(32, "little")
+
+
+def framed(label: bytes, *parts: bytes) -> bytes:
+    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def hkdf_expand_32(key: bytes, info: bytes) -> bytes:
+    return hmac.digest(key, info + b"\1", hashlib.sha256)
+
+
+def hkdf_32(salt: bytes, material: bytes, info: bytes) -> bytes:
+    return hkdf_expand_32(hmac.digest(salt, material, hashlib.sha256), info)
+
+
+def shown(secret: Secret) -> bytes:
+    return bytes(secret.expose())
+
+
+def pair_of(root: bytes, role: KeyRole, attempt: AttemptContext = ATTEMPT) -> X25519KeyPair:
+    return X25519KeyPair(Secret("root", root), role, attempt)
+
+
+def rfc_pair(private: str, role: KeyRole, monkeypatch: pytest.MonkeyPatch) -> X25519KeyPair:
+    """Make a pair whose scalar is the RFC's, in place of the one that a root derives."""
+
+    def scalar_of_the_rfc(*_: object) -> Secret:
+        return Secret("scalar", bytes.fromhex(private))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("secagg.crypto.key_agreement.expand", scalar_of_the_rfc)
+        return pair_of(ALICE_ROOT, role)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Everything that a key between two clients is bound to."""
+
+    function: str
+    own_root: bytes = ALICE_ROOT
+    peer_root: bytes = BOB_ROOT
+    own_id: ClientId = ALICE
+    peer_id: ClientId = BOB
+    context: SessionContext = CONTEXT
+    attempt: AttemptContext = ATTEMPT
+
+    def compute(self) -> bytes:
+        """Return the key on the own side."""
+        role = KeyRole.MASK if self.function == "pairwise_seed" else KeyRole.CHANNEL
+        own, peer = pair_of(self.own_root, role, self.attempt), pair_of(self.peer_root, role, self.attempt)
+        return shown(getattr(own, self.function)(self.own_id, (self.peer_id, peer.public_key), self.context))
+
+    def other_side(self) -> Agreement:
+        """Return the same agreement as the peer computes it."""
+        turned = {"channel_key_to": "channel_key_from", "channel_key_from": "channel_key_to"}
+        return replace(
+            self,
+            function=turned.get(self.function, self.function),
+            own_root=self.peer_root,
+            peer_root=self.own_root,
+            own_id=self.peer_id,
+            peer_id=self.own_id,
+        )
+
+
+FUNCTIONS = ["pairwise_seed", "channel_key_to", "channel_key_from"]
+
+
+# --- Known answers ----------------------------------------------------------------------------------------------------
+
+
+def test_the_key_agreement_of_the_rfc_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    alice = rfc_pair(RFC_ALICE_PRIVATE, KeyRole.MASK, monkeypatch)
+    bob = rfc_pair(RFC_BOB_PRIVATE, KeyRole.MASK, monkeypatch)
+    assert alice.public_key.encoded.hex() == RFC_ALICE_PUBLIC
+    assert bob.public_key.encoded.hex() == RFC_BOB_PUBLIC
+    info = framed(
+        b"secagg/1/pairwise-seed",
+        ALICE.encode(),
+        BOB.encode(),
+        bytes.fromhex(RFC_ALICE_PUBLIC),
+        bytes.fromhex(RFC_BOB_PUBLIC),
+    )
+    expected = hkdf_32(CONTEXT.digest, bytes.fromhex(RFC_SHARED), info)
+    assert shown(alice.pairwise_seed(ALICE, (BOB, bob.public_key), CONTEXT)) == expected
+    assert shown(bob.pairwise_seed(BOB, (ALICE, alice.public_key), CONTEXT)) == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "label"),
+    [(KeyRole.CHANNEL, b"secagg/1/channel-x25519-key"), (KeyRole.MASK, b"secagg/1/mask-x25519-key")],
+)
+@given(root=st.binary(min_size=32, max_size=32), attempt=st.binary(min_size=32, max_size=32))
+def test_a_pair_is_the_expansion_of_its_root(role: KeyRole, label: bytes, root: bytes, attempt: bytes) -> None:
+    scalar = hkdf_expand_32(root, framed(label, attempt))
+    expected = X25519PrivateKey.from_private_bytes(scalar).public_key().public_bytes_raw()
+    assert pair_of(root, role, AttemptContext(attempt)).public_key.encoded == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "label", "own_first"),
+    [
+        ("pairwise_seed", b"secagg/1/pairwise-seed", True),
+        ("channel_key_to", b"secagg/1/channel-aead-key", True),
+        ("channel_key_from", b"secagg/1/channel-aead-key", False),
+    ],
+)
+def test_derived_keys_are_hkdf_of_the_raw_output_and_never_the_output(
+    function: str,
+    label: bytes,
+    own_first: bool,  # noqa: FBT001 -- a column of the table
+) -> None:
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    pair_label = b"secagg/1/mask-x25519-key" if role is KeyRole.MASK else b"secagg/1/channel-x25519-key"
+    private = X25519PrivateKey.from_private_bytes(hkdf_expand_32(ALICE_ROOT, framed(pair_label, ATTEMPT.digest)))
+    alice, bob = pair_of(ALICE_ROOT, role).public_key.encoded, pair_of(BOB_ROOT, role).public_key.encoded
+    raw = private.exchange(BackendPublicKey.from_public_bytes(bob))
+    ids, keys = [ALICE.encode(), BOB.encode()], [alice, bob]
+    if not own_first:
+        ids.reverse()
+        keys.reverse()
+    derived = Agreement(function=function).compute()
+    assert derived == hkdf_32(CONTEXT.digest, raw, framed(label, *ids, *keys))
+    assert derived != raw
+
+
+def test_golden_vector() -> None:
+    assert pair_of(ALICE_ROOT, KeyRole.CHANNEL).public_key.encoded.hex() == GOLDEN["channel public key"]
+    assert pair_of(ALICE_ROOT, KeyRole.MASK).public_key.encoded.hex() == GOLDEN["mask public key"]
+    assert {name: Agreement(function=name).compute().hex() for name in FUNCTIONS} == {
+        name: GOLDEN[name] for name in FUNCTIONS
+    }
+
+
+GOLDEN = {
+    "channel public key": "1d7ef63253348e4b32d924c511f57cff46ccdbb6c46d3e7e39f09d2692b7b02a",
+    "mask public key": "e93c987a973b5c5379b8d19631df10c5d3e3803673f6eb5785d6abf7f8094d3e",
+    "pairwise_seed": "f376c67a60f97230e48231a970375947a4542c95d6cc9d2a05152d65cb5d5492",
+    "channel_key_to": "aef03450f6cb431c285629ddf2dc745a583e7f6e9fd6bf6c936c4470dc6a7728",
+    "channel_key_from": "6e9c4d852b77177c7a88a346a647cd9b87e3efc74d64250a865ccaed7ab51bee",
+}
+"""For both roots repeated bytes 01 and 02, clients 1 and 2, the attempt 00..1f and the session 20..3f."""
+
+
+# --- What a derived key is bound to -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_both_sides_derive_one_key(function: str) -> None:
+    agreement = Agreement(function=function)
+    assert agreement.compute() == agreement.other_side().compute()
+
+
+@given(
+    own_root=st.binary(min_size=32, max_size=32),
+    peer_root=st.binary(min_size=32, max_size=32),
+    ids=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=2, unique=True),
+    function=st.sampled_from(FUNCTIONS),
+)
+def test_both_sides_agree_whoever_has_the_lower_id(
+    own_root: bytes, peer_root: bytes, ids: list[int], function: str
+) -> None:
+    if own_root == peer_root:
+        return
+    agreement = Agreement(
+        function=function, own_root=own_root, peer_root=peer_root, own_id=ClientId(ids[0]), peer_id=ClientId(ids[1])
+    )
+    assert agreement.compute() == agreement.other_side().compute()
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "context": {"context": SessionContext(b"\x99" * 32)},
+    "attempt": {"attempt": AttemptContext(b"\x99" * 32)},
+    "own id": {"own_id": CAROL},
+    "peer id": {"peer_id": CAROL},
+    "ids exchanged": {"own_id": BOB, "peer_id": ALICE},
+    "own root": {"own_root": b"\3" * 32},
+    "peer root": {"peer_root": b"\3" * 32},
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_another_view_of_the_session_gives_another_key(function: str, change: dict[str, Any]) -> None:
+    agreement = Agreement(function=function)
+    assert agreement.compute() != replace(agreement, **change).compute()
+
+
+def test_the_two_directions_of_a_channel_have_different_keys() -> None:
+    assert Agreement(function="channel_key_to").compute() != Agreement(function="channel_key_from").compute()
+
+
+def test_roles_separate_the_pairs_of_one_root() -> None:
+    assert pair_of(ALICE_ROOT, KeyRole.MASK).public_key != pair_of(ALICE_ROOT, KeyRole.CHANNEL).public_key
+
+
+def test_attempts_separate_the_pairs_of_one_root() -> None:
+    other = AttemptContext(ATTEMPT.digest[:-1] + b"\xff")
+    for role in KeyRole:
+        assert pair_of(ALICE_ROOT, role).public_key != pair_of(ALICE_ROOT, role, other).public_key
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_public_keys_are_bound_and_not_only_what_they_agree_on(function: str) -> None:
+    """Adding a point of order two turns u into 1/u: another canonical key with the same raw output."""
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    alice, bob = pair_of(ALICE_ROOT, role), pair_of(BOB_ROOT, role).public_key
+    twin = X25519PublicKey(encoded(pow(int.from_bytes(bob.encoded, "little"), -1, P)))
+    assert twin != bob
+    probe = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+    raw = {probe.exchange(BackendPublicKey.from_public_bytes(key.encoded)) for key in (bob, twin)}
+    assert len(raw) == 1, "the twins do not share their raw output, and this test proves nothing"
+    derive = getattr(alice, function)
+    assert derive(ALICE, (BOB, bob), CONTEXT) != derive(ALICE, (BOB, twin), CONTEXT)
+
+
+def test_the_key_for_the_one_message_to_a_peer_is_given_out_once() -> None:
+    # A second message under it would have the same nonce.
+    alice, bob = pair_of(ALICE_ROOT, KeyRole.CHANNEL), pair_of(BOB_ROOT, KeyRole.CHANNEL).public_key
+    alice.channel_key_to(ALICE, (BOB, bob), CONTEXT)
+    with pytest.raises(Misuse, match="send the same bytes again") as caught:
+        alice.channel_key_to(ALICE, (BOB, bob), CONTEXT)
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    alice.channel_key_to(ALICE, (BOB, bob), SessionContext(bytes(32)))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_nothing_is_derived_in_the_context_of_an_attempt(function: str) -> None:
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    attempt: Any = ATTEMPT
+    with pytest.raises(Misuse, match="SessionContext"):
+        getattr(pair_of(ALICE_ROOT, role), function)(ALICE, (BOB, pair_of(BOB_ROOT, role).public_key), attempt)
+
+
+def test_no_pair_is_derived_in_the_context_of_a_session() -> None:
+    session: Any = CONTEXT
+    with pytest.raises(Misuse, match="AttemptContext"):
+        X25519KeyPair(Secret("root", ALICE_ROOT), KeyRole.MASK, session)
+
+
+def test_a_refused_public_key_names_who_sent_it_and_who_relayed_it() -> None:
+    for encoding in (bytes(31), b"\xff" * 32, bytes(32)):
+        with pytest.raises(PeerError) as caught:
+            X25519PublicKey(encoding, (BOB, ServerId()))
+        assert caught.value.culprits == {BOB, ServerId()}
+
+
+# --- Public keys that are refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 33, 64])
+def test_a_public_key_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(MalformedMessage, match=f"got {length}") as caught:
+        X25519PublicKey(b"\x09" * length)
+    assert caught.value.reason is (Reason.TRUNCATED if length < 32 else Reason.TRAILING_BYTES)
+
+
+def test_exactly_one_of_the_four_encodings_of_a_key_is_accepted() -> None:
+    """The point with u = 9 also has the encodings u + p, and both with the top bit set; the backend accepts all."""
+    probe = X25519PrivateKey.from_private_bytes(ALICE_ROOT)
+    encodings = [encoded(9), encoded(9 + P), encoded(9 | TOP_BIT), encoded((9 + P) | TOP_BIT)]
+    raw = {probe.exchange(BackendPublicKey.from_public_bytes(encoding)) for encoding in encodings}
+    assert len(raw) == 1, "the backend has become strict; the comment in the library is out of date"
+    assert X25519PublicKey(encodings[0]).encoded == encodings[0]
+    for encoding in encodings[1:]:
+        with pytest.raises(MalformedMessage) as caught:
+            X25519PublicKey(encoding)
+        assert caught.value.reason is Reason.PUBLIC_KEY_NOT_CANONICAL
+
+
+@given(coordinate=st.integers(0, P - 1).filter(lambda u: u not in LOW_ORDER.values()))
+def test_every_coordinate_below_the_field_is_accepted_without_the_top_bit_alone(coordinate: int) -> None:
+    assert X25519PublicKey(encoded(coordinate)).encoded == encoded(coordinate)
+    with pytest.raises(MalformedMessage):
+        X25519PublicKey(encoded(coordinate | TOP_BIT))
+
+
+@pytest.mark.parametrize("excess", range(19))
+def test_every_coordinate_that_fits_but_is_not_reduced_is_refused(excess: int) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        X25519PublicKey(encoded(P + excess))
+    assert caught.value.reason is Reason.PUBLIC_KEY_NOT_CANONICAL
+
+
+def test_the_ends_of_the_canonical_range() -> None:
+    for coordinate in (2, P - 2):
+        assert X25519PublicKey(encoded(coordinate)).encoded == encoded(coordinate)
+
+
+@pytest.mark.parametrize("coordinate", LOW_ORDER.values(), ids=LOW_ORDER.keys())
+def test_a_low_order_point_is_refused_in_every_encoding(coordinate: int) -> None:
+    with pytest.raises(PeerMisbehaved) as caught:
+        X25519PublicKey(encoded(coordinate))
+    assert caught.value.reason is Reason.PUBLIC_KEY_LOW_ORDER
+    others = [coordinate | TOP_BIT]
+    if coordinate + P < TOP_BIT:
+        others += [coordinate + P, (coordinate + P) | TOP_BIT]
+    for other in others:
+        with pytest.raises(MalformedMessage) as refused:
+            X25519PublicKey(encoded(other))
+        assert refused.value.reason is Reason.PUBLIC_KEY_NOT_CANONICAL
+
+
+@pytest.mark.parametrize("coordinate", LOW_ORDER.values(), ids=LOW_ORDER.keys())
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_backend_refuses_a_low_order_point_that_the_table_missed(
+    coordinate: int, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secagg.crypto.key_agreement._LOW_ORDER", frozenset[int]())
+    missed = X25519PublicKey(encoded(coordinate))
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    with pytest.raises(PeerMisbehaved) as caught:
+        getattr(pair_of(ALICE_ROOT, role), function)(ALICE, (BOB, missed), CONTEXT)
+    assert caught.value.reason is Reason.PUBLIC_KEY_LOW_ORDER
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_reflected_public_key_is_refused(function: str) -> None:
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    alice = pair_of(ALICE_ROOT, role)
+    reflected = X25519PublicKey(bytes(alice.public_key.encoded))
+    with pytest.raises(PeerMisbehaved) as caught:
+        getattr(alice, function)(ALICE, (BOB, reflected), CONTEXT)
+    assert caught.value.reason is Reason.PUBLIC_KEY_REUSED
+
+
+def test_refusals_of_public_keys_carry_culprits_as_a_frozen_set() -> None:
+    for encoding in (b"", encoded(P), encoded(0)):
+        with pytest.raises(PeerError) as caught:
+            X25519PublicKey(encoding)
+        assert type(caught.value.culprits) is frozenset
+
+
+@pytest.mark.parametrize("kind_of_buffer", [bytearray, memoryview])
+def test_an_encoding_that_could_change_after_its_check_is_refused(kind_of_buffer: Callable[[bytes], Any]) -> None:
+    with pytest.raises((InvalidParameters, Misuse, MalformedMessage)):
+        X25519PublicKey(kind_of_buffer(encoded(9)))
+
+
+# --- Misuse -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_client_agrees_on_nothing_with_itself(function: str) -> None:
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    bob = pair_of(BOB_ROOT, role).public_key
+    with pytest.raises(Misuse, match="client/1"):
+        getattr(pair_of(ALICE_ROOT, role), function)(ALICE, (ALICE, bob), CONTEXT)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_pair_of_the_other_role_is_refused(function: str) -> None:
+    wrong = KeyRole.CHANNEL if function == "pairwise_seed" else KeyRole.MASK
+    bob = pair_of(BOB_ROOT, wrong).public_key
+    with pytest.raises(Misuse, match=f"for the {wrong.value} role") as caught:
+        getattr(pair_of(ALICE_ROOT, wrong), function)(ALICE, (BOB, bob), CONTEXT)
+    assert caught.value.reason is Reason.API_MISUSE
+
+
+@pytest.mark.parametrize("length", [0, 16, 31, 33, 64])
+@pytest.mark.parametrize("role", KeyRole)
+def test_a_root_of_another_length_is_refused(length: int, role: KeyRole) -> None:
+    with pytest.raises(Misuse, match=f"root, {length} bytes"):
+        pair_of(b"\xee" * length, role)
+
+
+def test_a_wiped_root_is_refused() -> None:
+    root = Secret("root", ALICE_ROOT)
+    root.wipe()
+    with pytest.raises(Misuse) as caught:
+        X25519KeyPair(root, KeyRole.MASK, ATTEMPT)
+    assert caught.value.reason is Reason.ALREADY_SPENT
+
+
+def test_the_root_stays_the_callers() -> None:
+    root = Secret("root", ALICE_ROOT)
+    X25519KeyPair(root, KeyRole.MASK, ATTEMPT).wipe()
+    assert shown(root) == ALICE_ROOT
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_wiped_pair_is_refused_and_still_has_its_public_key(function: str) -> None:
+    role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
+    pair, bob = pair_of(ALICE_ROOT, role), pair_of(BOB_ROOT, role).public_key
+    pair.wipe()
+    pair.wipe()
+    with pytest.raises(Misuse) as caught:
+        getattr(pair, function)(ALICE, (BOB, bob), CONTEXT)
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    assert pair.public_key == pair_of(ALICE_ROOT, role).public_key
+
+
+def test_a_recovered_root_recovers_the_seed() -> None:
+    seed = Agreement(function="pairwise_seed").compute()
+    bob = pair_of(BOB_ROOT, KeyRole.MASK).public_key
+    with Secret("recovered root", ALICE_ROOT) as recovered:
+        again = X25519KeyPair(recovered, KeyRole.MASK, ATTEMPT)
+    assert shown(again.pairwise_seed(ALICE, (BOB, bob), CONTEXT)) == seed
+
+
+# --- Shown to nobody --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_a_pair_is_not_copied_or_pickled(attempt: Callable[[object], object]) -> None:
+    with pytest.raises(Misuse) as caught:
+        attempt(pair_of(ALICE_ROOT, KeyRole.MASK))
+    assert caught.value.reason is Reason.SECRET_EXPOSURE
+
+
+def test_a_pair_shows_its_role_and_no_key() -> None:
+    pair = pair_of(ALICE_ROOT, KeyRole.MASK)
+    assert f"{pair} {pair!r}" == "<X25519KeyPair mask> <X25519KeyPair mask>"
+
+
+def test_public_keys_are_values() -> None:
+    one, same = (pair_of(ALICE_ROOT, KeyRole.MASK).public_key for _ in range(2))
+    assert one == same
+    assert len({one, same, pair_of(BOB_ROOT, KeyRole.MASK).public_key}) == 2
+    hostile: Any = one
+    with pytest.raises(AttributeError):
+        hostile.encoded = bytes(32)
+
+
+def test_the_derived_scalar_and_the_raw_output_are_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Secret] = []
+
+    class WatchedSecret(Secret):
+        """A secret that can be looked at after its time."""
+
+        __slots__ = ()
+
+        def __init__(self, kind: str, data: bytes) -> None:
+            super().__init__(kind, data)
+            made.append(self)
+
+    bob = pair_of(BOB_ROOT, KeyRole.MASK).public_key
+    monkeypatch.setattr("secagg.crypto.key_derivation.Secret", WatchedSecret)
+    monkeypatch.setattr("secagg.crypto.key_agreement.Secret", WatchedSecret)
+    pair_of(ALICE_ROOT, KeyRole.MASK).pairwise_seed(ALICE, (BOB, bob), CONTEXT)
+    assert {secret.kind: secret.is_wiped for secret in made} == {
+        "x25519_private_key": True,
+        "shared_secret": True,
+        "pairwise_seed": False,
+    }
+
+
+@pytest.mark.parametrize("length", [10, 32])
+def test_a_root_in_plain_bytes_is_neither_used_nor_printed(length: int) -> None:
+    plain: Any = (b"NEVER-SHOW-THIS!" * 2)[:length]
+    with pytest.raises(Misuse, match="Secret") as caught:
+        X25519KeyPair(plain, KeyRole.MASK, ATTEMPT)
+    assert "NEVER" not in str(caught.value)

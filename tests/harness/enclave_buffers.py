@@ -1,0 +1,237 @@
+"""Enclaves, hosts and clients in memory, at the hands of whoever asks: for tests and attacks.
+
+``InsecureEnclaveSession`` makes an authority, certified clients whose coins repeat, inputs that a seed determines, a
+simulated enclave and its host. A test takes the uploads and hands over what it likes, in any order, to any epoch.
+
+There is no cryptography here but the library's own, and nothing here protects anybody. HPKE draws coins of its own, so
+two sessions of one setup differ in what is sealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+
+from secagg.contract import Aggregate, Layout, Payload, ideal_aggregate
+from secagg.contract.codewords import CodewordTable, Tables
+from secagg.contract.layout import IndexSegment, RingSegment
+from secagg.crypto.ring import RingVector, low_bits
+from secagg.crypto.secret import Secret
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.protocols.enclave.client import Client, Upload
+from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
+from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.plan import plan_enclave
+from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
+from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
+"""When everything happens, unless a test says otherwise."""
+MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3)))
+"""Rings on both sides of the indices of five blocks."""
+RING_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveSetup:
+    """What an epoch and its clients are like."""
+
+    population: int = 6
+    minimum_cohort: int = 3
+    maximum_cohort: int = 6
+    suite: Suite = Suite.CLASSIC
+    layout: Layout = MIXED_LAYOUT
+    codebooks: Tables | None = None
+    """Those of a codec; small ones are made up where there is none."""
+    capacity: int = low_bits(20)
+    form: ReleaseForm = ReleaseForm.DECODED_SUM
+    accumulation: Accumulation = Accumulation.DIRECT
+    maximum_weight: int = 1
+    staleness_weights: tuple[int, ...] = (1,)
+    noise_multiplier: Fraction | None = None
+    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: tuple[int, ...] = ()
+    releases_per_client: int = 1
+    privacy: PrivacyFloor | None = None
+    has_authority: bool = True
+    maximum_seals: int | None = None
+    """Of each client's ledger; where privacy is asked for, what an epoch allows unless it is given."""
+    repeats_allowed: bool = False
+    task: bytes = b"a task"
+    lifetime: timedelta = timedelta(hours=12)
+    seed: bytes = b"an epoch"
+    """Determines the coins of everybody, the inputs, and the identity keys."""
+
+    @property
+    def tables(self) -> Tables:
+        """Small codebooks of small integers for every index segment, or those that were given."""
+        if self.codebooks is not None:
+            return self.codebooks
+        generator = np.random.default_rng(list(self.seed))
+
+        def table(blocks: int, codewords: int) -> CodewordTable:
+            return CodewordTable(blocks, generator.integers(-50, 50, (codewords, 3)))
+
+        return tuple(
+            (table(1, segment.codewords), table(segment.blocks - 1, segment.codewords))
+            if segment.blocks > 1
+            else (table(1, segment.codewords),)
+            for segment in self.layout.segments
+            if isinstance(segment, IndexSegment)
+        )
+
+    @property
+    def ledger_limit(self) -> int | None:
+        """How many uploads each client makes at most."""
+        return self.maximum_seals or (None if self.privacy is None else self.releases_per_client)
+
+    def coins_of(self, party: str) -> InsecureSeededCoins:
+        """Return the coins of a party, from their beginning."""
+        return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
+
+    def signing_key_of(self, party: str) -> SigningKey:
+        """Return the identity key of a party."""
+        with Secret.random("signing key", 32, self.coins_of(f"identity of {party}")) as seed:
+            return SigningKey(seed)
+
+    def payload_of(self, number: int) -> Payload:
+        """Return the input of a client: small integers, and any indices."""
+        generator = np.random.default_rng([number, *self.seed])
+        values = list[RingVector]()
+        for segment in self.layout.segments:
+            if isinstance(segment, IndexSegment):
+                drawn = generator.integers(0, segment.codewords, segment.blocks)
+                values.append(drawn.astype(segment.ring.word))
+            else:
+                values.append(segment.ring.from_integers(generator.integers(-2, 3, segment.length)))
+        return Payload(self.layout, tuple(values))
+
+
+@dataclass(slots=True)
+class InsecureEnclaveSession:
+    """An authority, clients, an enclave and its host, on a network that the caller is."""
+
+    setup: EnclaveSetup
+    authority: SigningKey = field(init=False)
+    configuration: EnclaveConfiguration = field(init=False)
+    enclave: SimulatedEnclave = field(init=False)
+    host: Host = field(init=False)
+    clients: list[Client] = field(init=False)
+    epochs: int = field(init=False, default=0)
+    now: datetime = NOW
+
+    def __post_init__(self) -> None:
+        setup = self.setup
+        self.authority = setup.signing_key_of("authority")
+        self.configuration = plan_enclave(
+            task=setup.task,
+            layout=setup.layout,
+            tables=setup.tables,
+            capacity=setup.capacity,
+            authority=Authority(self.authority.public_key) if setup.has_authority else None,
+            minimum_cohort=setup.minimum_cohort,
+            maximum_cohort=setup.maximum_cohort,
+            now=self.now,
+            lifetime=setup.lifetime,
+            suite=setup.suite,
+            form=setup.form,
+            accumulation=setup.accumulation,
+            maximum_weight=setup.maximum_weight,
+            staleness_weights=setup.staleness_weights,
+            noise_multiplier=setup.noise_multiplier,
+            noise_kind=setup.noise_kind,
+            l2_bounds=setup.l2_bounds,
+            releases_per_client=setup.releases_per_client,
+        )
+        self.clients = [self.new_client(number) for number in range(1, setup.population + 1)]
+        self.restart()
+
+    def restart(self) -> None:
+        """Start another epoch; what the last one held is gone."""
+        self.epochs += 1
+        coins = self.setup.coins_of(f"enclave, epoch {self.epochs}")
+        self.enclave = SimulatedEnclave(self.configuration, coins=coins)
+        self.host = Host(self.configuration, self.enclave)
+
+    def certificate_of(self, number: int, signing_key: SigningKey) -> Certificate:
+        """Return the authority's word for a key, or where there is no authority the key's own."""
+        issuer = self.authority if self.setup.has_authority else signing_key
+        return issue_certificate(issuer, ClientId(number), signing_key.public_key)
+
+    def new_client(self, number: int, ledger: SealLedger | None = None) -> Client:
+        """Make a client of this number, with a ledger of its own."""
+        setup = self.setup
+        signing_key = setup.signing_key_of(f"client {number}")
+        return Client(
+            certificate=self.certificate_of(number, signing_key),
+            signing_key=signing_key,
+            floors=self.floors,
+            layout=setup.layout,
+            tables=setup.tables,
+            capacity=setup.capacity,
+            ledger=ledger
+            or SealLedger(setup.task, maximum_seals=setup.ledger_limit, repeats_allowed=setup.repeats_allowed),
+            coins=setup.coins_of(f"client {number}"),
+        )
+
+    @property
+    def floors(self) -> EnclaveFloors:
+        """Floors that this setup just meets."""
+        return EnclaveFloors(
+            suites=frozenset({self.setup.suite}),
+            minimum_cohort=self.setup.minimum_cohort,
+            maximum_length=sum(segment.length for segment in self.setup.layout.segments),
+            authority=self.authority.public_key if self.setup.has_authority else None,
+            histograms_accepted=self.setup.form is ReleaseForm.HISTOGRAM,
+            maximum_weight=self.setup.maximum_weight,
+            direct_accepted=self.setup.accumulation is Accumulation.DIRECT,
+            privacy=self.setup.privacy,
+        )
+
+    def verified(self, enclave: SimulatedEnclave | None = None) -> VerifiedEnclave:
+        """Return the enclave as a client verifies it."""
+        enclave = enclave or self.enclave
+        return VerifiedEnclave(
+            enclave.offer, enclave.evidence, configuration=self.configuration, judge=SimulatedJudge(), now=self.now
+        )
+
+    def seal(  # noqa: PLR0913 -- all but one have defaults
+        self,
+        number: int,
+        *,
+        version: int = 0,
+        digest: bytes = bytes(32),
+        weight: int = 1,
+        payload: Payload | None = None,
+        enclave: SimulatedEnclave | None = None,
+    ) -> Upload:
+        """Let a client seal its input to the present epoch, or to another enclave."""
+        return self.clients[number - 1].seal(
+            payload or self.setup.payload_of(number),
+            enclave=self.verified(enclave),
+            model=ModelStamp(version=version, digest=digest),
+            now=self.now,
+            weight=weight,
+        )
+
+    def upload(self, number: int, *, version: int = 0, weight: int = 1) -> None:
+        """Let a client seal its input, and the host take it."""
+        self.host.receive(self.seal(number, version=version, weight=weight).encode())
+
+    def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
+        """Return what the sum over these clients has to be, with histograms where there are indices."""
+        return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)

@@ -1,0 +1,254 @@
+"""Two servers and their clients in memory, at the hands of whoever asks: for tests and attacks.
+
+``InsecureIndexingRound`` makes an authority, certified clients whose coins repeat, inputs that a seed determines, and
+both servers of one round. A test takes the halves and messages and hands over what it likes, in any order.
+
+There is no cryptography here but the library's own, and nothing here protects anybody. HPKE draws coins of its own, so
+two rounds of one setup differ in what is sealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+
+from secagg.contract import Aggregate, Layout, Payload, ideal_aggregate
+from secagg.contract.layout import IndexSegment, RingSegment
+from secagg.crypto.ring import RingVector, low_bits
+from secagg.crypto.secret import Secret
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import NO_DEALER, IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.protocols.two_servers.index_sharing.dealer import SemiHonestDealer
+from secagg.protocols.two_servers.journal import Journal, NoJournal
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.release import RoundResult
+from secagg.protocols.two_servers.run import check
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.upload import Upload
+from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
+"""When everything happens, unless a test says otherwise."""
+MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegment(7, 3), IndexSegment(200, 4)))
+"""Rings around the indices; at most cohorts the second codebook has a tree, and the first has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexingSetup:
+    """What a round and its clients are like."""
+
+    population: int = 5
+    minimum_cohort: int = 2
+    maximum_cohort: int = 20
+    maximum_rejections: int = 3
+    weights: tuple[int, ...] = (1,)
+    suite: Suite = Suite.CLASSIC
+    layout: Layout = MIXED_LAYOUT
+    mode: SharingMode = SharingMode.CHECKED_POINT_FUNCTIONS
+    depth: int | None = None
+    capacity: int = low_bits(20)
+    task: bytes = b"a task"
+    round_number: int = 7
+    seed: bytes = b"a round"
+    """Determines the coins of everybody, the inputs, and the identity keys."""
+
+    def coins_of(self, party: str) -> InsecureSeededCoins:
+        """Return the coins of a party, from their beginning."""
+        return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
+
+    def signing_key_of(self, party: str) -> SigningKey:
+        """Return the identity key of a party."""
+        with Secret.random("signing key", 32, self.coins_of(f"identity of {party}")) as seed:
+            return SigningKey(seed)
+
+    def pair_key(self) -> Secret:
+        """Return the key that the two servers share."""
+        return Secret.random("pair key", 32, self.coins_of("both servers"))
+
+    def payload_of(self, number: int) -> Payload:
+        """Return the input of a client: small integers, and any indices."""
+        generator = np.random.default_rng([number, *self.seed])
+        values = list[RingVector]()
+        for segment in self.layout.segments:
+            if isinstance(segment, IndexSegment):
+                drawn = generator.integers(0, segment.codewords, segment.blocks)
+                values.append(drawn.astype(segment.ring.word))
+            else:
+                values.append(segment.ring.from_integers(generator.integers(-2, 3, segment.length)))
+        return Payload(self.layout, tuple(values))
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether the round has a dealer."""
+        return self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING
+
+    @property
+    def configuration(self) -> IndexingConfiguration:
+        """Return what everybody agrees on."""
+        return IndexingConfiguration(
+            task=self.task,
+            suite=self.suite,
+            authority=self.signing_key_of("authority").public_key,
+            server_keys=(
+                self.signing_key_of("server 0").public_key,
+                self.signing_key_of("server 1").public_key,
+            ),
+            dealer_key=self.signing_key_of("dealer").public_key if self.is_dealt else NO_DEALER,
+            layout=self.layout,
+            mode=self.mode,
+            depth=self.depth,
+            minimum_cohort=self.minimum_cohort,
+            maximum_cohort=self.maximum_cohort,
+            maximum_rejections=self.maximum_rejections,
+            weights=self.weights,
+            expiry=int(NOW.timestamp()) + 86400,
+        )
+
+
+@dataclass(slots=True)
+class InsecureIndexingRound:
+    """An authority, clients and both servers of one round, on a network that the caller is."""
+
+    setup: IndexingSetup
+    journals: tuple[Journal, Journal] = field(default_factory=lambda: (NoJournal(), NoJournal()))
+    configuration: IndexingConfiguration = field(init=False)
+    servers: list[IndexingServer] = field(init=False)
+    clients: list[Client] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.configuration = self.setup.configuration
+        self.servers = [self.new_server(index) for index in (0, 1)]
+        self.clients = [self.new_client(number) for number in range(1, self.setup.population + 1)]
+
+    @property
+    def zero(self) -> IndexingServer:
+        """Server 0."""
+        return self.servers[0]
+
+    @property
+    def one(self) -> IndexingServer:
+        """Server 1."""
+        return self.servers[1]
+
+    def new_server(self, index: int, configuration: IndexingConfiguration | None = None) -> IndexingServer:
+        """Start a server, or start it again with what its journal holds."""
+        setup = self.setup
+        with setup.pair_key() as pair_key:
+            return IndexingServer(
+                configuration or self.configuration,
+                ServerId(index),
+                round_number=setup.round_number,
+                signing_key=setup.signing_key_of(f"server {index}"),
+                pair_key=pair_key,
+                journal=self.journals[index],
+                coins=setup.coins_of(f"server {index}"),
+            )
+
+    def restart(self, index: int, journal: Journal) -> None:
+        """Let a server's process end, and start it again with another view of its journal."""
+        self.journals = (journal, self.journals[1]) if index == 0 else (self.journals[0], journal)
+        self.servers[index] = self.new_server(index)
+
+    def new_client(self, number: int, ledger: UploadLedger | None = None) -> Client:
+        """Make a client of this number, with a ledger of its own."""
+        setup = self.setup
+        signing_key = setup.signing_key_of(f"client {number}")
+        authority = setup.signing_key_of("authority")
+        return Client(
+            certificate=issue_certificate(authority, ClientId(number), signing_key.public_key),
+            signing_key=signing_key,
+            floors=self.floors,
+            layout=setup.layout,
+            capacity=setup.capacity,
+            ledger=ledger or UploadLedger(setup.task),
+            coins=setup.coins_of(f"client {number}"),
+        )
+
+    @property
+    def floors(self) -> IndexingFloors:
+        """Floors that this setup just meets."""
+        configuration = self.setup.configuration
+        return IndexingFloors(
+            suites=frozenset({configuration.suite}),
+            authority=configuration.authority,
+            server_keys=configuration.server_keys,
+            minimum_cohort=configuration.minimum_cohort,
+            maximum_length=sum(segment.length for segment in configuration.layout.segments),
+            maximum_weight=max(configuration.weights),
+            modes=frozenset({configuration.mode}),
+            dealer_key=configuration.dealer_key if self.setup.is_dealt else None,
+        )
+
+    def share(
+        self,
+        number: int,
+        *,
+        weight: int = 1,
+        payload: Payload | None = None,
+        configuration: IndexingConfiguration | None = None,
+        round_number: int | None = None,
+    ) -> tuple[Upload, Upload]:
+        """Let a client share its input between the two servers."""
+        return self.clients[number - 1].share(
+            payload or self.setup.payload_of(number),
+            configuration=configuration or self.configuration,
+            round_number=self.setup.round_number if round_number is None else round_number,
+            offers=(self.zero.offer, self.one.offer),
+            now=NOW,
+            weight=weight,
+        )
+
+    def dealer(self) -> SemiHonestDealer:
+        """Make the dealer of the round, which has dealt nothing yet."""
+        return SemiHonestDealer(
+            self.configuration,
+            round_number=self.setup.round_number,
+            offers=(self.zero.offer, self.one.offer),
+            signing_key=self.setup.signing_key_of("dealer"),
+            coins=self.setup.coins_of("dealer"),
+        )
+
+    def deal(self, numbers: Iterable[int] | None = None) -> bytes:
+        """Let a dealer deal one batch for these clients, by default all, and the servers check it; return its id."""
+        clients = range(1, self.setup.population + 1) if numbers is None else numbers
+        halves = self.dealer().deal(ClientId(number) for number in clients)
+        batch_id, _ = (server.deal(half.encode()) for server, half in zip(self.servers, halves, strict=True))
+        self.check()
+        return batch_id
+
+    def upload(self, number: int, *, weight: int = 1, payload: Payload | None = None) -> None:
+        """Let a client upload to both servers."""
+        self.deliver(self.share(number, weight=weight, payload=payload))
+
+    def deliver(self, halves: Sequence[Upload]) -> None:
+        """Hand each server its half."""
+        for server, half in zip(self.servers, halves, strict=True):
+            server.receive(half.encode())
+
+    def check(self) -> None:
+        """Let the servers decide about all uploads that wait."""
+        check(self.zero, self.one, self.one.waiting())
+
+    def finish(self) -> tuple[RoundResult, RoundResult]:
+        """Close the round, and return what both servers get."""
+        lists = self.zero.close(), self.one.close()
+        commitments = self.zero.agree(lists[1]), self.one.agree(lists[0])
+        shares = self.zero.open(commitments[1]), self.one.open(commitments[0])
+        return self.zero.combine(shares[1]), self.one.combine(shares[0])
+
+    def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
+        """Return what the sum over these clients has to be."""
+        return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)
+
+    def with_setup(self, **changes: object) -> InsecureIndexingRound:
+        """Return another round whose setup differs in this."""
+        return InsecureIndexingRound(replace(self.setup, **changes))  # type: ignore[arg-type]

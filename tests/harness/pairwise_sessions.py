@@ -1,0 +1,346 @@
+"""Sessions of the pairwise-mask protocol in memory, on a network that an adversary controls.
+
+``InsecurePairwiseSession`` makes everybody who takes part: an authority, certified clients whose coins repeat, inputs
+that a seed determines, and a server. Every message between them goes through ``route``, which shows it to the
+adversary first. The adversary returns what is delivered instead: the message itself, an altered one, none, several, or
+some that it kept from before.
+
+There is no cryptography here but the library's own, and nothing here protects anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import RingVector, low_bits
+from secagg.crypto.secret import Secret
+from secagg.errors import SecAggError
+from secagg.identifiers import ClientId, Party, ServerId
+from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, NO_DIGEST
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.member import ClientInput, Member
+from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
+from secagg.protocols.pairwise_mask.server import Outgoing, Server
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind, message_kind
+
+SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSetup:
+    """What a session is like; two sessions of one setup are the same to the last byte (in the classic suite)."""
+
+    population: int = 8
+    corrupted: int = 1
+    dropped: int = 1
+    late: int = 0
+    mode: SecurityMode = SecurityMode.ACTIVE
+    suite: Suite = Suite.CLASSIC
+    topology: Topology = Topology.FULL
+    layout: Layout = SMALL_LAYOUT
+    maximum_weight: int = 1
+    minimum_cohort: int = 3
+    privacy_bits: int = 40
+    model_digest: bytes = NO_DIGEST
+    round_number: int = 0
+    attempt: int = 0
+    seed: bytes = b"a session"
+    """Determines the coins of everybody, the inputs, and the identity keys."""
+
+    @property
+    def client_ids(self) -> tuple[ClientId, ...]:
+        """Return the clients that are invited: increasing, with gaps, and none at zero."""
+        return tuple(ClientId(1000 + 7 * index) for index in range(self.population))
+
+    @property
+    def floors(self) -> ClientFloors:
+        """Return floors that an honest offer of this setup just meets."""
+        return ClientFloors(
+            suites=frozenset({self.suite}),
+            modes=frozenset({self.mode}),
+            minimum_cohort=self.minimum_cohort,
+            minimum_threshold=2,
+            minimum_modulus_bits=min(segment.modulus_bits for segment in self.layout.require_rings()),
+            maximum_length=sum(segment.length for segment in self.layout.segments),
+            maximum_population=self.population,
+            assumed_corrupted=self.corrupted,
+            privacy_bits=self.privacy_bits,
+        )
+
+    def next_attempt(self) -> SessionSetup:
+        """Return the setup of a retry: the same clients, inputs and coins in another attempt."""
+        return replace(self, attempt=self.attempt + 1)
+
+    def coins_of(self, party: str) -> InsecureSeededCoins:
+        """Return the coins of a party, from their beginning."""
+        return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
+
+    def plan(self, authority: bytes = NO_AUTHORITY) -> SessionPlan:
+        """Choose safe parameters, as a server would."""
+        return plan_session(
+            self.layout,
+            self.coins_of("plan"),
+            population=self.population,
+            corrupted=self.corrupted,
+            dropped=self.dropped,
+            late=self.late,
+            mode=self.mode,
+            suite=self.suite,
+            topology=self.topology,
+            authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
+            minimum_cohort=self.minimum_cohort,
+            maximum_weight=self.maximum_weight,
+            privacy_bits=self.privacy_bits,
+            model_digest=self.model_digest,
+            round_number=self.round_number,
+            attempt=self.attempt,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One message on its way, as the network sees it."""
+
+    state: ServerState
+    """The round, as the server counts it."""
+    sender: Party
+    receiver: Party
+    message: bytes = field(repr=False)
+
+    @property
+    def kind(self) -> MessageKind:
+        """What the message says that it is."""
+        return message_kind(self.message)
+
+
+Adversary = Callable[[Delivery], Iterable[Delivery]]
+"""Told of each message before it is delivered; returns what is delivered instead."""
+
+
+def pass_on(delivery: Delivery) -> tuple[Delivery, ...]:
+    """Deliver everything as it is."""
+    return (delivery,)
+
+
+class InsecurePairwiseSession:
+    """Everybody who takes part in one session, on a network that the adversary controls.
+
+    Errors do not stop the session: what a client raised stands in ``errors``, what the server raised in ``refusals``.
+    """
+
+    def __init__(
+        self,
+        setup: SessionSetup | None = None,
+        *,
+        adversary: Adversary = pass_on,
+        floors: ClientFloors | None = None,
+        payload_of: Callable[[ClientId], Payload] | None = None,
+        weight_of: Callable[[ClientId], int] | None = None,
+    ) -> None:
+        """Certify and enrol the clients, and start the server.
+
+        Args:
+            floors: of every client; by default those that the setup just meets.
+            payload_of: the input of a client; by default uniform, from the setup's seed.
+            weight_of: the weight of a client; by default 1.
+        """
+        self.setup = setup or SessionSetup()
+        self.adversary = adversary
+        self.floors = floors or self.setup.floors
+        self.authority_key = insecure_signing_key("authority", self.setup.seed)
+        self.authority = Authority(self.authority_key.public_key)
+        self.signing_keys = {
+            client: insecure_signing_key(str(client), self.setup.seed) for client in self.setup.client_ids
+        }
+        self.payloads = {client: (payload_of or self._payload_of)(client) for client in self.setup.client_ids}
+        self.weights = {client: weight_of(client) if weight_of else 1 for client in self.setup.client_ids}
+        self.server = Server(self.setup.plan(self.authority.public_key))
+        self.clients = {client: self.enrol(client) for client in self.setup.client_ids}
+        """Who is online. Take a client out with ``drop``; one that raised an error stays, and answers nothing."""
+        self.pending = [Outgoing(client, self.server.offer) for client in self.clients]
+        """What the server sends next, and the network has not delivered yet."""
+        self.log = list[Delivery]()
+        """Everything that was delivered, in order."""
+        self.errors = dict[ClientId, list[SecAggError]]()
+        self.refusals = list[tuple[ClientId, SecAggError]]()
+
+    # --- Who takes part -----------------------------------------------------------------------------------------------
+
+    @property
+    def client_ids(self) -> tuple[ClientId, ...]:
+        """Everybody who was invited."""
+        return self.setup.client_ids
+
+    def enrol(  # noqa: PLR0913 -- all but the first have defaults
+        self,
+        client: ClientId,
+        *,
+        floors: ClientFloors | None = None,
+        client_input: ClientInput | None = None,
+        capacity: int = 1 << 40,
+        coins: Coins | None = None,
+        certificate: Certificate | None = None,
+    ) -> Client:
+        """Make a client as the session makes them, but for what is given; it is not online until somebody says so."""
+        own_input = client_input or ClientInput(self.payloads[client], self.weights[client])
+        own_coins = coins or self.setup.coins_of(str(client))
+        own_floors = floors or self.floors
+        if self.setup.mode is SecurityMode.SEMI_HONEST:
+            return Client(client, own_input, floors=own_floors, capacity=capacity, coins=own_coins)
+        key = self.signing_keys[client]
+        return Client(
+            client,
+            own_input,
+            floors=own_floors,
+            capacity=capacity,
+            coins=own_coins,
+            authority=self.authority,
+            signing_key=key,
+            certificate=certificate or issue_certificate(self.authority_key, client, key.public_key),
+        )
+
+    def drop(self, *clients: ClientId) -> None:
+        """Take clients offline, for good."""
+        for client in clients:
+            self.clients.pop(client, None)
+
+    # --- The network --------------------------------------------------------------------------------------------------
+
+    def deliver(self, messages: Iterable[Outgoing]) -> None:
+        """Hand the server's messages to the network."""
+        for outgoing in messages:
+            self.route(
+                Delivery(
+                    state=self.server.state, sender=ServerId(), receiver=outgoing.receiver, message=outgoing.message
+                )
+            )
+
+    def route(self, delivery: Delivery) -> None:
+        """Show a message to the adversary, and deliver what it returns, with the answers that follow."""
+        for altered in self.adversary(delivery):
+            match altered.receiver:
+                case ServerId():
+                    self._hand_to_server(altered)
+                case ClientId():
+                    self._hand_to_client(altered)
+
+    def _hand_to_server(self, delivery: Delivery) -> None:
+        if not isinstance(delivery.sender, ClientId):
+            return
+        self.log.append(delivery)
+        try:
+            self.server.receive(delivery.sender, delivery.message)
+        except SecAggError as error:
+            self.refusals.append((delivery.sender, error))
+
+    def _hand_to_client(self, delivery: Delivery) -> None:
+        client = self.clients.get(delivery.receiver) if isinstance(delivery.receiver, ClientId) else None
+        if client is None:
+            return
+        self.log.append(delivery)
+        try:
+            answers = client.receive(delivery.message)
+        except SecAggError as error:
+            self.errors.setdefault(client.client, []).append(error)
+            return
+        for answer in answers:
+            self.route(Delivery(state=self.server.state, sender=client.client, receiver=ServerId(), message=answer))
+
+    # --- The rounds ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Deliver what is pending, and close the round."""
+        self.deliver(self.pending)
+        self.pending = list(self.server.close_round())
+
+    def reach(self, state: ServerState) -> None:
+        """Play on until the server awaits this state's messages; the requests for them are ``pending``."""
+        while self.server.state is not state:
+            self.step()
+
+    def finish(self) -> Aggregate:
+        """Play to the end, and return the sum.
+
+        Raises:
+            ThresholdNotMet, PeerMisbehaved: as the server does.
+        """
+        self.reach(ServerState.AWAITING_UNMASKING_SHARES)
+        self.deliver(self.pending)
+        self.pending = []
+        return self.server.unmask()
+
+    def take(self, client: ClientId) -> bytes:
+        """Take the pending message of one client off the network."""
+        for outgoing in self.pending:
+            if outgoing.receiver == client:
+                self.pending.remove(outgoing)
+                return outgoing.message
+        raise KeyError(client)
+
+    def sent_by(self, client: ClientId, kind: MessageKind) -> bytes:
+        """Return the last message of a kind that a client sent."""
+        return [d.message for d in self.log if d.sender == client and d.kind is kind][-1]
+
+    def sent_to(self, client: ClientId, kind: MessageKind) -> bytes:
+        """Return the last message of a kind that was delivered to a client."""
+        return [d.message for d in self.log if d.receiver == client and d.kind is kind][-1]
+
+    def member(self, client: ClientId) -> Member:
+        """Return what a client brings along, with its identity key, for an adversary that corrupts it."""
+        key, active = self.signing_keys[client], self.setup.mode is SecurityMode.ACTIVE
+        return Member(
+            client=client,
+            floors=self.floors,
+            capacity=1 << 40,
+            coins=self.setup.coins_of(str(client)),
+            authority=self.authority if active else None,
+            signing_key=key if active else None,
+            certificate=issue_certificate(self.authority_key, client, key.public_key) if active else None,
+        )
+
+    def sum_of(self, clients: Iterable[ClientId]) -> Aggregate:
+        """Return the sum that these clients' inputs have, from the inputs themselves."""
+        chosen = sorted(clients)
+        return ideal_aggregate(
+            self.setup.layout,
+            [self.payloads[client] for client in chosen],
+            [self.weights[client] for client in chosen],
+        )
+
+    def _payload_of(self, client: ClientId) -> Payload:
+        return insecure_payload(self.setup.layout, self.setup.seed + client.encode())
+
+
+def insecure_signing_key(owner: str, seed: bytes) -> SigningKey:
+    """Return an identity key that anybody can compute."""
+    with Secret("signing key", hashlib.sha256(b"identity/" + owner.encode() + b"/" + seed).digest()) as secret:
+        return SigningKey(secret)
+
+
+def insecure_payload(layout: Layout, seed: bytes) -> Payload:
+    """Return an input that is uniform over the layout's rings, from a seed that anybody may know."""
+    values = list[RingVector]()
+    for index, segment in enumerate(layout.require_rings()):
+        stream = hashlib.shake_256(seed + index.to_bytes(4, "big")).digest(8 * segment.length)
+        words = np.frombuffer(stream, dtype="<u8") & np.uint64(low_bits(segment.modulus_bits))
+        values.append(words.astype(segment.ring.word))
+    return Payload(layout, tuple(values))
+
+
+def same_sum(one: Aggregate, other: Aggregate) -> bool:
+    """Say whether two sums agree in every element, in the weight, and in how many contributed."""
+    counts = (one.contributors, one.total_weight) == (other.contributors, other.total_weight)
+    pairs: Sequence[tuple[RingVector, RingVector]] = list(zip(one.values, other.values, strict=True))
+    return counts and all(np.array_equal(left, right) for left, right in pairs)

@@ -1,0 +1,104 @@
+"""What the planner advises: which is cheaper, where that ends, and which form a histogram takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from secagg.planning.advice import advice, break_even_block
+from secagg.planning.costs import PROTOCOL_STATUS, Protocol, Status, compare
+from secagg.planning.planned_update import Learned, PlanRequest, shapes_of_blocks
+from secagg.protocols.two_servers.lanes.groups import RingLanes
+from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
+
+
+def advice_on(block_size: int = 4, blocks: int = 1 << 14, **options: Any) -> list[str]:
+    request = PlanRequest(shapes=shapes_of_blocks(blocks, block_size), block_size=block_size, **options)
+    return list(advice(request, compare(request)))
+
+
+def starting(said: list[str], start: str) -> str:
+    (sentence,) = (sentence for sentence in said if sentence.startswith(start))
+    return sentence
+
+
+@pytest.mark.parametrize(("codewords", "clients", "bits"), [(32, 100, 4), (256, 100, 8), (64, 100_000, 2)])
+def test_what_is_called_cheaper_changes_at_the_break_even_length(codewords: int, clients: int, bits: int) -> None:
+    for start, width in (
+        ("Masking the decoded codeword is", 8),
+        (f"Plain scalar quantization to {bits} bits is", bits),
+    ):
+        least = break_even_block(codewords, clients, width)
+        for block_size, word in ((least - 1, "cheaper"), (least, "dearer")):
+            said = advice_on(block_size, codewords=codewords, clients=clients, bits=bits)
+            assert starting(said, start).startswith(f"{start} {word} than a point function: ")
+            assert f"than {bits}-bit values from " in starting(said, f"With {codewords} codewords")
+
+
+def test_the_break_even_lengths_stand_beside_the_length_at_hand() -> None:
+    sentence = starting(advice_on(codewords=32, bits=4), "With 32 codewords and 100 clients")
+    assert "a point function takes 217 bits a block" in sentence
+    assert (
+        "than the decoded codeword from 15 on, than 4-bit values from 20 on, than 32-bit values from 7 on" in sentence
+    )
+    assert sentence.endswith("blocks here have 4.")
+
+
+def test_a_sum_is_not_said_to_replace_a_histogram() -> None:
+    by_learned = {learn: starting(advice_on(learn=learn), "Masking the decoded codeword") for learn in Learned}
+    assert "and gives the same sum" in by_learned[Learned.SUM]
+    assert "it gives the sum alone" in by_learned[Learned.HISTOGRAM]
+    assert all(sentence.endswith("no scheme of this library encodes it yet.") for sentence in by_learned.values())
+
+
+@pytest.mark.parametrize(
+    ("codewords", "clients", "depth"), [(32, 100, 0), (64, 100, 1), (16, 100_000, 0), (32, 100_000, 2), (4096, 100, 7)]
+)
+def test_the_form_of_a_histogram_is_named_with_its_rule(codewords: int, clients: int, depth: int) -> None:
+    sentence = starting(advice_on(codewords=codewords, clients=clients), "Of two servers' forms of a histogram")
+    explicit = (codewords - 1) * clients.bit_length()
+    if depth:
+        assert f" a tree of depth {depth} is the shortest: (k - 1) p = {explicit} exceeds 130" in sentence
+    else:
+        assert f" depth 0 is the shortest: (k - 1) p = {explicit} is no more than 130" in sentence
+
+
+@pytest.mark.parametrize("lane_bits", [2, 7, 13, 17, 21])
+def test_the_rules_hold_wherever_the_sentences_say_so(lane_bits: int) -> None:
+    for codewords in range(2, 600):
+        shape = PointFunctionShape.cheapest(codewords, RingLanes(lane_bits))
+        assert (shape.depth == 0) == ((codewords - 1) * lane_bits <= tree_bits(codewords, lane_bits, 1))
+        if shape.depth and shape.leaf_lanes > 1:
+            # Another level costs 130 bits and saves no more.
+            assert tree_bits(codewords, lane_bits, shape.depth + 1) >= shape.upload_bits
+
+
+def test_what_can_be_used_today_is_named_for_each_protocol() -> None:
+    said = advice_on(codewords=32)
+    assert "random pruning, 0.1 kept" in starting(said, "Of what can be used today with pairwise masks")
+    assert "product quantization, 32 x 4" in starting(said, "Of what can be used today with the enclave")
+    assert "shared indices" in starting(said, "Without an enclave")
+
+
+def test_no_scheme_is_promised_that_is_not_there() -> None:
+    said = advice_on(learn=Learned.HISTOGRAM)
+    assert "No scheme of this library gives the histogram with pairwise masks." in said
+    # Where it is the session that is impossible, it is not said to be the schemes.
+    assert not [sentence for sentence in advice_on(clients=2) if "No scheme" in sentence]
+
+
+def test_shared_indices_are_not_praised_where_something_else_is_shorter() -> None:
+    said = advice_on(codewords=4096, block_size=1, sparsity=PlanRequest(shapes={"m": (99, 9)}).sparsity)
+    assert not [sentence for sentence in said if sentence.startswith("Without an enclave")]
+
+
+def test_a_protocol_that_becomes_available_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROTOCOL_STATUS, Protocol.ENCLAVE, Status.NOT_BUILT)
+    assert "No scheme of this library gives the sum with the enclave." in advice_on()
+
+
+def test_without_point_functions_nothing_is_compared_with_them() -> None:
+    said = advice_on(codewords=8192, blocks=1 << 15)
+    assert said
+    assert not [sentence for sentence in said if "point function" in sentence]

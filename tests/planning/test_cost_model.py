@@ -1,0 +1,448 @@
+"""The cost model against the tables that it was designed by, and against sessions and messages that are real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.cli import main
+from secagg.compression.byte_accounting import Accounting, Shapes, codebook_bytes, upload_bytes
+from secagg.errors import SecAggError
+from secagg.parameters import Suite
+from secagg.planning import costs as cost_model
+from secagg.planning.advice import break_even_block, masked_value_bits, point_function
+from secagg.planning.costs import PROTOCOL_STATUS, Comparison, Option, Protocol, Status, compare
+from secagg.planning.pairwise_costs import Work, pairwise_costs
+from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL
+from secagg.planning.planned_update import Learned, PlanRequest, Scheme, shapes_of_blocks
+from secagg.protocols.two_servers.point_functions.shape import least_cipher_calls
+
+BLOCKS = 1 << 14
+"""Enough for 4096 codewords, each of which takes four blocks, and a multiple of eight, so that bits are whole bytes."""
+
+
+def request_of(blocks: int = BLOCKS, block_size: int = 4, **options: Any) -> PlanRequest:
+    return PlanRequest(shapes=shapes_of_blocks(blocks, block_size), block_size=block_size, **options)
+
+
+def the_only(comparison: Comparison, protocol: Protocol, scheme: Scheme, variant: str = "") -> Option:
+    (found,) = (
+        option
+        for option in comparison.options
+        if (option.protocol, option.scheme, option.variant) == (protocol, scheme, variant)
+    )
+    return found
+
+
+def block_bits(option: Option, blocks: int = BLOCKS) -> float:
+    return 8 * option.payload_bytes / blocks
+
+
+# --- The tables -------------------------------------------------------------------------------------------------------
+
+# Codewords, clients; bits a block of the explicit share without its last lane, of the tree, and its depth; of an index;
+# cipher calls of the tree if lanes took their own bits in memory.
+HISTOGRAMS = [
+    (8, 100, 49, 56, 0, 3, 1),
+    (16, 100, 105, 112, 0, 4, 1),
+    (32, 100, 217, 224, 0, 5, 2),
+    (64, 100, 441, 354, 1, 6, 6),
+    (128, 100, 889, 484, 2, 7, 14),
+    (256, 100, 1785, 614, 3, 8, 30),
+    (1024, 100, 7161, 874, 5, 10, 126),
+    (4096, 100, 28665, 1134, 7, 12, 510),
+    (8, 100_000, 119, 136, 0, 3, 2),
+    (16, 100_000, 255, 266, 1, 4, 6),
+    (32, 100_000, 527, 396, 2, 5, 14),
+    (64, 100_000, 1071, 526, 3, 6, 30),
+    (128, 100_000, 2159, 656, 4, 7, 62),
+    (256, 100_000, 4335, 786, 5, 8, 126),
+    (1024, 100_000, 17391, 1046, 7, 10, 510),
+    (4096, 100_000, 69615, 1306, 9, 12, 2046),
+]
+
+
+@pytest.mark.parametrize("row", HISTOGRAMS, ids=str)
+def test_histograms_take_the_bits_of_the_published_table(row: tuple[int, ...]) -> None:
+    codewords, clients, explicit, tree, depth, index, calls = row
+    comparison = compare(request_of(codewords=codewords, clients=clients))
+    flat = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0")
+    assert block_bits(flat) == explicit
+    deeper = f"depth {depth}"
+    if explicit <= tree:
+        # A tree that is no shorter is not offered.
+        assert comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PRODUCT) == flat
+        assert point_function(codewords, clients).depth == 0
+    else:
+        option = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, deeper)
+        assert 0 <= block_bits(option) - tree < 16 / BLOCKS
+        assert option.work.cipher_calls >= least_cipher_calls(codewords, clients.bit_length(), depth) * BLOCKS * clients
+        assert least_cipher_calls(codewords, clients.bit_length(), depth) == calls
+    assert block_bits(the_only(comparison, Protocol.PAIRWISE, Scheme.ONE_HOT)) == explicit
+    for protocol in (Protocol.INDEX_SHARING, Protocol.ENCLAVE):
+        assert block_bits(the_only(comparison, protocol, Scheme.PRODUCT)) == index
+
+
+def test_a_count_of_all_clients_has_room_where_their_number_is_a_power_of_two() -> None:
+    comparison = compare(request_of(codewords=8, clients=128, bits=8))
+    assert block_bits(the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0")) == 7 * 8
+    assert block_bits(the_only(comparison, Protocol.PAIRWISE, Scheme.ONE_HOT)) == 7 * 8
+    # The sum of 128 values of 8 bits takes seven more.
+    assert block_bits(the_only(comparison, Protocol.PAIRWISE, Scheme.SCALAR)) == 4 * 15
+    # The smallest prime that counts to 128 is 8191.
+    checked = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0, checked")
+    assert block_bits(checked) == 7 * 13
+
+
+# Values of a block; bits a block of values of 32 bits, and of 8, 4 and 2 bits for 100 and for 100,000 clients.
+MASKED = [
+    (4, 128, (60, 100), (44, 84), (36, 76)),
+    (8, 256, (120, 200), (88, 168), (72, 152)),
+    (9, 288, (135, 225), (99, 189), (81, 171)),
+    (18, 576, (270, 450), (198, 378), (162, 342)),
+]
+
+
+@pytest.mark.parametrize("row", MASKED, ids=str)
+def test_masked_values_take_the_bits_of_the_published_table(row: tuple[Any, ...]) -> None:
+    block_size, plain, *by_width = row
+    for place, clients in enumerate((100, 100_000)):
+        for bits, expected in zip((8, 4, 2), by_width, strict=True):
+            comparison = compare(request_of(block_size=block_size, clients=clients, bits=bits, codewords=32))
+            for protocol in (Protocol.PAIRWISE, Protocol.ENCLAVE):
+                assert block_bits(the_only(comparison, protocol, Scheme.FIXED_POINT)) == plain
+                assert block_bits(the_only(comparison, protocol, Scheme.SCALAR)) == expected[place]
+            decoded = the_only(comparison, Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)
+            assert block_bits(decoded) == by_width[0][place]
+            # Shared indices are shorter than every masked value, for every length of a block.
+            shared = the_only(comparison, Protocol.INDEX_SHARING, Scheme.PRODUCT)
+            assert block_bits(shared) < min(expected[place], plain)
+
+
+# Codewords; the least block for which a point function is shorter than values of 32, 8, 4 and 2 bits.
+BREAK_EVEN = [
+    (8, (2, 4, 5, 6), (4, 5, 6, 7)),
+    (16, (4, 8, 10, 12), (8, 11, 13, 14)),
+    (32, (7, 15, 20, 25), (13, 16, 19, 21)),
+    (64, (12, 24, 33, 40), (17, 22, 26, 28)),
+    (128, (16, 33, 45, 54), (21, 27, 32, 35)),
+    (256, (20, 41, 56, 69), (25, 32, 38, 42)),
+    (1024, (28, 59, 80, 98), (33, 42, 50, 56)),
+    (4096, (36, 76, 104, 127), (41, 53, 63, 69)),
+]
+
+
+@pytest.mark.parametrize(("codewords", "few", "many"), BREAK_EVEN)
+def test_point_functions_pay_from_the_published_lengths_on(
+    codewords: int, few: tuple[int, ...], many: tuple[int, ...]
+) -> None:
+    for clients, expected in ((100, few), (100_000, many)):
+        assert tuple(break_even_block(codewords, clients, bits) for bits in (32, 8, 4, 2)) == expected
+        for bits, least in zip((32, 8, 4, 2), expected, strict=True):
+            value_bits, counted = masked_value_bits(bits, clients), point_function(codewords, clients).upload_bits
+            assert counted < least * value_bits
+            assert counted >= (least - 1) * value_bits
+
+
+# Scheme, protocol, and the megabytes of one client that has 100,000 blocks of four values, for 32 codewords and 100
+# clients.
+TOTALS = [
+    (Scheme.FIXED_POINT, Protocol.PAIRWISE, "", 1.60),
+    (Scheme.PRODUCT, Protocol.POINT_FUNCTIONS, "depth 0", 2.71),
+    (Scheme.ONE_HOT, Protocol.PAIRWISE, "", 2.71),
+    (Scheme.DECODED_CODEWORDS, Protocol.PAIRWISE, "", 0.75),
+    (Scheme.SCALAR, Protocol.PAIRWISE, "", 0.55),
+    (Scheme.PRODUCT, Protocol.INDEX_SHARING, "", 0.0625),
+    (Scheme.PRODUCT, Protocol.ENCLAVE, "", 0.0625),
+]
+
+
+@pytest.mark.parametrize(("scheme", "protocol", "variant", "megabytes"), TOTALS)
+def test_a_client_sends_the_published_total(scheme: Scheme, protocol: Protocol, variant: str, megabytes: float) -> None:
+    comparison = compare(request_of(blocks=100_000, codewords=32, bits=4))
+    option = the_only(comparison, protocol, scheme, variant)
+    assert option.payload_bytes / 1e6 == pytest.approx(megabytes, abs=0.005 if megabytes > 0.1 else 0)
+    assert 0 < option.up_bytes - option.payload_bytes < 5000
+
+
+def test_a_dealer_sends_the_explicit_share_and_the_servers_their_differences() -> None:
+    shared = the_only(compare(request_of(codewords=32)), Protocol.INDEX_SHARING, Scheme.PRODUCT)
+    said = shared.between_bytes - ((217 + 2 * 5) * BLOCKS // 8 + 16)
+    # Ids and lengths of an upload, three times.
+    assert 3 * 32 < said < 200
+
+
+# --- What is really sent ----------------------------------------------------------------------------------------------
+
+Report = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def report_of(tmp_path: Path) -> Report:
+    def run(*options: str) -> dict[str, Any]:
+        assert main(["round", "--json", str(tmp_path / "report.json"), *options]) == 0
+        report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+        return report
+
+    return run
+
+
+@pytest.mark.parametrize("suite", ["classic", "hybrid"])
+@pytest.mark.parametrize(
+    ("compression", "scheme"), [("pq", Scheme.PRODUCT), ("none", Scheme.FIXED_POINT), ("pruning", Scheme.PRUNING)]
+)
+def test_an_upload_to_an_enclave_has_the_length_that_the_model_says(
+    report_of: Report, suite: str, compression: str, scheme: Scheme
+) -> None:
+    report = report_of(
+        *("--protocol", "enclave", "--clients", "3", "--dimension", "14400", "--drop", "0"),
+        *("--compression", compression, "--codewords", "16", "--suite", suite),
+    )
+    shapes: Shapes = {"matrix": (100, 144), "biases": (16,)}
+    request = PlanRequest(shapes=shapes, codewords=16, clients=3, suite=Suite[suite.upper()])
+    option = the_only(compare(request), Protocol.ENCLAVE, scheme)
+    assert option.up_bytes == report["bytes sent by a client"]
+    assert option.between_bytes == report["bytes into the enclave for a client"]
+    assert option.down_bytes - request.public_bytes(scheme) == report["bytes received by a client"]
+
+
+@pytest.mark.parametrize("suite", ["classic", "hybrid"])
+@pytest.mark.parametrize("mode", ["checked", "unchecked"])
+@pytest.mark.parametrize("depth", [0, None])
+def test_a_round_of_two_servers_sends_what_the_model_says(
+    report_of: Report, suite: str, mode: str, depth: int | None
+) -> None:
+    # More clients than one batch, and codewords for which a tree is shorter.
+    report = report_of(
+        *("--protocol", "two-server", "--clients", "19", "--dimension", "4608", "--drop", "0", "--codewords", "64"),
+        *("--suite", suite, "--mode", mode, *(() if depth is None else ("--depth", "0"))),
+    )
+    shapes: Shapes = {"matrix": (32, 144), "biases": (16,)}
+    request = PlanRequest(shapes=shapes, codewords=64, clients=19, suite=Suite[suite.upper()])
+    options = [option for option in compare(request).options if option.protocol is Protocol.POINT_FUNCTIONS]
+    (option,) = (
+        option
+        for option in options
+        if option.variant.endswith("checked") == (mode == "checked")
+        and option.variant.startswith("depth 0") == (depth == 0)
+    )
+    assert option.up_bytes == report["bytes sent by a client"]
+    assert option.between_bytes == report["bytes between servers for a client"]
+    assert option.down_bytes - request.public_bytes(Scheme.PRODUCT) == report["bytes received by a client"]
+    assert option.payload_bytes < option.up_bytes < option.payload_bytes + 8000
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SCALAR, Scheme.PRUNING, Scheme.PRODUCT])
+def test_layouts_of_a_model_are_those_of_the_papers_tables(scheme: Scheme) -> None:
+    request = PlanRequest(shapes=FEMNIST_3_CHANNEL, codewords=64, block_size=18)
+    wire = upload_bytes(request.layout(scheme), Accounting.WIRE)
+    option = the_only(compare(request), Protocol.ENCLAVE, scheme)
+    assert option.payload_bytes == wire - 39
+    if scheme is Scheme.PRODUCT:
+        assert option.payload_bytes == 506_975 - 39
+        assert request.public_bytes(scheme) == codebook_bytes(FEMNIST_3_CHANNEL, 64, 18)
+
+
+def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point() -> None:
+    request = PlanRequest(shapes=CELEBA, codewords=16, block_size=9)
+    matrices, entries = 5, 4 * 16 * 9 + 16 * 9
+    told = {scheme: request.public_bytes(scheme) for scheme in Scheme}
+    assert told == {
+        Scheme.FIXED_POINT: 0,
+        Scheme.SCALAR: 4 * matrices,
+        Scheme.PRUNING: 32,
+        Scheme.DECODED_CODEWORDS: entries + 4 * matrices,
+        Scheme.ONE_HOT: 4 * entries,
+        Scheme.PRODUCT: 4 * entries,
+    }
+    for option in compare(request).options:
+        if option.protocol in {Protocol.POINT_FUNCTIONS, Protocol.INDEX_SHARING}:
+            # Two offers: a key and a signature, stamped.
+            assert option.down_bytes == told[Scheme.PRODUCT] + 2 * (7 + 32 + 8 + 1 + 32 + 64)
+    difference = {
+        scheme: the_only(compare(request), Protocol.PAIRWISE, scheme).down_bytes
+        - pairwise_costs(request.layout(scheme), 100, Suite.CLASSIC).received
+        for scheme in (Scheme.FIXED_POINT, Scheme.SCALAR, Scheme.DECODED_CODEWORDS)
+    }
+    assert difference == {scheme: told[scheme] for scheme in difference}
+
+
+def test_schemes_are_named_with_their_parameters() -> None:
+    request = request_of(codewords=32, bits=4, sparsity=Fraction(29, 32))
+    assert [request.describe(scheme) for scheme in Scheme] == [
+        "fixed point, 32 bits",
+        "scalar quantization, 4 bits",
+        "random pruning, 0.09375 kept",
+        "decoded codewords, 8 bits",
+        "one-hot vectors, 32 x 4",
+        "product quantization, 32 x 4",
+    ]
+
+
+def test_work_is_that_of_the_busiest_machine_for_all_clients() -> None:
+    shapes: Shapes = {"matrix": (1600, 4), "bias": (40,)}
+    comparison = compare(PlanRequest(shapes=shapes, codewords=32, block_size=4))
+    # 1600 indices of 5 bits are 1000 bytes, or 63 cipher blocks; a plain word has 32 bits.
+    counted = the_only(comparison, Protocol.ENCLAVE, Scheme.PRODUCT)
+    assert counted.work == Work(100 * (63 + 10), 100 * (1600 * 32 + 40))
+    masked = the_only(comparison, Protocol.ENCLAVE, Scheme.SCALAR)
+    # Values of 15 bits are words of 16.
+    assert masked.work == Work(100 * (800 + 10), 100 * 6440)
+    flat = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0")
+    # 31 lanes, each a word of 8 bits.
+    assert flat.work == Work(100 * (1600 * 31 // 16 + 10), 100 * (1600 * 32 + 40))
+    shared = the_only(comparison, Protocol.INDEX_SHARING, Scheme.PRODUCT)
+    assert shared.work == flat.work
+
+
+def test_what_is_plain_is_sent_once_because_a_seed_stands_for_the_other_share() -> None:
+    bare, biased = (
+        compare(PlanRequest(shapes={"matrix": (1600, 4), **more}, codewords=32, block_size=4))
+        for more in ({}, {"bias": (40,)})
+    )
+    for protocol, variant in ((Protocol.POINT_FUNCTIONS, "depth 0"), (Protocol.INDEX_SHARING, "")):
+        without, beside = (the_only(both, protocol, Scheme.PRODUCT, variant) for both in (bare, biased))
+        assert beside.up_bytes - without.up_bytes == 40 * 4
+
+
+def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
+    request = PlanRequest(shapes=CELEBA, codewords=16, block_size=9)
+    plain = sum(segment.length for segment in (request.plain or request.layout(Scheme.PRODUCT)).segments)
+    assert plain == 4 * 32 + 2 * 32 + 2
+    comparison = compare(request)
+    indices = sum(cut.blocks * 4 for cut in request.tensors) // 8
+    for protocol in (Protocol.ENCLAVE, Protocol.INDEX_SHARING):
+        option = the_only(comparison, protocol, Scheme.PRODUCT)
+        assert option.payload_bytes == indices + 4 * plain
+    flat = comparison.shortest(Protocol.POINT_FUNCTIONS)
+    assert flat is not None
+    assert flat.payload_bytes == sum(cut.blocks * (cut.codewords - 1) * 7 for cut in request.tensors) // 8 + 4 * plain
+
+
+def test_small_tensors_have_fewer_codewords_and_trees_of_other_depths() -> None:
+    comparison = compare(PlanRequest(shapes=CELEBA, codewords=64, clients=100_000))
+    variants = {option.variant for option in comparison.options if option.protocol is Protocol.POINT_FUNCTIONS}
+    assert variants == {"depth 0", "depths 0 to 3", "depth 0, checked", "depths 0 to 3, checked"}
+
+
+# --- Order, what is learned, status -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learn", Learned)
+@pytest.mark.parametrize("clients", [3, 1000])
+def test_the_shortest_upload_comes_first(learn: Learned, clients: int) -> None:
+    options = compare(request_of(codewords=256, clients=clients, learn=learn)).options
+    assert [option.up_bytes for option in options] == sorted(option.up_bytes for option in options)
+
+
+def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
+    comparison = compare(request_of(learn=Learned.HISTOGRAM))
+    giving = comparison.giving(Learned.HISTOGRAM)
+    assert {option.learned for option in giving} == {Learned.HISTOGRAM}
+    assert {(option.protocol, option.scheme) for option in giving} == {
+        (Protocol.PAIRWISE, Scheme.ONE_HOT),
+        (Protocol.ENCLAVE, Scheme.PRODUCT),
+        (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT),
+        (Protocol.INDEX_SHARING, Scheme.PRODUCT),
+    }
+    assert comparison.giving(Learned.SUM) == list(comparison.options)
+
+
+def test_an_enclave_that_is_asked_for_the_sum_releases_no_histogram() -> None:
+    learned = {
+        learn: the_only(compare(request_of(learn=learn)), Protocol.ENCLAVE, Scheme.PRODUCT).learned for learn in Learned
+    }
+    assert learned == {learn: learn for learn in Learned}
+
+
+def test_what_is_not_there_is_not_called_available() -> None:
+    status = {(option.protocol, option.scheme): option.status for option in compare(request_of()).options}
+    assert status.pop((Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)) is Status.PROTOCOL_ONLY
+    assert status.pop((Protocol.PAIRWISE, Scheme.ONE_HOT)) is Status.PROTOCOL_ONLY
+    assert set(status.values()) == {Status.AVAILABLE}
+    assert len(status) == 9 - 2 + 2
+
+
+def test_one_entry_makes_a_protocol_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROTOCOL_STATUS, Protocol.POINT_FUNCTIONS, Status.NOT_BUILT)
+    for option in compare(request_of()).options:
+        if option.protocol is Protocol.POINT_FUNCTIONS:
+            assert option.status is Status.NOT_BUILT
+
+
+def test_every_protocol_has_a_status_and_says_whom_it_trusts() -> None:
+    assert set(PROTOCOL_STATUS) == set(cost_model.TRUST) == set(Protocol)
+
+
+# --- What is left out, and what is refused ----------------------------------------------------------------------------
+
+
+def test_more_clients_than_a_field_counts_leave_the_check_out() -> None:
+    comparison = compare(request_of(clients=131_071))
+    assert not [option for option in comparison.options if option.variant.endswith("checked")]
+    assert [sentence for sentence in comparison.left_out if sentence.startswith("checked point functions: ")]
+    assert compare(request_of(clients=131_070)).left_out == ()
+
+
+def test_more_codewords_than_a_point_function_has_leave_two_servers_out() -> None:
+    comparison = compare(request_of(blocks=1 << 15, codewords=8192))
+    assert {option.protocol for option in comparison.options} == {Protocol.PAIRWISE, Protocol.ENCLAVE}
+    assert [sentence.partition(":")[0] for sentence in comparison.left_out] == [
+        "point functions",
+        "checked point functions",
+        "shared indices",
+    ]
+
+
+def test_two_clients_have_no_session_of_pairwise_masks() -> None:
+    comparison = compare(request_of(clients=2))
+    assert comparison.shortest(Protocol.PAIRWISE) is None
+    assert any(sentence.startswith("pairwise masks: ") for sentence in comparison.left_out)
+
+
+def test_more_blocks_than_the_kernels_take_leave_two_servers_out() -> None:
+    within, beyond = (compare(request_of(blocks=(1 << 26) + more)) for more in (0, 1))
+    assert within.left_out == ()
+    assert {option.protocol for option in beyond.options} == {Protocol.PAIRWISE, Protocol.ENCLAVE}
+    assert len(beyond.left_out) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"codewords": 1}, "--codewords is in 2..65536; got 1"),
+        ({"codewords": 65_537}, "--codewords is in"),
+        ({"block_size": 0}, "--block-size is in 1..65536; got 0"),
+        ({"block_size": 65_537}, "--block-size is in"),
+        ({"clients": 1}, "--clients is in 2..1048576; got 1"),
+        ({"clients": (1 << 20) + 1}, "--clients is in"),
+        ({"clients": 2.0}, "--clients is in"),
+        ({"bits": 1}, "--bits is in 2..16; got 1"),
+        ({"bits": 17}, "--bits is in"),
+        ({"sparsity": Fraction(1)}, "--sparsity is at least 0 and below 1; got 1"),
+        ({"sparsity": Fraction(-1, 10)}, "--sparsity is at least 0"),
+        ({"shapes": {}}, "correct --shapes"),
+        ({"shapes": {"matrix": (0, 9)}}, "correct --shapes"),
+        ({"shapes": {"matrix": (9.0, 9)}}, "correct --shapes"),
+        ({"shapes": {"matrix": (True, 9)}}, "correct --shapes"),
+        ({"shapes": {"matrix": [9, 9]}}, "correct --shapes"),
+        ({"shapes": {"bias": (900,)}}, "take a smaller --block-size or a larger model"),
+        ({"shapes": {"matrix": (7, 4)}}, "no tensor gives eight blocks"),
+        ({"shapes": {f"{number}": (16, 1) for number in range((1 << 16) + 1)}}, "exceeds the 65536 of a layout"),
+        ({"shapes": {"matrix": (1 << 20, (1 << 20) + 1)}}, "exceeds 2^40"),
+    ],
+    ids=range(20),
+)
+def test_a_request_that_makes_no_sense_is_refused_with_what_to_change(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SecAggError) as caught:
+        replace(request_of(), **wrong)
+    assert sentence in str(caught.value)

@@ -1,0 +1,51 @@
+"""What a session of pairwise masks is said to cost, against sessions that run."""
+
+from __future__ import annotations
+
+import pytest
+
+from secagg.contract.layout import Layout, RingSegment
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.planning.pairwise_costs import Work, pairwise_costs
+from secagg.protocols.pairwise_mask import ServerState
+from secagg.simulation.cohort import Setting, WindowedInputs, gather
+
+
+@pytest.mark.parametrize(("clients", "suite"), [(20, Suite.CLASSIC), (20, Suite.HYBRID), (130, Suite.CLASSIC)], ids=str)
+def test_a_session_of_pairwise_masks_sends_what_the_model_says(clients: int, suite: Suite) -> None:
+    inputs = WindowedInputs(input_bits=16, length=3000, clients=clients, seed=b"costs")
+    # Those who vanish at the very end were planned for, and change nobody else's messages before.
+    gone = frozenset(ClientId(number) for number in range(1, clients // 20 + 1))
+    cohort = gather(
+        inputs.payload_of,
+        clients,
+        capacity=inputs.capacity,
+        dropouts={ServerState.AWAITING_UNMASKING_SHARES: gone},
+        setting=Setting(corrupted=clients // 20, suite=suite),
+    )
+    rounds = [figures for figures in cohort.run().rounds if figures.messages_up]
+    if clients > 128:
+        # Few are asked to certify the survivors; the model counts a client that is not.
+        rounds = [figures for figures in rounds if figures.state is not ServerState.AWAITING_SURVIVOR_SIGNATURES]
+    costs = pairwise_costs(inputs.layout, clients, suite)
+    assert costs.sent == pytest.approx(sum(figures.bytes_up / figures.messages_up for figures in rounds), abs=1)
+    received = sum(figures.bytes_down / figures.messages_down for figures in rounds)
+    assert costs.received == pytest.approx(received, rel=0.03)
+
+
+def test_a_server_removes_a_mask_of_each_contributor_and_those_of_dropouts_edges() -> None:
+    costs = pairwise_costs(Layout((RingSegment(32, 1000),)), 100, Suite.CLASSIC)
+    masks = 95 + 5 * 22
+    # The weight has a ring of its own, of one word.
+    assert costs.work == Work(masks * (1000 * 4 // 16 + 1), (95 + masks) * 1001)
+    assert costs.corrupted == 5
+
+
+def test_a_session_without_a_sparse_graph_has_a_full_one() -> None:
+    costs = {clients: pairwise_costs(Layout((RingSegment(32, 8),)), clients, Suite.CLASSIC) for clients in (3, 4)}
+    assert costs[3].work.cipher_calls == 3 * 3
+    assert costs[3].sent < costs[4].sent + 200
+    with pytest.raises(InvalidParameters, match="plan for fewer of these, or invite more"):
+        pairwise_costs(Layout((RingSegment(32, 8),)), 2, Suite.CLASSIC)

@@ -1,0 +1,349 @@
+"""Two servers' shares add up to beta at alpha, whatever the shape, the chunks, the threads and the ranges."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from secagg.crypto.secret import Secret
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.identifiers import ClientId
+from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.point_functions import tree_share
+from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
+from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
+from secagg.protocols.two_servers.point_functions.grid import LaneGrid
+from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS, PointFunctionShape, greatest_depth
+from secagg.protocols.two_servers.point_functions.sums import HistogramShare, evaluate
+from secagg.protocols.two_servers.point_functions.tree_hash import GROUP_BLOCKS, KeyBinding
+from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+Share = Callable[..., tuple[ServerShare, ServerShare]]
+Reconstruct = Callable[[ServerShare, ServerShare], npt.NDArray[np.int64]]
+
+GROUPS: list[LaneGroup] = [
+    *(RingLanes(bits) for bits in (1, 7, 8, 13, 16, 17, 32, 33)),
+    *(FieldLanes(modulus) for modulus in (127, 8191, 131071)),
+]
+SHAPES = [
+    PointFunctionShape(codewords=codewords, group=group, depth=depth)
+    for codewords in (2, 5, 7, 16, 33)
+    for group in GROUPS
+    for depth in range(greatest_depth(codewords) + 1)
+]
+EXPLICIT = PointFunctionShape(codewords=6, group=RingLanes(7), depth=0)
+DERIVING = PointFunctionShape(codewords=6, group=FieldLanes(127), depth=0, derives_last_lane=True)
+TREE = PointFunctionShape(codewords=20, group=RingLanes(17), depth=2)
+FIELD_TREE = PointFunctionShape(codewords=20, group=FieldLanes(127), depth=1)
+FOUR = [EXPLICIT, DERIVING, TREE, FIELD_TREE]
+MANY_BLOCKS = GROUP_BLOCKS + 5000
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"k={s.codewords}-{s.group}-depth={s.depth}")
+def test_every_alpha_is_found_by_both_servers_together(
+    shape: PointFunctionShape, share: Share, reconstruct: Reconstruct
+) -> None:
+    unit = np.eye(shape.codewords, dtype=np.int64)
+    assert (reconstruct(*share(shape, np.arange(shape.codewords))) == unit).all()
+
+
+@pytest.mark.parametrize("codewords", [256, 1000, 4096])
+@pytest.mark.parametrize("group", [RingLanes(7), FieldLanes(8191)], ids=str)
+def test_large_codebooks_at_their_default_depth(
+    codewords: int, group: LaneGroup, share: Share, reconstruct: Reconstruct
+) -> None:
+    shape = PointFunctionShape.cheapest(codewords, group)
+    assert shape.depth
+    alpha = np.array([0, 1, codewords // 2 - 1, codewords // 2, codewords - 2, codewords - 1])
+    assert (reconstruct(*share(shape, alpha)) == (np.arange(codewords) == alpha[:, np.newaxis])).all()
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_any_value_stands_at_alpha(group: LaneGroup, depth: int, share: Share, reconstruct: Reconstruct) -> None:
+    beta = np.array([0, 1, 2, group.order - 1, group.order // 2, 1, 0], dtype=np.int64) % group.order
+    alpha = np.array([0, 6, 3, 3, 5, 0, 2])
+    shape = PointFunctionShape(codewords=7, group=group, depth=depth)
+    assert (reconstruct(*share(shape, alpha, beta)) == np.eye(7, dtype=np.int64)[alpha] * beta[:, np.newaxis]).all()
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+def test_a_last_lane_that_was_left_out_is_derived(group: LaneGroup, share: Share, reconstruct: Reconstruct) -> None:
+    shape = PointFunctionShape(codewords=5, group=group, depth=0, derives_last_lane=True)
+    shares = share(shape, np.arange(5))
+    assert (reconstruct(*shares) == np.eye(5, dtype=np.int64)).all()
+    assert isinstance(shares[1], ExplicitShare)
+    assert len(shares[1].encode()) == -(-5 * 4 * group.bits // 8)
+
+
+def test_a_derived_last_lane_is_for_unit_vectors(share: Share) -> None:
+    for beta in (0, 2, np.ones(6, dtype=int)):
+        with pytest.raises(InvalidParameters, match="public weights"):
+            share(DERIVING, np.arange(6), beta)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(data=st.data())
+def test_any_range_of_blocks_can_be_evaluated_alone(data: st.DataObject, share: Share) -> None:
+    shape = data.draw(st.sampled_from(FOUR))
+    alpha = np.arange(MANY_BLOCKS) % shape.codewords
+    server = data.draw(st.sampled_from([0, 1]))
+    mine = share(shape, alpha)[server]
+    whole = mine.lanes(0, MANY_BLOCKS)
+    first = data.draw(st.integers(0, MANY_BLOCKS - 1))
+    count = data.draw(st.integers(1, MANY_BLOCKS - first))
+    assert (mine.lanes(first, count) == whole[first : first + count]).all()
+
+
+@pytest.mark.parametrize("shape", [TREE, FIELD_TREE], ids=str)
+@pytest.mark.parametrize("chunk_blocks", [1, 7, 300, GROUP_BLOCKS - 1, 1 << 20])
+def test_the_size_of_chunks_changes_nothing(shape: PointFunctionShape, chunk_blocks: int, share: Share) -> None:
+    blocks = GROUP_BLOCKS + 30
+    mine = share(shape, np.arange(blocks) % 20)[1]
+    assert isinstance(mine, TreeShare)
+    other = TreeShare(1, mine.binding, mine.seed, mine.correction, chunk_blocks=chunk_blocks)
+    first = GROUP_BLOCKS - 50
+    assert (other.lanes(first, 80) == mine.lanes(0, blocks)[first:]).all()
+
+
+@pytest.mark.parametrize("shape", FOUR, ids=str)
+@pytest.mark.parametrize("threads", [2, 3, 64])
+def test_the_number_of_threads_changes_nothing(shape: PointFunctionShape, threads: int, share: Share) -> None:
+    alpha = np.arange(MANY_BLOCKS) % shape.codewords
+    alone, together = share(shape, alpha), share(shape, alpha, threads=threads)
+    for one, other in zip(alone, together, strict=True):
+        assert one.digest == other.digest
+        assert (evaluate(one).rows() == evaluate(other, threads=threads).rows()).all()
+
+
+@pytest.mark.parametrize("shape", FOUR, ids=str)
+def test_histograms_add_up_over_clients_and_public_weights(shape: PointFunctionShape, share: Share) -> None:
+    blocks, weights = RUN_BLOCKS + 77, (1, 3, 0, 2)
+    sums = [HistogramShare(shape, blocks, server) for server in (0, 1)]
+    expected = np.zeros((blocks, shape.codewords), dtype=np.int64)
+    for client, weight in enumerate(weights):
+        alpha = (np.arange(blocks) * (client + 3) + client) % shape.codewords
+        expected[np.arange(blocks), alpha] += weight
+        shares = share(shape, alpha, seed=bytes([client]), client=client)
+        # One server evaluates before it adds, as it does to check a client first.
+        sums[0].add(shares[0], weight=weight, threads=2)
+        sums[1].add_evaluated(evaluate(shares[1]), weight=weight)
+    rows = [total.rows().astype(np.int64) for total in sums]
+    assert ((rows[0] + rows[1]) % shape.group.order == expected).all()
+    assert (sums[0].rows(RUN_BLOCKS - 5, 10) == sums[0].rows()[RUN_BLOCKS - 5 : RUN_BLOCKS + 5]).all()
+
+
+@pytest.mark.parametrize("shape", FOUR, ids=str)
+def test_weighing_a_share_leaves_the_share_as_it_is(shape: PointFunctionShape, share: Share) -> None:
+    for server, mine in enumerate(share(shape, np.arange(6))):
+        before, digest = mine.lanes(0, 6), mine.digest
+        HistogramShare(shape, 6, server).add(mine, weight=3)
+        assert mine.digest == digest
+        evaluated = evaluate(mine)
+        HistogramShare(shape, 6, server).add_evaluated(evaluated, weight=3)
+        assert (evaluated.rows() == before).all()
+        assert (mine.lanes(0, 6) == before).all()
+
+
+def test_parts_that_were_evaluated_alone_are_added_where_they_belong(share: Share) -> None:
+    blocks = RUN_BLOCKS + 20
+    mine = share(TREE, np.arange(blocks) % 20)[0]
+    total = HistogramShare(TREE, blocks, 0)
+    whole = evaluate(mine)
+    for first, stop in ((0, 100), (100, RUN_BLOCKS + 3), (RUN_BLOCKS + 3, blocks)):
+        total.add_evaluated(whole.part(first, stop))
+    assert (total.rows() == mine.lanes(0, blocks)).all()
+
+
+@pytest.mark.parametrize("group", [RingLanes(7), FieldLanes(127)], ids=str)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_many_sums_stay_below_the_order(group: LaneGroup, depth: int, share: Share) -> None:
+    shape = PointFunctionShape(codewords=4, group=group, depth=depth)
+    total = [HistogramShare(shape, 3, server) for server in (0, 1)]
+    for client in range(300):
+        for server, mine in enumerate(share(shape, [0, 1, 3], seed=client.to_bytes(2, "big"))):
+            total[server].add(mine)
+    rows = [one.rows().astype(int) for one in total]
+    assert max(int(row.max()) for row in rows) < group.order
+    assert ((rows[0] + rows[1]) % group.order == np.eye(4, dtype=int)[[0, 1, 3]] * 300 % group.order).all()
+
+
+def test_what_a_share_is_made_from_shows_in_its_digest(share: Share) -> None:
+    alpha = np.arange(20)
+    for shape in (EXPLICIT, TREE):
+        many = [
+            share(shape, alpha % shape.codewords),
+            share(shape, alpha % shape.codewords, seed=b"other"),
+            share(shape, alpha % shape.codewords, client=6),
+            share(shape, alpha % shape.codewords, context=bytes(32)),
+            share(shape, alpha[:-1] % shape.codewords),
+        ]
+        digests = {mine.digest for shares in many for mine in shares}
+        assert len(digests) == 2 * len(many)
+        assert share(shape, alpha % shape.codewords)[1].digest in digests
+    binding, seed = KeyBinding(context=bytes(32), client=ClientId(1), nonce=bytes(16)), Secret("seed", bytes(16))
+    one, other = (SeedShare(shape, 6, binding, seed) for shape in (EXPLICIT, DERIVING))
+    assert one.digest != other.digest
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "error"),
+    [
+        ([0, 6], 1, CapacityExceeded),
+        ([0, -1], 1, CapacityExceeded),
+        ([0, 1], 128, CapacityExceeded),
+        ([0, 1], -1, CapacityExceeded),
+        ([0, 1], [1, 128], CapacityExceeded),
+        ([0.0, 1.0], 1, Misuse),
+        ([[0, 1]], 1, Misuse),
+        ([0, 1], [1, 1, 1], Misuse),
+        ([0, 1], 1.0, Misuse),
+        (np.zeros(0, dtype=int), 1, InvalidParameters),
+    ],
+)
+def test_values_out_of_their_range_are_refused(alpha: Any, beta: Any, error: type[Exception], share: Share) -> None:
+    with pytest.raises(error):
+        share(EXPLICIT, alpha, beta)
+
+
+def test_an_error_does_not_tell_the_value(share: Share) -> None:
+    with pytest.raises(CapacityExceeded) as caught:
+        share(EXPLICIT, [0, 4711])
+    assert "4711" not in str(caught.value)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.0, True])
+def test_threads_that_are_none_are_refused_before_coins_are_drawn(threads: Any) -> None:
+    class NoCoins:
+        def draw(self, count: int) -> bytearray:
+            raise AssertionError(count)
+
+    with pytest.raises(InvalidParameters, match="threads"):
+        generate_shares(TREE, np.arange(3), context=bytes(32), client=ClientId(0), coins=NoCoins(), threads=threads)
+
+
+def test_a_share_of_another_kind_is_not_added(share: Share) -> None:
+    shares = share(TREE, np.arange(20))
+    for total in (
+        HistogramShare(TREE, 20, 1),
+        HistogramShare(TREE, 19, 0),
+        HistogramShare(FIELD_TREE, 20, 0),
+    ):
+        with pytest.raises(Misuse):
+            total.add(shares[0])
+    with pytest.raises(Misuse):
+        HistogramShare(FIELD_TREE, 20, 0).add_evaluated(evaluate(shares[0]))
+    with pytest.raises(InvalidParameters):
+        HistogramShare(TREE, 19, 0).add_evaluated(evaluate(shares[0]))
+    for weight in (-1, TREE.group.order, 1.0):
+        with pytest.raises(CapacityExceeded):
+            HistogramShare(TREE, 20, 0).add(shares[0], weight=weight)  # type: ignore[arg-type]
+        for mine in (shares[0], *share(EXPLICIT, np.arange(6))):
+            with pytest.raises(CapacityExceeded):
+                mine.accumulate(LaneGrid.zeros(mine.shape, 6), weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", FOUR, ids=str)
+@pytest.mark.parametrize(("first", "count"), [(0, 0), (0, 7), (6, 1), (-1, 2), (0.0, 1)])
+def test_blocks_that_a_share_does_not_have_are_refused(
+    shape: PointFunctionShape, first: Any, count: Any, share: Share
+) -> None:
+    for mine in share(shape, np.arange(6)):
+        with pytest.raises(InvalidParameters):
+            mine.lanes(first, count)
+
+
+@pytest.mark.parametrize("blocks", [3, 700])
+def test_no_node_stays_in_memory_that_is_kept(blocks: int, share: Share) -> None:
+    for mine in share(TREE, np.arange(blocks) % 20):
+        assert mine.lanes(0, blocks).any()
+        scratch: Any = tree_share._kept.scratch  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        arrays: list[Any] = [scratch.control, scratch.shared, scratch.memory, scratch._other]  # noqa: SLF001
+        # Beyond the last node is memory that was never written to.
+        assert not any(array.view(np.uint8)[: blocks * TREE.leaves * 16].any() for array in arrays)
+
+
+def test_a_sum_that_holds_part_of_a_share_is_given_up(share: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = share(FIELD_TREE, np.arange(GROUP_BLOCKS + 9) % 20)
+    total = HistogramShare(FIELD_TREE, GROUP_BLOCKS + 9, 0)
+    total.add(shares[0])
+    with pytest.raises(InvalidParameters):
+        total.add(shares[0], threads=0)
+    assert total.rows().any()
+    held = total._total  # noqa: SLF001 -- what must not remain  # pyright: ignore[reportPrivateUsage]
+    add_into, calls = FieldLanes.add_into, list[int]()
+
+    def fails_late(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise MemoryError
+        add_into(*arguments)
+
+    monkeypatch.setattr(FieldLanes, "add_into", fails_late)
+    with pytest.raises(MemoryError):
+        total.add(shares[0])
+    monkeypatch.undo()
+    assert not held.rows().any()
+    for use in (total.rows, lambda: total.add(shares[0]), lambda: total.add_evaluated(evaluate(shares[0]))):
+        with pytest.raises(Misuse) as caught:
+            use()
+        assert caught.value.reason is Reason.ALREADY_SPENT
+
+
+def test_shares_hold_secrets_and_are_neither_copied_nor_pickled(share: Share) -> None:
+    for shape in FOUR:
+        for mine in share(shape, np.arange(6)):
+            for take in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(Misuse):
+                    take(mine)
+
+
+def test_seeds_of_a_failed_generation_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Secret]()
+    draw = Secret.random
+
+    def recorded(*arguments: Any) -> Secret:
+        made.append(draw(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(Secret, "random", recorded)
+    for shape in (EXPLICIT, TREE):
+        with pytest.raises(InvalidParameters):
+            generate_shares(shape, np.arange(3), context=b"short", client=ClientId(0), coins=InsecureSeededCoins(b""))
+
+    def fails(*_: Any) -> Any:
+        raise ArithmeticError
+
+    monkeypatch.setattr("secagg.protocols.two_servers.point_functions.generation.CounterStream", fails)
+    with pytest.raises(ArithmeticError):
+        generate_shares(TREE, np.arange(3), context=bytes(32), client=ClientId(0), coins=InsecureSeededCoins(b""))
+    assert len(made) == 2
+    assert all(secret.is_wiped for secret in made)
+
+
+def test_a_share_without_its_seed_is_refused_when_it_is_made(share: Share) -> None:
+    share_0, share_1 = share(TREE, np.arange(20))
+    assert isinstance(share_1, TreeShare)
+    assert isinstance(share_0, TreeShare)
+    short = Secret("seed", bytes(15))
+    with pytest.raises(InvalidParameters, match="16 bytes"):
+        TreeShare(0, share_0.binding, short, share_0.correction)
+    share_1.seed.wipe()
+    with pytest.raises(Misuse):
+        TreeShare(1, share_1.binding, share_1.seed, share_1.correction)
+    with pytest.raises(InvalidParameters, match="0 or 1"):
+        TreeShare(2, share_0.binding, share_0.seed, share_0.correction)
+    with pytest.raises(InvalidParameters, match="chunk_blocks"):
+        TreeShare(0, share_0.binding, share_0.seed, share_0.correction, chunk_blocks=0)
+    with pytest.raises(InvalidParameters, match="depth"):
+        SeedShare(TREE, 20, share_0.binding, Secret("seed", bytes(16)))

@@ -1,0 +1,195 @@
+"""AES keys of the tree: bound to everything, never twice; lanes that a field does not have are made again, and end."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.identifiers import ClientId
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS
+from secagg.protocols.two_servers.lanes.groups import CounterStream, FieldLanes, RingLanes
+from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
+from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.point_functions.seeds import lanes_key, roots_key
+from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
+from secagg.protocols.two_servers.point_functions.tree_hash import (
+    GROUP_BLOCKS,
+    LEFT,
+    RIGHT,
+    AesHash,
+    KeyBinding,
+    Role,
+    lanes_role,
+    node_key,
+)
+from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+
+Share = Callable[..., tuple[ServerShare, ServerShare]]
+
+
+def binding(context: int = 0, client: int = 0, nonce: int = 0) -> KeyBinding:
+    return KeyBinding(context=context.to_bytes(32, "big"), client=ClientId(client), nonce=nonce.to_bytes(16, "big"))
+
+
+ROLES = [LEFT, RIGHT, *(lanes_role(piece, attempt) for piece in range(40) for attempt in range(ATTEMPTS))]
+
+
+def test_all_keys_differ_across_context_client_nonce_group_and_role() -> None:
+    keys = Counter(
+        node_key(binding(context, client, nonce), group, role)
+        for context, client, nonce, group in product(range(2), range(2), range(2), (0, 1, 256))
+        for role in ROLES
+    )
+    assert set(keys.values()) == {1}
+    assert len(keys) == 8 * 3 * len(ROLES)
+
+
+def test_streams_differ_across_everything_that_they_are_bound_to() -> None:
+    seed = Secret("seed", bytes(16))
+    ring = PointFunctionShape(codewords=8, group=RingLanes(7), depth=1)
+    shapes = [
+        ring,
+        PointFunctionShape(codewords=9, group=RingLanes(7), depth=1),
+        PointFunctionShape(codewords=8, group=RingLanes(8), depth=1),
+        PointFunctionShape(codewords=8, group=FieldLanes(127), depth=1),
+        PointFunctionShape(codewords=8, group=RingLanes(7), depth=2),
+        PointFunctionShape(codewords=8, group=RingLanes(7), depth=0),
+        PointFunctionShape(codewords=8, group=RingLanes(7), depth=0, derives_last_lane=True),
+    ]
+    made = [
+        *(roots_key(shape, 10, binding(), server, seed) for shape in shapes for server in (0, 1)),
+        *(lanes_key(shape, 10, binding(), seed) for shape in shapes),
+        roots_key(ring, 11, binding(), 0, seed),
+        *(roots_key(ring, 10, binding(*where), 0, seed) for where in ((1, 0, 0), (0, 1, 0), (0, 0, 1))),
+        roots_key(ring, 10, binding(), 0, Secret("seed", bytes(15) + b"\1")),
+    ]
+    assert len({bytes(key.expose()) for key in made}) == len(made)
+
+
+def test_keys_change_exactly_where_groups_of_blocks_meet(share: Share) -> None:
+    used = list[tuple[int, Role]]()
+
+    class Recording(AesHash):
+        def __init__(self, bound: KeyBinding, group: int) -> None:
+            super().__init__(bound, group)
+            self.group = group
+
+        def permute_into(self, role: Role, nodes: npt.NDArray[np.uint64], target: npt.NDArray[np.uint8]) -> None:
+            used.append((self.group, role))
+            super().permute_into(role, nodes, target)
+
+    blocks = 2 * GROUP_BLOCKS + 1
+    shape = PointFunctionShape(codewords=40, group=RingLanes(7), depth=1)
+    mine = share(shape, np.arange(blocks) % 40)[0]
+    assert isinstance(mine, TreeShare)
+    watched = TreeShare(0, mine.binding, mine.seed, mine.correction, hash_family=Recording)
+    for first, groups in (
+        (0, {0}),
+        (GROUP_BLOCKS - 1, {0}),
+        (GROUP_BLOCKS, {1}),
+        (2 * GROUP_BLOCKS - 1, {1}),
+        (2 * GROUP_BLOCKS, {2}),
+    ):
+        used.clear()
+        watched.lanes(first, 1)
+        assert {group for group, _ in used} == groups
+        assert {role for _, role in used} == {LEFT, RIGHT, lanes_role(0), lanes_role(1)}
+
+
+def test_the_counter_goes_on_after_its_last_value() -> None:
+    wrapping = Secret("stream key", bytes(16) + b"\xff" * 16)
+    buffer = np.zeros(64, dtype=np.uint8)
+    CounterStream(wrapping).fill(buffer, 0, 32)
+    later = np.zeros(64, dtype=np.uint8)
+    CounterStream(wrapping).fill(later, 1, 16)
+    assert bytes(buffer[16:32]) == bytes(later[:16])
+    beginning = np.zeros(64, dtype=np.uint8)
+    CounterStream(Secret("stream key", bytes(32))).fill(beginning, 0, 16)
+    assert bytes(later[:16]) == bytes(beginning[:16])
+
+
+def test_a_binding_that_is_none_is_refused() -> None:
+    good = {"context": bytes(32), "client": ClientId(0), "nonce": bytes(16)}
+    for wrong, error in (
+        ({"context": bytes(31)}, InvalidParameters),
+        ({"context": bytearray(32)}, InvalidParameters),
+        ({"client": 0}, Misuse),
+        ({"nonce": bytes(15)}, InvalidParameters),
+    ):
+        with pytest.raises(error):
+            KeyBinding(**(good | wrong))  # type: ignore[arg-type]
+
+
+# --- Lanes of a field -------------------------------------------------------------------------------------------------
+
+
+class Stubborn(AesHash):
+    """A hash whose lanes are all ones before a certain attempt, which never comes where it is None."""
+
+    succeeds_at: int | None = None
+
+    def __init__(self, bound: KeyBinding, group: int) -> None:
+        super().__init__(bound, group)
+        self.attempts = set[int]()
+
+    def permute_into(self, role: Role, nodes: npt.NDArray[np.uint64], target: npt.NDArray[np.uint8]) -> None:
+        super().permute_into(role, nodes, target)
+        if role.use == 2:
+            self.attempts.add(role.attempt)
+            if self.succeeds_at is None or role.attempt < self.succeeds_at:
+                ones = ~nodes.reshape(-1)
+                target[: nodes.nbytes] = ones.view(np.uint8)
+
+
+FIELD_TREE = PointFunctionShape(codewords=16, group=FieldLanes(127), depth=1)
+
+
+def stubborn(share: Share, succeeds_at: int | None) -> TreeShare:
+    mine = share(FIELD_TREE, np.arange(50) % 16)[0]
+    assert isinstance(mine, TreeShare)
+    family: Any = type("Stubborn", (Stubborn,), {"succeeds_at": succeeds_at})
+    return TreeShare(0, mine.binding, mine.seed, mine.correction, hash_family=family)
+
+
+def test_a_key_without_a_lane_is_refused_after_a_fixed_number_of_attempts(share: Share) -> None:
+    for succeeds_at in (None, ATTEMPTS):
+        with pytest.raises(MalformedMessage) as caught:
+            stubborn(share, succeeds_at).lanes(0, 50)
+        assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+def test_a_lane_that_comes_late_is_taken(share: Share) -> None:
+    rows = stubborn(share, ATTEMPTS - 2).lanes(0, 50)
+    assert rows.max() < 127
+
+
+def test_each_attempt_has_a_key_of_its_own(share: Share) -> None:
+    made = [stubborn(share, attempt).lanes(0, 50) for attempt in (1, 2, 3)]
+    assert (made[0] != made[1]).any()
+    assert (made[1] != made[2]).any()
+
+
+@pytest.mark.parametrize("modulus", [127, 8191])
+def test_lanes_of_leaves_are_uniform_over_the_field(modulus: int, share: Share) -> None:
+    """All residues are about equally frequent in one server's share."""
+    shape = PointFunctionShape(codewords=64, group=FieldLanes(modulus), depth=2)
+    blocks = 20_000
+    rows = share(shape, np.zeros(blocks, dtype=int))[0].lanes(0, blocks)
+    counts = np.bincount(rows.reshape(-1), minlength=modulus)
+    assert counts.size == modulus
+    expected = rows.size / modulus
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    # The coins are fixed; a statistic beyond six standard deviations would be a bias.
+    assert abs(statistic - (modulus - 1)) < 6 * (2 * (modulus - 1)) ** 0.5
+
+
+def test_correction_words_with_a_field_survive_reading(share: Share) -> None:
+    mine = share(FIELD_TREE, np.arange(16))[0]
+    assert isinstance(mine, TreeShare)
+    assert CorrectionWords.decode(mine.correction.encode(), FIELD_TREE, 16).leaf.max() < 127

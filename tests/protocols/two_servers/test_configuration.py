@@ -1,0 +1,378 @@
+"""One encoding for each configuration, one digest for each, and nothing out of range."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import FrozenInstanceError, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
+from secagg.parameters import Suite
+from secagg.protocols.two_servers.configuration import (
+    MAXIMUM_TOTAL_WEIGHT,
+    NO_DEALER,
+    IndexingConfiguration,
+    SharingMode,
+)
+from secagg.protocols.two_servers.lanes.groups import FieldLanes, RingLanes
+from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
+
+LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)
+CHECKED, UNCHECKED, SHARED = SharingMode
+DEALER = {"mode": SHARED, "dealer_key": b"d" * 32}
+
+
+def configuration(**changes: Any) -> IndexingConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.HYBRID,
+        "authority": b"a" * 32,
+        "server_keys": (b"0" * 32, b"1" * 32),
+        "layout": LAYOUT,
+        "minimum_cohort": 3,
+        "maximum_cohort": 9,
+        "maximum_rejections": 2,
+        "weights": (1, 5),
+        "expiry": 1_800_000_000,
+    }
+    return IndexingConfiguration(**(chosen | changes))
+
+
+KINDS = {
+    "checked": configuration(),
+    "unchecked": configuration(mode=UNCHECKED),
+    "index sharing": configuration(**DEALER),
+    "explicit": configuration(depth=0),
+    "a tree": configuration(depth=2, suite=Suite.CLASSIC),
+    "only rings": configuration(layout=Layout((RingSegment(20, 6),))),
+    "only indices": configuration(layout=Layout((IndexSegment(3, 4),)), weights=(1,)),
+}
+
+
+# --- One encoding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_read_back(kind: str) -> None:
+    original = KINDS[kind]
+    again = IndexingConfiguration.decode(original.encode())
+    assert again.encode() == original.encode()
+    for field in fields(IndexingConfiguration):
+        assert getattr(again, field.name) == getattr(original, field.name)
+
+
+def test_the_encoding_is_the_documented_one() -> None:
+    def number(value: int, size: int) -> bytes:
+        return value.to_bytes(size, "big")
+
+    layout = number(len(LAYOUT.encode()), 4) + LAYOUT.encode()
+    before = b"SAGG\x01" + number(67, 2) + number(6, 4) + b"a task"
+    keys = b"a" * 32 + b"0" * 32 + b"1" * 32
+    after = (
+        number(3, 4) + number(9, 4) + number(2, 4) + b"\x02" + number(1, 4) + number(5, 4) + number(1_800_000_000, 8)
+    )
+    assert KINDS["checked"].encode() == before + b"\x01" + keys + bytes(32) + layout + b"\x01\xff" + after
+    assert KINDS["unchecked"].encode() == before + b"\x01" + keys + bytes(32) + layout + b"\x02\xff" + after
+    assert KINDS["index sharing"].encode() == before + b"\x01" + keys + b"d" * 32 + layout + b"\x03\xff" + after
+    assert KINDS["a tree"].encode() == before + b"\x00" + keys + bytes(32) + layout + b"\x01\x02" + after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_digest_is_of_the_encoding_under_its_label(kind: str) -> None:
+    encoded = KINDS[kind].encode()
+    statement = b"secagg/1/indexing-configuration" + len(encoded).to_bytes(4, "big") + encoded
+    assert KINDS[kind].context.digest == hashlib.sha256(statement).digest()
+
+
+@pytest.mark.parametrize("kind", ["checked", "index sharing"])
+def test_a_flipped_bit_is_refused_or_another_configuration(kind: str) -> None:
+    original = KINDS[kind]
+    encoded = original.encode()
+    refused = 0
+    for position in range(len(encoded)):
+        altered = bytearray(encoded)
+        altered[position] ^= 1 << position % 8
+        try:
+            other = IndexingConfiguration.decode(bytes(altered))
+        except (MalformedMessage, UnexpectedMessage):
+            refused += 1
+            continue
+        assert other.encode() == bytes(altered)
+        assert other.context != original.context
+    assert refused >= 7, "the header at least"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_or_extended_encoding_is_refused(kind: str) -> None:
+    encoded = KINDS[kind].encode()
+    for length in range(len(encoded)):
+        with pytest.raises(MalformedMessage):
+            IndexingConfiguration.decode(encoded[:length])
+    with pytest.raises(MalformedMessage) as caught:
+        IndexingConfiguration.decode(encoded + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+WEIGHTS_AT = -(1 + 4 + 4 + 8)
+"""Where the number of weights stands, from the end of an encoding with two."""
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (7 + 4 + 6, 2),  # no suite
+        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()), 0),  # no mode
+        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()), 4),
+        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()) + 1, 3),  # deeper than the first codebook's tree
+        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()) + 1, 254),
+        (7 + 4 + 6 + 1 + 4 * 32 + 4 + 6, 9),  # a layout of another kind
+    ],
+)
+def test_values_out_of_range_do_not_decode(place: int, value: int) -> None:
+    encoded = bytearray(KINDS["checked"].encode())
+    encoded[place] = value
+    with pytest.raises((MalformedMessage, UnexpectedMessage)) as caught:
+        IndexingConfiguration.decode(bytes(encoded))
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+@pytest.mark.parametrize(("count", "weights"), [(0, ()), (65, tuple(range(1, 66))), (255, tuple(range(1, 256)))])
+def test_a_number_of_weights_out_of_range_does_not_decode(count: int, weights: tuple[int, ...]) -> None:
+    encoded = KINDS["checked"].encode()
+    written = bytes([count]) + b"".join(weight.to_bytes(4, "big") for weight in weights)
+    with pytest.raises(MalformedMessage):
+        IndexingConfiguration.decode(encoded[:WEIGHTS_AT] + written + encoded[-8:])
+
+
+@pytest.mark.parametrize("weights", [(5, 1), (5, 5), (0, 5), (1, 1 << 31), (1 << 32) - 1])
+def test_weights_that_no_configuration_has_do_not_decode(weights: Any) -> None:
+    pair = (1, weights) if isinstance(weights, int) else weights
+    encoded = KINDS["checked"].encode()
+    written = b"\2" + b"".join(weight.to_bytes(4, "big") for weight in pair)
+    with pytest.raises(MalformedMessage) as caught:
+        IndexingConfiguration.decode(encoded[:WEIGHTS_AT] + written + encoded[-8:])
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+def test_a_layout_or_task_of_any_declared_length_allocates_nothing() -> None:
+    encoded = KINDS["checked"].encode()
+    for place in (7, 7 + 4 + 6 + 1 + 4 * 32):
+        altered = encoded[:place] + b"\xff" * 4 + encoded[place + 4 :]
+        with pytest.raises(MalformedMessage) as caught:
+            IndexingConfiguration.decode(altered)
+        assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+# --- Every field counts -----------------------------------------------------------------------------------------------
+
+CHANGES: list[dict[str, Any]] = [
+    {"task": b"b task"},
+    {"task": b"a task "},
+    {"suite": Suite.CLASSIC},
+    {"authority": b"b" * 32},
+    {"server_keys": (b"1" * 32, b"0" * 32)},
+    {"server_keys": (b"0" * 32, b"2" * 32)},
+    DEALER,
+    {"mode": SHARED, "dealer_key": b"e" * 32},
+    {"mode": UNCHECKED},
+    {"layout": replace(LAYOUT, version=b"w" * 32)},
+    {"layout": Layout((RingSegment(21, 6), *LAYOUT.segments[1:]), LAYOUT.version)},
+    {"layout": Layout((*LAYOUT.segments[:3], IndexSegment(200, 10)), LAYOUT.version)},
+    {"layout": Layout((*LAYOUT.segments[:3], IndexSegment(201, 9)), LAYOUT.version)},
+    {"depth": 0},
+    {"depth": 1},
+    {"minimum_cohort": 4},
+    {"maximum_cohort": 10},
+    {"maximum_rejections": 3},
+    {"weights": (1,)},
+    {"weights": (1, 4)},
+    {"weights": (1, 5, 6)},
+    {"expiry": 1_800_000_001},
+]
+
+
+def test_every_field_changes_the_digest() -> None:
+    made = [configuration(**changes) for changes in CHANGES]
+    assert len({one.context for one in (configuration(), *made)}) == len(CHANGES) + 1
+    changed = {name for changes in CHANGES for name in changes}
+    assert changed == {field.name for field in fields(IndexingConfiguration)} - {"context"}
+
+
+def test_a_configuration_does_not_change() -> None:
+    changed: Any = KINDS["checked"]
+    for field in fields(IndexingConfiguration):
+        with pytest.raises(FrozenInstanceError):
+            setattr(changed, field.name, None)
+
+
+# --- Ranges -----------------------------------------------------------------------------------------------------------
+
+EDGES: dict[str, tuple[list[Any], list[Any]]] = {
+    "task": ([b"t", b"t" * 256], [b"", b"t" * 257, "text", bytearray(b"t")]),
+    "authority": ([b"\1" * 32], [b"", b"a" * 31, b"a" * 33, bytearray(32), None, bytes(32)]),
+    "server_keys": (
+        [(b"\1" * 32, b"\2" * 32)],
+        [(b"0" * 32,), (b"0" * 32, b"1" * 32, b"2" * 32), [b"0" * 32, b"1" * 32], None, (b"0" * 31, b"1" * 32)],
+    ),
+    "minimum_cohort": ([2, 9], [1, 0, -1, 10, True, 3.0, None]),
+    "maximum_cohort": ([3, 26213], [2, 0, -1, 1 << 24, 9.0, None]),
+    "maximum_rejections": ([0, (1 << 32) - 1], [-1, 1 << 32, True, 1.0, None]),
+    "expiry": ([1, 253402300799], [0, -1, 253402300800, 1.5, None]),
+    "weights": (
+        [(1,), (3,), (1, 2, 3), tuple(range(1, 65)), (14563,)],
+        [(), [1], (0,), (-1,), (2, 1), (1, 1), tuple(range(1, 66)), (1, True), (1.0,), (1 << 24,), None],
+    ),
+    "depth": ([None, 0, 1, 2], [3, -1, True, 1.0, 255]),
+}
+VALID = [(name, value) for name, (good, _) in EDGES.items() for value in good]
+INVALID = [(name, value) for name, (_, bad) in EDGES.items() for value in bad]
+
+
+@pytest.mark.parametrize(("name", "value"), VALID)
+def test_the_ends_of_every_range_are_accepted(name: str, value: Any) -> None:
+    changes: dict[str, Any] = {name: value}
+    made = configuration(**changes)
+    assert IndexingConfiguration.decode(made.encode()).context == made.context
+
+
+@pytest.mark.parametrize(("name", "value"), INVALID)
+def test_whatever_lies_beyond_is_refused(name: str, value: Any) -> None:
+    changes: dict[str, Any] = {name: value}
+    with pytest.raises((InvalidParameters, Misuse)):
+        configuration(**changes)
+
+
+@pytest.mark.parametrize("name", ["suite", "layout", "mode"])
+def test_names_of_choices_are_of_their_own_types(name: str) -> None:
+    for wrong in ("x25519-aes128", 1, None):
+        changes: dict[str, Any] = {name: wrong}
+        with pytest.raises(Misuse, match="their own types"):
+            configuration(**changes)
+
+
+SAME: list[dict[str, Any]] = [
+    {"server_keys": (b"0" * 32, b"0" * 32)},
+    {"authority": b"0" * 32},
+    {"authority": b"1" * 32},
+    {"mode": SHARED, "dealer_key": b"a" * 32},
+    {"mode": SHARED, "dealer_key": b"0" * 32},
+    {"mode": SHARED, "dealer_key": b"1" * 32},
+    {"server_keys": (bytes(32), b"1" * 32)},
+]
+
+
+@pytest.mark.parametrize("changes", SAME)
+def test_no_two_roles_are_in_one_hand(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="keys of their own"):
+        configuration(**changes)
+
+
+@pytest.mark.parametrize("mode", SharingMode)
+def test_index_sharing_has_a_dealer_and_nothing_else_does(mode: SharingMode) -> None:
+    for dealer_key in (NO_DEALER, b"d" * 32):
+        if (mode is SHARED) == (dealer_key != NO_DEALER):
+            configuration(mode=mode, dealer_key=dealer_key)
+        else:
+            with pytest.raises(InvalidParameters, match="dealer"):
+                configuration(mode=mode, dealer_key=dealer_key)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_dealers_votes_have_no_trees(depth: int) -> None:
+    with pytest.raises(InvalidParameters, match="no trees"):
+        configuration(**DEALER, depth=depth)
+
+
+def test_an_expiry_is_a_time_that_can_be_told() -> None:
+    last = configuration(expiry=253402300799)
+    assert datetime.fromtimestamp(last.expiry, UTC).year == 9999
+
+
+def test_what_cannot_be_counted_without_wrapping_is_refused_where_it_is_configured() -> None:
+    """Checked lanes count to 131070; unchecked ones as far as weights are allowed at all."""
+    configuration(maximum_cohort=131070, weights=(1,))
+    with pytest.raises(CapacityExceeded, match="131071"):
+        configuration(maximum_cohort=131071, weights=(1,))
+    with pytest.raises(CapacityExceeded):
+        configuration(maximum_cohort=3, weights=(43691,))
+    configuration(maximum_cohort=3, weights=(MAXIMUM_TOTAL_WEIGHT // 3,), mode=UNCHECKED)
+    with pytest.raises(InvalidParameters, match="times the largest weight"):
+        configuration(maximum_cohort=3, weights=(MAXIMUM_TOTAL_WEIGHT // 3 + 1,), mode=UNCHECKED)
+    encoded = configuration(maximum_cohort=131070, weights=(1,)).encode()
+    with pytest.raises(MalformedMessage):
+        IndexingConfiguration.decode(encoded.replace((131070).to_bytes(4, "big"), (131071).to_bytes(4, "big")))
+
+
+@pytest.mark.parametrize("segment", [IndexSegment(4097, 1), IndexSegment(2, (1 << 26) + 1)])
+@pytest.mark.parametrize("mode", [CHECKED, UNCHECKED])
+def test_codebooks_and_blocks_beyond_the_kernels_are_refused(segment: IndexSegment, mode: SharingMode) -> None:
+    with pytest.raises(InvalidParameters, match="segment 1 has"):
+        configuration(layout=Layout((RingSegment(3, 2), segment)), mode=mode)
+
+
+@pytest.mark.parametrize("segment", [IndexSegment(4096, 1), IndexSegment(2, 1 << 26)])
+def test_the_largest_codebook_and_number_of_blocks_are_accepted(segment: IndexSegment) -> None:
+    configuration(layout=Layout((segment,)))
+
+
+def test_a_forced_depth_is_that_of_every_codebook() -> None:
+    layout = Layout((IndexSegment(300, 2), IndexSegment(5, 2)))
+    made = configuration(layout=layout, depth=3)
+    assert [made.shape(segment).depth for _, segment in made.index_segments] == [3, 3]
+    with pytest.raises(InvalidParameters, match="depth"):
+        configuration(layout=layout, depth=greatest_depth(5) + 1)
+
+
+# --- What follows from it ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cohort", "weights", "modulus"), [(126, (1,), 127), (127, (1,), 8191), (63, (2,), 127), (64, (1, 2), 8191)]
+)
+def test_checked_lanes_are_of_the_smallest_field_above_the_total(
+    cohort: int, weights: tuple[int, ...], modulus: int
+) -> None:
+    made = configuration(maximum_cohort=cohort, weights=weights)
+    assert made.group == FieldLanes(modulus)
+    assert made.maximum_total_weight == cohort * weights[-1] < modulus
+    for _, segment in made.index_segments:
+        assert made.check_shape(segment).modulus == modulus
+        assert (made.check_shape(segment).codewords, made.check_shape(segment).blocks) == (
+            segment.codewords,
+            segment.blocks,
+        )
+
+
+@pytest.mark.parametrize(("cohort", "bits"), [(127, 7), (128, 8), (255, 8), (256, 9)])
+def test_unchecked_lanes_have_the_bits_of_the_total(cohort: int, bits: int) -> None:
+    made = configuration(mode=UNCHECKED, maximum_cohort=cohort, weights=(1,))
+    assert made.group == RingLanes(bits)
+    assert not made.is_checked
+
+
+@pytest.mark.parametrize("mode", [CHECKED, UNCHECKED])
+def test_the_depth_is_the_cheapest_unless_one_is_named(mode: SharingMode) -> None:
+    made = configuration(mode=mode)
+    depths = list[int]()
+    for _, segment in made.index_segments:
+        assert made.shape(segment) == PointFunctionShape.cheapest(segment.codewords, made.group)
+        depths.append(made.shape(segment).depth)
+    assert depths[0] == 0
+    assert depths[1] > 0
+    for depth in (0, 1, 2):
+        forced = configuration(mode=mode, depth=depth)
+        for _, segment in forced.index_segments:
+            assert forced.shape(segment).depth == depth
+            assert forced.shape(segment).derives_last_lane == (depth == 0)
+
+
+def test_segments_are_told_apart() -> None:
+    made = configuration()
+    assert made.ring_segments == (LAYOUT.segments[0], LAYOUT.segments[2])
+    assert made.index_segments == ((1, LAYOUT.segments[1]), (3, LAYOUT.segments[3]))
+    assert KINDS["only rings"].index_segments == ()
+    assert KINDS["only indices"].ring_segments == ()

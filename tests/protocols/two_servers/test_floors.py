@@ -1,0 +1,183 @@
+"""What a client insists on: each weakness of a configuration is refused by itself, and names what is too weak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.parameters import Suite
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.floors import IndexingFloors
+
+CHECKED, UNCHECKED, SHARED = SharingMode
+LAYOUT = Layout((RingSegment(20, 6), IndexSegment(8, 5)))
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+EXPIRY = int(NOW.timestamp()) + 60
+AUTHORITY, ZERO, ONE, DEALER, OTHER = (bytes([byte] * 32) for byte in (1, 2, 3, 4, 5))
+
+
+def configuration(**changes: Any) -> IndexingConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.HYBRID,
+        "authority": AUTHORITY,
+        "server_keys": (ZERO, ONE),
+        "layout": LAYOUT,
+        "minimum_cohort": 5,
+        "maximum_cohort": 9,
+        "maximum_rejections": 2,
+        "weights": (1, 3),
+        "expiry": EXPIRY,
+    }
+    return IndexingConfiguration(**(chosen | changes))
+
+
+def floors(**changes: Any) -> IndexingFloors:
+    """Floors that the configuration above just meets."""
+    chosen: dict[str, Any] = {
+        "suites": frozenset({Suite.HYBRID}),
+        "authority": AUTHORITY,
+        "server_keys": (ZERO, ONE),
+        "minimum_cohort": 5,
+        "maximum_length": 11,
+        "maximum_weight": 3,
+    }
+    return IndexingFloors(**(chosen | changes))
+
+
+def admit(kept: IndexingFloors, made: IndexingConfiguration, *, layout: Layout = LAYOUT, now: datetime = NOW) -> None:
+    kept.admit(made, layout=layout, now=now)
+
+
+def test_what_just_meets_the_floors_is_admitted() -> None:
+    admit(floors(), configuration())
+    admit(floors(minimum_cohort=2, maximum_length=99, maximum_weight=9), configuration())
+    admit(floors(suites=frozenset(Suite)), configuration())
+    admit(floors(), configuration(maximum_cohort=20, maximum_rejections=0, depth=1, task=b"another"))
+
+
+WEAK: dict[str, tuple[dict[str, Any], str]] = {
+    "suite": ({"suite": Suite.CLASSIC}, "suite"),
+    "unchecked": ({"mode": UNCHECKED}, "mode unchecked_point_functions"),
+    "index sharing": ({"mode": SHARED, "dealer_key": DEALER}, "mode semi_honest_index_sharing"),
+    "authority": ({"authority": OTHER}, "another authority"),
+    "server 0": ({"server_keys": (OTHER, ONE)}, "not the two"),
+    "server 1": ({"server_keys": (ZERO, OTHER)}, "not the two"),
+    "servers the other way round": ({"server_keys": (ONE, ZERO)}, "not the two"),
+    "cohort": ({"minimum_cohort": 4}, "cohort of 4 is below 5"),
+    "weight": ({"weights": (1, 4)}, "may weigh 4, above 3"),
+    "version": ({"layout": replace(LAYOUT, version=b"v" * 32)}, "layout or codebooks"),
+    "codebook": ({"layout": Layout((RingSegment(20, 6), IndexSegment(9, 5)))}, "layout or codebooks"),
+    "expiry": ({"expiry": EXPIRY - 60}, "expired"),
+}
+
+
+@pytest.mark.parametrize(("changes", "saying"), WEAK.values(), ids=WEAK.keys())
+def test_each_weakness_is_refused_by_itself(changes: dict[str, Any], saying: str) -> None:
+    with pytest.raises(InvalidParameters, match=saying) as caught:
+        admit(floors(), configuration(**changes))
+    assert caught.value.reason is Reason.BELOW_FLOOR
+
+
+def test_vectors_are_no_longer_than_a_client_puts_up_with() -> None:
+    with pytest.raises(InvalidParameters, match="longer than 10") as caught:
+        admit(floors(maximum_length=10), configuration())
+    assert caught.value.reason is Reason.BELOW_FLOOR
+
+
+def test_a_configuration_expires_at_its_second() -> None:
+    for now in (
+        NOW + timedelta(seconds=59.999),
+        (NOW + timedelta(seconds=59)).astimezone(timezone(timedelta(hours=9))),
+    ):
+        admit(floors(), configuration(), now=now)
+    for now in (NOW + timedelta(seconds=60), NOW + timedelta(days=9)):
+        with pytest.raises(InvalidParameters, match="expired") as caught:
+            admit(floors(), configuration(), now=now)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+
+
+@pytest.mark.parametrize("now", [datetime(2026, 1, 1), 1_700_000_000, None])  # noqa: DTZ001 -- without a zone
+def test_the_time_has_a_zone(now: Any) -> None:
+    with pytest.raises(Misuse, match="time zone"):
+        admit(floors(), configuration(), now=now)
+
+
+@pytest.mark.parametrize("mode", SharingMode)
+def test_a_mode_is_admitted_where_it_is_named(mode: SharingMode) -> None:
+    dealer: dict[str, Any] = {"dealer_key": DEALER} if mode is SHARED else {}
+    made = configuration(mode=mode, **dealer)
+    admit(floors(modes=frozenset({mode}), **dealer), made)
+    admit(floors(modes=frozenset(SharingMode), **dealer), made)
+    with pytest.raises(InvalidParameters, match="mode"):
+        admit(floors(modes=frozenset(SharingMode) - {mode}, **dealer), made)
+
+
+def test_by_default_clients_are_checked_and_weigh_one() -> None:
+    kept = IndexingFloors(
+        suites=frozenset({Suite.HYBRID}),
+        authority=AUTHORITY,
+        server_keys=(ZERO, ONE),
+        minimum_cohort=5,
+        maximum_length=11,
+    )
+    assert (kept.modes, kept.maximum_weight, kept.dealer_key) == (frozenset({CHECKED}), 1, None)
+    admit(kept, configuration(weights=(1,)))
+    with pytest.raises(InvalidParameters, match="weigh 3"):
+        admit(kept, configuration())
+
+
+def test_a_dealer_is_one_that_a_client_believes_in() -> None:
+    made = configuration(mode=SHARED, dealer_key=DEALER)
+    modes = frozenset({SHARED})
+    admit(floors(modes=modes, dealer_key=DEALER), made)
+    for other in (OTHER, None):
+        kept: IndexingFloors | None = None
+        try:
+            kept = floors(modes=modes, dealer_key=other)
+        except InvalidParameters:
+            assert other is None, "floors that name the mode may insist on a dealer"
+        if kept is not None:
+            with pytest.raises(InvalidParameters, match="dealer"):
+                admit(kept, made)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suites": frozenset[Suite]()},
+        {"suites": {Suite.HYBRID}},
+        {"suites": frozenset({"x25519-aes128"})},
+        {"modes": frozenset[SharingMode]()},
+        {"modes": {CHECKED}},
+        {"modes": frozenset({1})},
+        {"authority": b""},
+        {"authority": b"a" * 31},
+        {"authority": None},
+        {"server_keys": (ZERO, b"1" * 33)},
+        {"server_keys": (None, ONE)},
+        {"dealer_key": b"d" * 31},
+        {"dealer_key": "a dealer"},
+        {"minimum_cohort": 1},
+        {"minimum_cohort": True},
+        {"minimum_cohort": 2.0},
+        {"maximum_length": 0},
+        {"maximum_length": None},
+        {"maximum_weight": 0},
+        {"maximum_weight": True},
+    ],
+)
+def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters):
+        floors(**changes)
+
+
+@pytest.mark.parametrize("server_keys", [(ZERO,), (ZERO, ONE, OTHER), [ZERO, ONE], None])
+def test_servers_are_two(server_keys: Any) -> None:
+    with pytest.raises(Misuse, match="server 0 and of server 1"):
+        floors(server_keys=server_keys)

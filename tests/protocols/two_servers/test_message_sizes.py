@@ -1,0 +1,88 @@
+"""The lengths that are computed from a configuration are those of the messages of a real round."""
+
+from __future__ import annotations
+
+import pytest
+
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.message_sizes import (
+    batch_bytes,
+    dealt_bytes,
+    half_bytes,
+    offers_bytes,
+    release_bytes,
+    share_bytes,
+)
+from tests.harness.indexing_rounds import MIXED_LAYOUT, IndexingSetup, InsecureIndexingRound
+
+LAYOUTS = {
+    "mixed": MIXED_LAYOUT,
+    "rings alone": Layout((RingSegment(20, 7), RingSegment(3, 5))),
+    "indices alone": Layout((IndexSegment(5, 11),)),
+}
+MODES = (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS)
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("depth", [None, 0, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_message_of_a_round_is_as_long_as_computed(
+    suite: Suite, mode: SharingMode, depth: int | None, layout: str
+) -> None:
+    setup = IndexingSetup(population=3, suite=suite, mode=mode, depth=depth, layout=LAYOUTS[layout], weights=(1, 5))
+    rig = InsecureIndexingRound(setup)
+    configuration = rig.configuration
+    for number in (1, 2, 3):
+        halves = rig.share(number)
+        assert [len(half.encode()) for half in halves] == [
+            half_bytes(configuration, ServerId(index)) for index in (0, 1)
+        ]
+        rig.deliver(halves)
+    assert len(rig.zero.offer) + len(rig.one.offer) == offers_bytes(configuration)
+    proposal = rig.one.propose(rig.one.waiting())
+    answer = rig.zero.answer(proposal)
+    conclusion = rig.one.conclude(answer)
+    rig.zero.settle(conclusion)
+    due = batch_bytes(configuration, 3)
+    assert (due.proposal, due.answer, due.conclusion) == (len(proposal), len(answer), len(conclusion))
+    assert due.total == len(proposal) + len(answer) + len(conclusion)
+    lists = rig.zero.close(), rig.one.close()
+    commitments = rig.zero.agree(lists[1]), rig.one.agree(lists[0])
+    shares = rig.zero.open(commitments[1]), rig.one.open(commitments[0])
+    assert {len(share) for share in shares} == {share_bytes(configuration)}
+    assert sum(map(len, (*lists, *commitments, *shares))) == release_bytes(configuration)
+
+
+def test_shared_indices_take_as_many_bytes_as_computed() -> None:
+    rig = InsecureIndexingRound(IndexingSetup(population=2, mode=SharingMode.SEMI_HONEST_INDEX_SHARING))
+    halves = rig.share(1)
+    due = [half_bytes(rig.configuration, ServerId(index)) for index in (0, 1)]
+    assert [len(half.encode()) for half in halves] == due
+
+
+def test_a_dealers_message_for_the_largest_batch_takes_as_many_bytes_as_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = IndexingSetup()
+    assert dealt_bytes(checked.configuration, ServerId(0)) == dealt_bytes(checked.configuration, ServerId(1)) == 0
+    rig = InsecureIndexingRound(IndexingSetup(population=3, mode=SharingMode.SEMI_HONEST_INDEX_SHARING))
+    dealt = rig.dealer().deal(ClientId(number) for number in (1, 2, 3))
+    monkeypatch.setattr("secagg.protocols.two_servers.index_sharing.dealt_correlations.MAXIMUM_DEALT_CLIENTS", 3)
+    due = [dealt_bytes(rig.configuration, ServerId(index)) for index in (0, 1)]
+    assert [len(half.encode()) for half in dealt] == due
+
+
+def test_servers_that_share_indices_say_as_many_bytes_as_computed() -> None:
+    rig = InsecureIndexingRound(IndexingSetup(population=2, mode=SharingMode.SEMI_HONEST_INDEX_SHARING))
+    rig.deal()
+    for number in (1, 2):
+        rig.upload(number)
+    proposal = rig.one.propose(rig.one.waiting())
+    answer = rig.zero.answer(proposal)
+    conclusion = rig.one.conclude(answer)
+    due = batch_bytes(rig.configuration, 2)
+    assert (due.proposal, due.answer, due.conclusion) == (len(proposal), len(answer), len(conclusion))

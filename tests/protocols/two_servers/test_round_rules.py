@@ -1,0 +1,291 @@
+"""Who is in a round's sum: every call in every state, every rule, and a naive model beside the class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.protocols.two_servers.round_rules import Entry, RoundRules, RoundState, Standing
+
+COLLECTING, SIGNED, AGREED, FAILED = RoundState
+
+
+def rules(**changes: Any) -> RoundRules:
+    chosen: dict[str, Any] = {
+        "minimum_cohort": 2,
+        "maximum_cohort": 6,
+        "maximum_rejections": 2,
+        "weights": (1, 5),
+        **changes,
+    }
+    return RoundRules(**chosen)
+
+
+def entry(client: int, *, upload: int | None = None, weight: int = 1) -> Entry:
+    number = client if upload is None else upload
+    return Entry(ClientId(client), number.to_bytes(32, "big"), weight)
+
+
+def take(kept: RoundRules, *entries: Entry) -> None:
+    for one in entries:
+        kept.receive(one)
+        kept.ask(one.upload_id)
+        kept.take(one.upload_id)
+
+
+def is_refused(
+    kept: RoundRules, call: Callable[[], object], kind: type[SecAggError], reason: Reason | None = None
+) -> SecAggError:
+    """Check that a call is refused in this way, and that the rules remember exactly what they did before."""
+    before = copy.deepcopy(vars(kept))
+    with pytest.raises(SecAggError) as caught:
+        call()
+    assert type(caught.value) is kind
+    if reason is not None:
+        assert caught.value.reason is reason
+    assert vars(kept) == before
+    return caught.value
+
+
+def at(state: RoundState) -> RoundRules:
+    """Return rules in a state, with two uploads taken, one asked about and one received."""
+    kept = rules()
+    take(kept, entry(1), entry(2))
+    for waiting in (entry(3), entry(4)):
+        kept.receive(waiting)
+    kept.ask(entry(3).upload_id)
+    if state in (SIGNED, AGREED):
+        kept.sign()
+    if state is AGREED:
+        kept.agree()
+    if state is FAILED:
+        kept.fail()
+    return kept
+
+
+CALLS: dict[str, tuple[Callable[[RoundRules], object], set[RoundState]]] = {
+    "receive": (lambda kept: kept.receive(entry(9)), {COLLECTING}),
+    "require_new": (lambda kept: kept.require_new(entry(9)), {COLLECTING}),
+    "ask": (lambda kept: kept.ask(entry(4).upload_id), {COLLECTING}),
+    "take": (lambda kept: kept.take(entry(3).upload_id), {COLLECTING}),
+    "reject": (lambda kept: kept.reject(entry(4).upload_id), {COLLECTING}),
+    "list_to_sign": (lambda kept: kept.list_to_sign(), {COLLECTING}),
+    "sign": (lambda kept: kept.sign(), {COLLECTING}),
+    "agree": (lambda kept: kept.agree(), {SIGNED, AGREED}),
+    "fail": (lambda kept: kept.fail(), set(RoundState)),
+}
+
+
+@pytest.mark.parametrize("state", RoundState)
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_is_for_its_states(name: str, state: RoundState) -> None:
+    call, states = CALLS[name]
+    kept = at(state)
+    if state in states:
+        call(kept)
+    else:
+        is_refused(kept, lambda: call(kept), Misuse)
+
+
+def test_an_upload_goes_one_way() -> None:
+    kept = rules()
+    upload = entry(1).upload_id
+    is_refused(kept, lambda: kept.ask(upload), Misuse)
+    kept.receive(entry(1))
+    is_refused(kept, lambda: kept.take(upload), Misuse)
+    is_refused(kept, lambda: kept.require_asked(upload), Misuse)
+    kept.ask(upload)
+    kept.ask(upload)
+    kept.require_asked(upload)
+    kept.take(upload)
+    for call in (kept.ask, kept.take, kept.reject, kept.require_asked):
+        is_refused(kept, lambda call=call: call(upload), Misuse)  # type: ignore[misc]
+    assert kept.standing(upload) is Standing.TAKEN
+
+
+def test_a_rejected_upload_never_comes_back() -> None:
+    kept = rules()
+    kept.receive(entry(1))
+    kept.reject(entry(1).upload_id)
+    assert not kept.require_new(entry(1))
+    kept.receive(entry(1))
+    assert kept.standing(entry(1).upload_id) is Standing.REJECTED
+    for call in (kept.ask, kept.take):
+        is_refused(kept, lambda call=call: call(entry(1).upload_id), Misuse)  # type: ignore[misc]
+    is_refused(kept, lambda: kept.receive(entry(1, upload=7)), PeerMisbehaved, Reason.ALREADY_ANSWERED)
+
+
+def test_a_client_has_one_upload() -> None:
+    kept = rules()
+    kept.receive(entry(1))
+    kept.receive(entry(1))
+    assert kept.number_of(Standing.RECEIVED) == 1
+    error = is_refused(kept, lambda: kept.receive(entry(1, upload=2)), PeerMisbehaved, Reason.ALREADY_ANSWERED)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {ClientId(1)}
+
+
+@pytest.mark.parametrize("weight", [0, 2, 6])
+def test_a_weight_is_one_of_those_that_are_allowed(weight: int) -> None:
+    kept = rules()
+    error = is_refused(kept, lambda: kept.receive(entry(1, weight=weight)), PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {ClientId(1)}
+
+
+def test_a_round_is_full_at_its_maximum_and_a_rejected_upload_makes_room() -> None:
+    kept = rules(maximum_cohort=3)
+    for number in (1, 2, 3):
+        kept.receive(entry(number))
+    is_refused(kept, lambda: kept.receive(entry(4)), PeerMisbehaved, Reason.BUFFER_FULL)
+    kept.reject(entry(2).upload_id)
+    kept.receive(entry(4))
+    is_refused(kept, lambda: kept.receive(entry(5)), PeerMisbehaved, Reason.BUFFER_FULL)
+
+
+def test_weights_that_too_few_have_are_left_out() -> None:
+    kept = rules(minimum_cohort=3, maximum_cohort=9)
+    take(kept, *(entry(number, weight=5) for number in (1, 2, 3)), entry(4), entry(5))
+    assert kept.list_to_sign() == tuple(entry(number, weight=5) for number in (1, 2, 3))
+    take(kept, entry(6))
+    assert len(kept.list_to_sign()) == 6
+    assert len(kept.taken()) == 6
+
+
+def test_too_few_of_every_weight_are_nobody() -> None:
+    kept = rules(minimum_cohort=3)
+    take(kept, entry(1), entry(2), entry(3, weight=5), entry(4, weight=5))
+    error = is_refused(kept, kept.list_to_sign, ThresholdNotMet)
+    assert isinstance(error, ThresholdNotMet)
+    assert (error.needed, error.present) == (3, 2)
+    is_refused(kept, kept.sign, ThresholdNotMet)
+    take(kept, entry(5))
+    kept.sign()
+    assert [one.client.value for one in kept.counted] == [1, 2, 5]
+
+
+def test_only_what_was_taken_is_signed() -> None:
+    kept = at(SIGNED)
+    assert kept.counted == (entry(1), entry(2))
+
+
+def test_more_rejections_than_are_put_up_with_end_it() -> None:
+    kept = rules(maximum_rejections=1, maximum_cohort=9)
+    take(kept, entry(1), entry(2))
+    for number in (3, 4):
+        kept.receive(entry(number))
+    kept.reject(entry(3).upload_id)
+    assert kept.list_to_sign()
+    kept.reject(entry(4).upload_id)
+    is_refused(kept, kept.list_to_sign, PeerMisbehaved, Reason.ONE_HOT_REFUTED)
+
+
+def test_who_waits_is_told_in_the_order_of_arrival() -> None:
+    kept = rules()
+    for number in (3, 1, 2):
+        kept.receive(entry(number))
+    kept.ask(entry(3).upload_id)
+    assert kept.waiting() == tuple(entry(number).upload_id for number in (3, 1, 2))
+    kept.reject(entry(1).upload_id)
+    assert kept.waiting() == tuple(entry(number).upload_id for number in (3, 2))
+
+
+class RoundModel(RuleBasedStateMachine):
+    """Any calls in any order: what the rules hold is what a list of what happened says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = rules(minimum_cohort=2, maximum_cohort=5, maximum_rejections=2)
+        self.uploads: dict[int, tuple[Entry, str]] = {}
+        self.state = COLLECTING
+
+    def live(self) -> int:
+        return sum(standing != "rejected" for _, standing in self.uploads.values())
+
+    @rule(client=st.integers(1, 7), upload=st.integers(1, 2), weight=st.sampled_from([1, 5, 2]))
+    def receive(self, client: int, upload: int, weight: int) -> None:
+        new = entry(client, upload=10 * client + upload, weight=weight)
+        known = self.uploads.get(client)
+        try:
+            self.kept.receive(new)
+        except Misuse:
+            assert self.state is not COLLECTING
+        except PeerMisbehaved:
+            is_other = known is not None and known[0].upload_id != new.upload_id
+            assert is_other or (known is None and (weight == 2 or self.live() >= 5))
+        else:
+            assert self.state is COLLECTING
+            if known is None:
+                assert weight in (1, 5)
+                assert self.live() < 5
+                self.uploads[client] = (new, "received")
+            else:
+                assert known[0].upload_id == new.upload_id
+
+    @rule(client=st.integers(1, 7), step=st.sampled_from(["ask", "take", "reject"]))
+    def move(self, client: int, step: str) -> None:
+        known = self.uploads.get(client)
+        upload_id = known[0].upload_id if known else bytes(32)
+        earlier = {"ask": {"received", "asked"}, "take": {"asked"}, "reject": {"received", "asked"}}[step]
+        allowed = self.state is COLLECTING and known is not None and known[1] in earlier
+        try:
+            getattr(self.kept, step)(upload_id)
+        except Misuse:
+            assert not allowed
+        else:
+            assert allowed
+            assert known is not None
+            self.uploads[client] = (known[0], {"ask": "asked", "take": "taken", "reject": "rejected"}[step])
+
+    @rule()
+    def sign(self) -> None:
+        taken = [one for one, standing in self.uploads.values() if standing == "taken"]
+        enough = sorted(one for one in taken if sum(other.weight == one.weight for other in taken) >= 2)
+        rejected = sum(standing == "rejected" for _, standing in self.uploads.values())
+        try:
+            self.kept.sign()
+        except Misuse:
+            assert self.state is not COLLECTING
+        except PeerMisbehaved:
+            assert rejected > 2
+        except ThresholdNotMet:
+            assert not enough
+        else:
+            assert self.state is COLLECTING
+            assert rejected <= 2
+            assert self.kept.counted == tuple(enough)
+            self.state = SIGNED
+
+    @precondition(lambda self: self.state is not COLLECTING)
+    @rule(fails=st.booleans())
+    def end(self, fails: bool) -> None:  # noqa: FBT001 -- drawn by hypothesis
+        if fails:
+            self.kept.fail()
+            self.state = FAILED
+            return
+        try:
+            self.kept.agree()
+        except Misuse:
+            assert self.state is FAILED
+        else:
+            self.state = AGREED
+
+    @invariant()
+    def is_what_happened(self) -> None:
+        assert self.kept.state is self.state
+        for one, standing in self.uploads.values():
+            assert self.kept.standing(one.upload_id) is Standing(standing)
+        for kind in Standing:
+            assert self.kept.number_of(kind) == sum(other == kind.value for _, other in self.uploads.values())
+
+
+TestRoundModel = RoundModel.TestCase
+TestRoundModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

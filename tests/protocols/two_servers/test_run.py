@@ -1,0 +1,243 @@
+"""Whole rounds: the sum is exact for every layout, weight, mode, depth, suite and number of threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.point_functions.shape import greatest_depth
+from secagg.protocols.two_servers.release import RoundResult
+from secagg.protocols.two_servers.run import BATCH, check, run
+from secagg.protocols.two_servers.server import IndexingServer
+from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+
+CHECKED, UNCHECKED = SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS
+SMALL = Layout((RingSegment(20, 3), IndexSegment(5, 3)))
+SETUP = IndexingSetup(layout=SMALL)
+RINGS = st.builds(RingSegment, st.sampled_from([8, 13, 20, 32, 64]), st.integers(1, 9))
+INDICES = st.builds(IndexSegment, st.integers(2, 300), st.integers(1, 6))
+
+
+def updates(made: InsecureIndexingRound, weights: Sequence[int]) -> list[tuple[Client, Payload, int]]:
+    return [
+        (client, made.setup.payload_of(number), weight)
+        for number, (client, weight) in enumerate(zip(made.clients, weights, strict=True), start=1)
+    ]
+
+
+def ran(made: InsecureIndexingRound, weights: Sequence[int], **named: Any) -> tuple[RoundResult, RoundResult]:
+    return run(made.zero, made.one, updates(made, weights), now=NOW, **named)
+
+
+def counted(weights: Sequence[int], minimum: int) -> list[int]:
+    """Return whose weight enough others have."""
+    return [number for number, weight in enumerate(weights, start=1) if weights.count(weight) >= minimum]
+
+
+def ideal(setup: IndexingSetup, numbers: Sequence[int], weights: Sequence[int]) -> Aggregate:
+    payloads = [setup.payload_of(number) for number in numbers]
+    return ideal_aggregate(setup.layout, payloads, [weights[number - 1] for number in numbers])
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> tuple[IndexingSetup, list[int]]:
+    """Draw what a round is like, and what each of its clients weighs."""
+    segments = draw(st.lists(st.one_of(RINGS, INDICES), min_size=1, max_size=4))
+    segments.insert(draw(st.integers(0, len(segments))), draw(INDICES))
+    depths = [greatest_depth(segment.codewords) for segment in segments if isinstance(segment, IndexSegment)]
+    weights = draw(st.sampled_from([(1,), (1, 2), (1, 5), (3, 64)]))
+    population = draw(st.integers(2, 6))
+    setup = IndexingSetup(
+        layout=Layout(tuple(segments), draw(st.sampled_from([bytes(32), b"v" * 32]))),
+        mode=draw(st.sampled_from([CHECKED, UNCHECKED])),
+        depth=draw(st.one_of(st.none(), st.integers(0, min(3, *depths)))),
+        weights=weights,
+        population=population,
+        maximum_cohort=draw(st.integers(max(2, population), 100)),
+        capacity=1 << 40,
+        round_number=draw(st.sampled_from([0, 7, (1 << 64) - 1])),
+        seed=draw(st.binary(min_size=1, max_size=4)),
+    )
+    return setup, draw(st.lists(st.sampled_from(weights), min_size=population, max_size=population))
+
+
+@given(made=setups())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_sum_is_exact(made: tuple[IndexingSetup, list[int]]) -> None:
+    setup, weights = made
+    session, numbers = InsecureIndexingRound(setup), counted(weights, setup.minimum_cohort)
+    if not numbers:
+        with pytest.raises(ThresholdNotMet):
+            ran(session, weights)
+        return
+    expected = ideal(setup, numbers, weights).encode()
+    for result in ran(session, weights):
+        assert result.aggregate.encode() == expected
+        assert [client.value for client in result.counted] == numbers
+        assert {client.value for client in (*result.counted, *result.left_out)} == set(range(1, len(weights) + 1))
+        assert result.rejected == {}
+
+
+@pytest.mark.parametrize("codewords", [2, 3, 37, 255, 256, 257, 300])
+@pytest.mark.parametrize("depth", [None, 0, 1])
+def test_any_number_of_codewords_is_counted(codewords: int, depth: int | None) -> None:
+    setup = replace(SETUP, layout=Layout((IndexSegment(codewords, 3),)), population=2, depth=depth, mode=UNCHECKED)
+    for result in ran(InsecureIndexingRound(setup), [1, 1]):
+        assert result.aggregate.encode() == ideal(setup, [1, 2], [1, 1]).encode()
+
+
+def test_the_ends_of_every_codebook_are_counted() -> None:
+    """All clients choose the first codeword in one block and the last in the next, so counts reach the total."""
+    setup = replace(SETUP, layout=Layout((IndexSegment(5, 2), IndexSegment(9, 2))), weights=(63,), maximum_cohort=2)
+    made = InsecureIndexingRound(setup)
+    assert made.configuration.maximum_total_weight == 126, "one below the modulus"
+    payloads = [setup.payload_of(number) for number in (1, 2)]
+    for payload in payloads:
+        for segment, value in zip(setup.layout.segments, payload.values, strict=True):
+            assert isinstance(segment, IndexSegment)
+            value[:] = [0, segment.codewords - 1]
+    results = run(made.zero, made.one, zip(made.clients[:2], payloads, [63, 63], strict=True), now=NOW)
+    for result in results:
+        assert result.aggregate.encode() == ideal_aggregate(setup.layout, payloads, [63, 63]).encode()
+
+
+def test_the_hybrid_suite_gives_the_same_sum() -> None:
+    setup = replace(SETUP, suite=Suite.HYBRID, population=3)
+    for result in ran(InsecureIndexingRound(setup), [1] * 3):
+        assert result.aggregate.encode() == ideal(setup, [1, 2, 3], [1] * 3).encode()
+
+
+@pytest.mark.parametrize("mode", [CHECKED, UNCHECKED])
+def test_threads_change_nothing(mode: SharingMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients and servers with two threads each."""
+    init: dict[type, Any] = {kind: kind.__init__ for kind in (Client, IndexingServer)}
+    for kind, original in init.items():
+
+        def threaded(self: Any, *args: Any, original: Any = original, **named: Any) -> None:
+            original(self, *args, **(named | {"threads": 2}))
+
+        monkeypatch.setattr(kind, "__init__", threaded)
+    layout = Layout((RingSegment(20, 3), IndexSegment(5, 40), IndexSegment(200, 40)))
+    setup = replace(SETUP, layout=layout, mode=mode, population=2)
+    for result in ran(InsecureIndexingRound(setup), [1, 1]):
+        assert result.aggregate.encode() == ideal(setup, [1, 2], [1, 1]).encode()
+
+
+@pytest.mark.parametrize("population", [BATCH, BATCH + 1, 2 * BATCH + 3])
+def test_servers_speak_of_so_many_uploads_at_a_time(population: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = replace(
+        SETUP, layout=Layout((IndexSegment(2, 1),)), mode=UNCHECKED, population=population, maximum_cohort=99
+    )
+    asked, held, propose = list[int](), list[int](), IndexingServer.propose
+
+    def counting(self: IndexingServer, uploads: Sequence[bytes]) -> bytes:
+        asked.append(len(uploads))
+        held.append(len(self.waiting()))
+        return propose(self, uploads)
+
+    monkeypatch.setattr(IndexingServer, "propose", counting)
+    for result in ran(InsecureIndexingRound(setup), [1] * population):
+        assert result.aggregate.encode() == ideal(setup, range(1, population + 1), [1] * population).encode()
+    assert sum(asked) == population
+    assert max(asked) == max(held) == BATCH, "and hold no more before they do"
+
+
+def test_everything_that_is_asked_about_is_decided() -> None:
+    made = InsecureIndexingRound(
+        replace(SETUP, layout=Layout((IndexSegment(2, 1),)), mode=UNCHECKED, population=BATCH + 2)
+    )
+    for number in range(1, BATCH + 3):
+        made.upload(number)
+    first, *others = made.one.waiting()
+    check(made.zero, made.one, others)
+    assert made.one.waiting() == made.zero.waiting() == (first,)
+
+
+def test_whoever_listens_is_told_of_each_half() -> None:
+    told = list[tuple[ClientId, ServerId, int]]()
+    made = InsecureIndexingRound(replace(SETUP, population=2))
+
+    def listen(client: ClientId, server: ServerId, message: bytes) -> None:
+        told.append((client, server, len(message)))
+
+    ran(made, [1, 1], sent=listen)
+    assert [(client.value, server.index) for client, server, _ in told] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    lengths = {server.index: {length for _, at, length in told if at == server} for _, server, _ in told}
+    assert all(len(found) == 1 for found in lengths.values())
+
+
+def test_too_few_clients_are_not_released() -> None:
+    made = InsecureIndexingRound(replace(SETUP, minimum_cohort=3))
+    with pytest.raises(ThresholdNotMet):
+        run(made.zero, made.one, updates(made, [1] * 5)[:2], now=NOW)
+
+
+def crooked(monkeypatch: pytest.MonkeyPatch, numbers: set[int]) -> None:
+    """Let the halves of some clients be altered where they arrive at server 1."""
+    receive = IndexingServer.receive
+
+    def altered(self: IndexingServer, message: bytes) -> bytes:
+        client = int.from_bytes(message[16:24], "big")
+        if self.server.index == 1 and client in numbers:
+            message = message[:-1] + bytes([message[-1] ^ 1])
+        return receive(self, message)
+
+    monkeypatch.setattr(IndexingServer, "receive", altered)
+
+
+def test_a_half_that_one_server_does_not_take_costs_its_client_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = InsecureIndexingRound(replace(SETUP, layout=Layout((IndexSegment(5, 3), RingSegment(20, 3))), depth=0))
+    crooked(monkeypatch, {2, 5})
+    with caplog.at_level(logging.WARNING):
+        results = ran(made, [1] * 5)
+    for result in results:
+        assert [client.value for client in result.counted] == [1, 3, 4]
+        assert result.aggregate.encode() == made.ideal([1, 3, 4]).encode()
+    assert sum("does not take" in record.message for record in caplog.records) == 2
+    assert made.zero.waiting()
+
+
+def test_two_servers_with_other_lists_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = InsecureIndexingRound(SETUP)
+    # What server 1 concludes of the first two is lost on the way.
+    monkeypatch.setattr(IndexingServer, "settle", max)
+    for number in (1, 2):
+        made.upload(number)
+    check(made.zero, made.one, made.one.waiting())
+    with pytest.raises(ThresholdNotMet):
+        made.zero.close()
+    monkeypatch.undo()
+    for number in (3, 4):
+        made.upload(number)
+    check(made.zero, made.one, made.one.waiting())
+    with pytest.raises(PeerMisbehaved) as caught:
+        made.finish()
+    assert caught.value.reason is Reason.SERVERS_DISAGREE
+
+
+def test_rounds_follow_one_another_with_the_same_clients() -> None:
+    first = InsecureIndexingRound(replace(SETUP, population=2))
+    ran(first, [1, 1])
+    second = InsecureIndexingRound(replace(SETUP, population=2, round_number=8))
+    second.clients = first.clients
+    others = [replace(SETUP, seed=b"later").payload_of(number) for number in (1, 2)]
+    results = run(second.zero, second.one, zip(first.clients, others, [1, 1], strict=True), now=NOW)
+    for result in results:
+        assert result.aggregate.encode() == ideal_aggregate(SMALL, others).encode()
+    with pytest.raises(PeerMisbehaved) as caught:
+        ran(first, [1, 1])
+    assert caught.value.reason is Reason.ALREADY_ANSWERED

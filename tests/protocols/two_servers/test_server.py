@@ -1,0 +1,822 @@
+"""One server: every call in every state, every step again, every restart, and who is blamed for what."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.crypto.secret import Secret
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers import client as client_module
+from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.envelope import seal_body
+from secagg.protocols.two_servers.journal import Event, Record
+from secagg.protocols.two_servers.release import RoundResult
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import RoundStamp, decode_batch, encode_batch
+from secagg.protocols.two_servers.upload import Upload
+from secagg.wire import MessageKind
+from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+
+ZERO, ONE = ServerId(0), ServerId(1)
+LAYOUT = Layout((RingSegment(20, 3), IndexSegment(5, 3)))
+SETUP = IndexingSetup(population=4, layout=LAYOUT, weights=(1, 3), maximum_rejections=1)
+TREES = replace(SETUP, depth=1, population=2)
+UNCHECKED = replace(SETUP, mode=SharingMode.UNCHECKED_POINT_FUNCTIONS, depth=1, population=2)
+
+
+class MemoryJournal:
+    """Records in memory, which a restart finds again."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.before, self.written = list(records), list(records)
+
+    def append(self, event: Event, *fields: bytes) -> None:
+        self.written.append((event, fields))
+
+    def records(self) -> Iterator[Record]:
+        return iter(self.before)
+
+
+class Round(InsecureIndexingRound):
+    """A round whose servers can be started again, and whose clients' halves are kept."""
+
+    def __init__(self, setup: IndexingSetup = SETUP) -> None:
+        super().__init__(setup, journals=(MemoryJournal(), MemoryJournal()))
+        self.halves = dict[int, tuple[Upload, Upload]]()
+        self.heard = {"list": b"a list", "commitment": b"a commitment", "share": b"a share"}
+        """What server 1 has said to server 0 at the end, as far as it has come."""
+
+    def journal(self, index: int) -> MemoryJournal:
+        journal = self.journals[index]
+        assert isinstance(journal, MemoryJournal)
+        return journal
+
+    def start_again(self, index: int, records: Sequence[Record] | None = None) -> IndexingServer:
+        self.restart(index, MemoryJournal(self.journal(index).written if records is None else records))
+        return self.servers[index]
+
+    def send(self, *numbers: int, weight: int = 1) -> list[bytes]:
+        """Let clients upload to both servers, and return the uploads' ids."""
+        for number in numbers:
+            self.halves[number] = self.share(number, weight=weight)
+            self.deliver(self.halves[number])
+        return [self.halves[number][0].upload_id(self.configuration) for number in numbers]
+
+    def asked(self) -> tuple[bytes, bytes]:
+        """Go as far as server 0's answer, and return what was said."""
+        proposal = self.one.propose(self.one.waiting())
+        return proposal, self.zero.answer(proposal)
+
+    def lists(self) -> tuple[bytes, bytes]:
+        return self.zero.close(), self.one.close()
+
+
+def collected(setup: IndexingSetup = SETUP) -> Round:
+    """Return a round in which clients 1 and 2 were taken, where there are more 3 was asked about and 4 came."""
+    made = Round(setup)
+    made.send(1, 2)
+    made.check()
+    if setup.population > 2:
+        made.send(3)
+        made.asked()
+        made.send(4)
+    return made
+
+
+STATES = ("collecting", "signed", "agreed", "opened", "failed", "wiped")
+
+
+def inside(kept: object) -> dict[str, Any]:
+    return vars(kept)
+
+
+def end(server: IndexingServer, how: str) -> None:
+    if how == "wipe":
+        server.wipe()
+    else:
+        server.give_up("tired")
+
+
+def at(state: str) -> Round:
+    made = collected()
+    if state in ("signed", "agreed", "opened"):
+        zero, made.heard["list"] = made.lists()
+        if state != "signed":
+            commitment, made.heard["commitment"] = made.zero.agree(made.heard["list"]), made.one.agree(zero)
+            if state == "opened":
+                made.zero.open(made.heard["commitment"])
+                made.heard["share"] = made.one.open(commitment)
+    if state in ("failed", "wiped"):
+        for server in made.servers:
+            end(server, "give_up" if state == "failed" else "wipe")
+    return made
+
+
+def is_refused(
+    made: Round, call: Callable[[], object], kind: type[SecAggError], reason: Reason | None = None
+) -> SecAggError:
+    """Check that a call is refused in this way, and that neither server has written anything down."""
+    before = [len(made.journal(index).written) for index in (0, 1)]
+    with pytest.raises(SecAggError) as caught:
+        call()
+    assert type(caught.value) is kind, repr(caught.value)
+    assert reason in (None, caught.value.reason)
+    assert [len(made.journal(index).written) for index in (0, 1)] == before
+    return caught.value
+
+
+# --- Every call in every state ----------------------------------------------------------------------------------------
+
+
+ALWAYS, NEVER = set[str](STATES), set[str]()
+COLLECTING, CLOSED = {"collecting"}, {"signed", "agreed", "opened"}
+AGREED = {"agreed", "opened"}
+CALLS: dict[str, tuple[Callable[[Round], object], set[str], type[SecAggError]]] = {
+    "receive": (lambda made: made.zero.receive(made.halves[1][0].encode()), COLLECTING, UnexpectedMessage),
+    "deal": (lambda made: made.zero.deal(b"a batch"), NEVER, UnexpectedMessage),
+    "waiting": (lambda made: made.zero.waiting(), ALWAYS, Misuse),
+    "rejected": (lambda made: made.zero.rejected, ALWAYS, Misuse),
+    "last_conclusion": (lambda made: made.one.last_conclusion, ALWAYS, Misuse),
+    "propose": (lambda made: made.one.propose([]), COLLECTING, Misuse),
+    "answer": (lambda made: made.zero.answer(empty(made, ONE)), COLLECTING, UnexpectedMessage),
+    "conclude": (lambda made: made.one.conclude(empty(made, ZERO)), COLLECTING, UnexpectedMessage),
+    "settle nothing": (lambda made: made.zero.settle(empty(made, ONE, settled=True)), ALWAYS, Misuse),
+    "agree": (lambda made: made.zero.agree(made.heard["list"]), CLOSED, UnexpectedMessage),
+    "open": (lambda made: made.zero.open(made.heard["commitment"]), AGREED, UnexpectedMessage),
+    "combine": (lambda made: made.zero.combine(made.heard["share"]), {"opened"}, UnexpectedMessage),
+    "close": (lambda made: made.zero.close(), COLLECTING | CLOSED, Misuse),
+    "give_up": (lambda made: made.zero.give_up("tired"), ALWAYS, Misuse),
+    "wipe": (lambda made: made.zero.wipe(), ALWAYS, Misuse),
+    "repr": (lambda made: repr(made.zero), ALWAYS, Misuse),
+}
+
+
+def empty(made: Round, server: ServerId, *, settled: bool = False) -> bytes:
+    kind = MessageKind.INDEXING_PROPOSAL if server == ONE else MessageKind.INDEXING_ANSWER
+    stamp = RoundStamp(context=made.configuration.context, round_number=7, server=server)
+    return encode_batch(MessageKind.INDEXING_CONCLUSION if settled else kind, stamp, [])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_call_is_for_its_states(state: str) -> None:
+    made = at(state)
+    for name, (call, states, kind) in CALLS.items():
+        if state not in states:
+            # That the other server has not been opened against yet is for the operator of this one to know.
+            forgotten = (name, state) == ("combine", "agreed")
+            error = is_refused(made, partial(call, made), Misuse if forgotten else kind)
+            assert "array" not in str(error), name
+    for call, states, _ in CALLS.values():
+        # In this order: what closes comes behind what collects, and what fails and wipes comes last.
+        if state in states:
+            call(made)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_the_other_server_says_out_of_turn_is_its_own_doing(state: str) -> None:
+    made = at(state)
+    zero, one = made.servers
+    for server, peer, call, states in (
+        (zero, ONE, lambda: zero.answer(empty(made, ONE)), COLLECTING),
+        (one, ZERO, lambda: one.conclude(empty(made, ZERO)), COLLECTING),
+        (zero, ONE, lambda: zero.agree(b"a list"), CLOSED),
+        (zero, ONE, lambda: zero.open(b"a commitment"), AGREED),
+        (zero, ONE, lambda: zero.combine(b"a share"), AGREED),
+    ):
+        if state not in states:
+            error = is_refused(made, call, UnexpectedMessage, Reason.WRONG_KIND)
+            assert isinstance(error, UnexpectedMessage)
+            assert error.culprits == {peer}
+        assert server.peer == peer
+
+
+def test_each_server_has_its_own_steps() -> None:
+    made = collected()
+    for call in (
+        lambda: made.zero.propose([]),
+        lambda: made.zero.conclude(empty(made, ZERO)),
+        lambda: made.one.answer(empty(made, ONE)),
+        lambda: made.one.settle(empty(made, ONE, settled=True)),
+    ):
+        is_refused(made, call, Misuse)
+
+
+def test_a_list_of_uploads_that_do_not_wait_is_not_proposed() -> None:
+    made = collected()
+    (waiting, *_), taken = made.one.waiting(), made.halves[1][0].upload_id(made.configuration)
+    for uploads in ([taken], [bytes(32)], [waiting, waiting], [waiting, bytes(32)]):
+        is_refused(made, lambda uploads=uploads: made.one.propose(uploads), Misuse)  # type: ignore[misc]
+
+
+# --- The sum ----------------------------------------------------------------------------------------------------------
+
+
+def is_ideal(made: Round, numbers: Sequence[int], results: tuple[RoundResult, RoundResult]) -> None:
+    expected = made.ideal(numbers).encode()
+    for result in results:
+        assert result.aggregate.encode() == expected
+        assert result.counted == tuple(ClientId(number) for number in numbers)
+
+
+def test_only_what_was_taken_is_in_the_sum() -> None:
+    made = collected()
+    is_ideal(made, [1, 2], made.finish())
+
+
+def test_a_weight_that_too_few_have_is_left_out() -> None:
+    made = Round()
+    made.send(1, 2, weight=3)
+    made.send(3)
+    made.check()
+    results = made.finish()
+    for result in results:
+        assert result.left_out == (ClientId(3),)
+        assert result.aggregate.encode() == made.ideal([1, 2], [3, 3]).encode()
+
+
+def test_too_few_are_not_released_and_the_round_goes_on() -> None:
+    made = Round()
+    made.send(1)
+    made.send(2, weight=3)
+    made.check()
+    for server in made.servers:
+        error = is_refused(made, server.close, ThresholdNotMet)
+        assert isinstance(error, ThresholdNotMet)
+        assert (error.needed, error.present) == (2, 1)
+    made.send(3)
+    made.check()
+    assert made.finish()[0].counted == (ClientId(1), ClientId(3))
+
+
+def test_an_upload_that_only_one_server_holds_is_in_no_sum() -> None:
+    made = collected(replace(SETUP, population=2))
+    lonely = Round(replace(SETUP, population=4))
+    for index in (0, 1):
+        lonely.servers[index] = made.servers[index]
+    zero, one = lonely.share(3), lonely.share(4)
+    made.zero.receive(zero[0].encode())
+    made.one.receive(one[1].encode())
+    made.check()
+    is_ideal(made, [1, 2], made.finish())
+    assert made.one.waiting() == (one[1].upload_id(made.configuration),)
+
+
+# --- Uploads ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_half_again_changes_nothing() -> None:
+    made = collected()
+    for number in (1, 3, 4):
+        for server, half in zip(made.servers, made.halves[number], strict=True):
+            before = len(made.journal(server.server.index).written)
+            assert server.receive(bytearray(half.encode())) == half.upload_id(made.configuration)  # type: ignore[arg-type]
+            assert len(made.journal(server.server.index).written) == before
+    is_ideal(made, [1, 2], made.finish())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_second_upload_of_a_client_is_refused(index: int) -> None:
+    made = Round()
+    made.send(1)
+    other = made.new_client(1).share(
+        made.setup.payload_of(2),
+        configuration=made.configuration,
+        round_number=7,
+        offers=(made.zero.offer, made.one.offer),
+        now=NOW,
+    )
+    error = is_refused(
+        made, lambda: made.servers[index].receive(other[index].encode()), PeerMisbehaved, Reason.ALREADY_ANSWERED
+    )
+    assert isinstance(error, PeerError)
+    assert error.culprits == {ClientId(1)}
+
+
+def test_no_more_uploads_are_taken_than_a_round_holds() -> None:
+    made = Round(replace(SETUP, maximum_cohort=2))
+    made.send(1, 2)
+    half = made.share(3)[0]
+    is_refused(made, lambda: made.zero.receive(half.encode()), PeerMisbehaved, Reason.BUFFER_FULL)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_half_that_is_wrong_changes_nothing(index: int) -> None:
+    made = Round()
+    half = made.share(1)[index]
+    message = half.encode()
+    for position in range(0, len(message), 11):
+        altered = message[:position] + bytes([message[position] ^ 1]) + message[position + 1 :]
+        with pytest.raises(PeerError):
+            made.servers[index].receive(altered)
+    is_refused(made, lambda: made.servers[index].receive(message[:-1]), MalformedMessage, Reason.TRUNCATED)
+    assert made.servers[index].waiting() == ()
+    assert made.servers[index].receive(message) == half.upload_id(made.configuration)
+
+
+def test_text_is_no_message() -> None:
+    made = at("opened")
+    text: Any = "a message"
+    for call in (made.zero.agree, made.zero.open, made.zero.combine, made.zero.receive):
+        is_refused(made, lambda call=call: call(text), Misuse)  # type: ignore[misc]
+
+
+# --- Rejections -------------------------------------------------------------------------------------------------------
+
+
+def crooked(made: Round, number: int) -> tuple[Upload, Upload]:
+    """Let a client share something else with server 1 than with server 0, and sign both as if nothing were wrong."""
+
+    def changed(seed: Secret, server: ServerId, digest: bytes, body: bytearray) -> memoryview:
+        if server == ONE:
+            body[0] ^= 1
+        return seal_body(seed, server, digest, body)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(client_module, "seal_body", changed)
+        made.halves[number] = made.share(number)
+        made.deliver(made.halves[number])
+    return made.halves[number]
+
+
+@pytest.mark.parametrize("setup", [SETUP, replace(SETUP, depth=1)])
+def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(setup: IndexingSetup) -> None:
+    made = Round(setup)
+    made.send(1, 2)
+    crooked(made, 3)
+    made.check()
+    for server in made.servers:
+        assert set(server.rejected) == {ClientId(3)}
+        assert server.waiting() == ()
+    assert "contradict" in made.one.rejected[ClientId(3)]
+    results = made.finish()
+    is_ideal(made, [1, 2], results)
+    assert [set(result.rejected) for result in results] == [{ClientId(3)}] * 2
+
+
+def test_more_rejections_than_are_put_up_with_end_the_round_for_good() -> None:
+    made = Round()
+    made.send(1, 2)
+    for number in (3, 4):
+        crooked(made, number)
+    made.check()
+    for index, server in enumerate(made.servers):
+        with pytest.raises(PeerMisbehaved) as caught:
+            server.close()
+        assert caught.value.reason is Reason.ONE_HOT_REFUTED
+        is_refused(made, server.close, Misuse)
+        assert made.journal(index).written[-1][0] is Event.FAILED
+        is_refused(made, made.start_again(index).close, Misuse)
+
+
+def test_what_one_server_refuses_is_refused_by_the_other() -> None:
+    """Each says so in its turn: server 1 in its proposal or conclusion, and server 0 in its answer."""
+    made = Round()
+    uploads = made.send(1, 2, 3)
+    stamp = RoundStamp(context=made.configuration.context, round_number=7, server=ONE)
+    proposal = made.one.propose(uploads)
+    items = decode_batch(proposal, MessageKind.INDEXING_PROPOSAL, stamp)
+    refusing = encode_batch(MessageKind.INDEXING_PROPOSAL, stamp, [(uploads[0], None), *items[1:]])
+    answer = made.zero.answer(refusing)
+    assert set(made.zero.rejected) == {ClientId(1)}
+    answers = decode_batch(answer, MessageKind.INDEXING_ANSWER, replace(stamp, server=ZERO))
+    assert [upload for upload, _ in answers] == uploads[1:]
+    refused = encode_batch(MessageKind.INDEXING_ANSWER, replace(stamp, server=ZERO), [(uploads[1], None), answers[1]])
+    conclusion = made.one.conclude(refused)
+    assert set(made.one.rejected) == {ClientId(2)}
+    concluded = decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, stamp)
+    assert concluded[0] == (uploads[1], None)
+    made.zero.settle(conclusion)
+    assert set(made.zero.rejected) == {ClientId(1), ClientId(2)}
+    assert made.zero.waiting() == ()
+    again = decode_batch(made.zero.answer(proposal), MessageKind.INDEXING_ANSWER, replace(stamp, server=ZERO))
+    assert again == [(uploads[0], None), (uploads[1], None)], "what was rejected is said again"
+    last = made.one.conclude(encode_batch(MessageKind.INDEXING_ANSWER, replace(stamp, server=ZERO), again))
+    assert decode_batch(last, MessageKind.INDEXING_CONCLUSION, stamp) == again, "by both"
+    assert set(made.one.rejected) == {ClientId(1), ClientId(2)}
+
+
+def test_another_question_about_an_upload_is_refused() -> None:
+    """A second point under one mask would open a row of the input."""
+    made = Round(TREES)
+    made.send(1)
+    proposal = made.one.propose(made.one.waiting())
+    made.zero.answer(proposal)
+    other = proposal[:-1] + bytes([proposal[-1] ^ 1])
+    error = is_refused(made, lambda: made.zero.answer(other), PeerMisbehaved, Reason.ALREADY_ANSWERED)
+    assert isinstance(error, PeerError)
+    assert error.culprits == {ONE}
+
+
+def test_an_answer_for_what_was_not_asked_is_passed_over() -> None:
+    made = Round()
+    uploads = made.send(1, 2)
+    stamp = RoundStamp(context=made.configuration.context, round_number=7, server=ZERO)
+    stray = encode_batch(MessageKind.INDEXING_ANSWER, stamp, [(uploads[0], b"x"), (b"u" * 32, b"y")])
+    conclusion = made.one.conclude(stray)
+    assert decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, replace(stamp, server=ONE)) == []
+    made.zero.settle(conclusion)
+    made.check()
+    is_ideal(made, [1, 2], made.finish())
+
+
+# --- Lists and shares -------------------------------------------------------------------------------------------------
+
+
+def test_another_list_ends_the_round_for_good() -> None:
+    made = Round()
+    made.send(1, 2)
+    proposal, answer = made.asked()
+    conclusion = made.one.conclude(answer)
+    made.zero.settle(conclusion)
+    made.send(3)
+    _, answer = made.asked()
+    made.one.conclude(answer)
+    lists = made.lists()
+    for index, server in enumerate(made.servers):
+        with pytest.raises(PeerMisbehaved) as caught:
+            server.agree(lists[1 - index])
+        assert caught.value.reason is Reason.SERVERS_DISAGREE
+        is_refused(made, lambda server=server, index=index: server.agree(lists[1 - index]), UnexpectedMessage)  # type: ignore[misc]
+        again = made.start_again(index)
+        is_refused(made, lambda again=again: again.open(b"a commitment"), UnexpectedMessage)  # type: ignore[misc]
+    assert proposal
+
+
+def test_a_list_that_the_other_server_did_not_sign_ends_nothing() -> None:
+    made = collected()
+    lists = made.lists()
+    forged = lists[1][:-1] + bytes([lists[1][-1] ^ 1])
+    is_refused(made, lambda: made.zero.agree(forged), AuthenticationFailed)
+    is_refused(made, lambda: made.zero.agree(lists[0]), PeerMisbehaved, Reason.WRONG_SESSION)
+    is_refused(made, lambda: made.zero.agree(lists[1][:-1]), MalformedMessage)
+    is_ideal(made, [1, 2], made.finish())
+
+
+def test_nothing_is_taken_after_the_list_was_signed() -> None:
+    made = collected()
+    proposal = made.one.propose(made.one.waiting())
+    answer = made.zero.answer(proposal)
+    conclusion = made.one.conclude(answer)
+    made.zero.close()
+    is_refused(made, lambda: made.zero.answer(proposal), UnexpectedMessage)
+    error = is_refused(made, lambda: made.zero.settle(conclusion), UnexpectedMessage)
+    assert isinstance(error, PeerError)
+    assert error.culprits == {ONE}
+
+
+def test_one_list_is_signed() -> None:
+    made = collected()
+    signed = made.zero.close()
+    assert made.zero.close() == signed
+    made.one.close()
+    made.zero.agree(made.one.close())
+    assert made.zero.close() == signed
+    events = [event for event, _ in made.journal(0).written]
+    assert events.count(Event.SIGNED) == events.count(Event.AGREED) == 1
+
+
+def test_a_server_opens_against_one_commitment() -> None:
+    made = at("opened")
+    commitment = made.one.agree(made.zero.close())
+    share = made.zero.open(commitment)
+    other = commitment[:-1] + bytes([commitment[-1] ^ 1])
+    is_refused(made, lambda: made.zero.open(other), PeerMisbehaved, Reason.ALREADY_ANSWERED)
+    assert made.zero.open(commitment) == share
+
+
+def test_another_share_than_was_committed_to_is_refused() -> None:
+    made = at("opened")
+    share = made.one.open(made.zero.agree(made.one.close()))
+    wrong = share[:-1] + bytes([share[-1] ^ 1])
+    error = is_refused(made, lambda: made.zero.combine(wrong), PeerMisbehaved, Reason.COMMITMENT_MISMATCH)
+    assert isinstance(error, PeerError)
+    assert error.culprits == {ONE}
+    assert made.zero.combine(share).aggregate.encode() == made.ideal([1, 2]).encode()
+
+
+# --- Every step again, and after a restart ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setup", [replace(SETUP, population=2), TREES, UNCHECKED], ids=["explicit", "trees", "unchecked"]
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["again", "after a restart"])
+def test_every_step_again_gives_the_same_bytes(setup: IndexingSetup, restarts: bool) -> None:  # noqa: FBT001
+    """Also where a server's process ended after the step, and was started again."""
+    made = Round(setup)
+    steps = list[tuple[int, Callable[[IndexingServer], object]]]()
+
+    def step(index: int, call: Callable[[IndexingServer], Any]) -> Any:
+        """Let a server do something, and again; and then everything that it did before."""
+        said = call(made.servers[index])
+        server = made.start_again(index) if restarts else made.servers[index]
+        written = len(made.journal(index).written)
+        assert call(server) == said
+        assert len(made.journal(index).written) == written, "what is done again is not written down again"
+        steps.append((index, call))
+        return said
+
+    for number in (1, 2):
+        made.halves[number] = made.share(number)
+        for index in (0, 1):
+            step(index, lambda server, half=made.halves[number][index]: server.receive(half.encode()))  # type: ignore[misc]
+    uploads = made.one.waiting()
+    proposal = step(1, lambda server: server.propose(uploads))
+    answer = step(0, lambda server: server.answer(proposal))
+    conclusion = step(1, lambda server: server.conclude(answer))
+    assert made.one.last_conclusion == conclusion
+    step(0, lambda server: server.settle(conclusion))
+    lists = [step(index, lambda server: server.close()) for index in (0, 1)]
+    commitments = [step(index, lambda server, index=index: server.agree(lists[1 - index])) for index in (0, 1)]  # type: ignore[misc]
+    shares = [step(index, lambda server, index=index: server.open(commitments[1 - index])) for index in (0, 1)]  # type: ignore[misc]
+    for index in (0, 1):
+        result = made.servers[index].combine(shares[1 - index])
+        assert result.aggregate.encode() == made.ideal([1, 2]).encode()
+        result = made.start_again(index).combine(shares[1 - index])
+        assert result.aggregate.encode() == made.ideal([1, 2]).encode()
+
+
+@pytest.mark.parametrize(
+    "setup", [replace(SETUP, population=2), TREES, UNCHECKED], ids=["explicit", "trees", "unchecked"]
+)
+def test_a_server_that_starts_again_decides_without_being_asked_again(setup: IndexingSetup) -> None:
+    made = Round(setup)
+    made.send(1, 2)
+    proposal = made.one.propose(made.one.waiting())
+    made.start_again(1)
+    answer = made.zero.answer(proposal)
+    made.start_again(0)
+    conclusion = made.one.conclude(answer)
+    made.start_again(1)
+    made.zero.settle(conclusion)
+    made.start_again(0)
+    is_ideal(made, [1, 2], made.finish())
+
+
+def test_a_journal_that_ends_at_any_record_goes_on_to_the_same_sum() -> None:
+    """The server is killed between any two records; what it had not written down it had not said."""
+    made = Round(TREES)
+    made.send(1, 2)
+    made.check()
+    made.finish()
+    for index in (0, 1):
+        records = made.journal(index).written
+        for count in range(1, len(records) + 1):
+            again = Round(TREES)
+            # The other server is at its beginning; this one knows all that it ever knew.
+            for server in (0, 1):
+                again.start_again(server, records[:count] if server == index else made.journal(server).written[:1])
+            for number in (1, 2):
+                for started_again, half in zip(again.servers, made.halves[number], strict=True):
+                    if "collecting" in repr(started_again):
+                        started_again.receive(half.encode())
+            try:
+                again.check()
+                results = again.finish()
+            except SecAggError:
+                # Where it has decided or closed already, the other one is too far behind; but it is consistent.
+                assert any(event in (Event.CONCLUDED, Event.TAKEN, Event.SIGNED) for event, _ in records[:count])
+            else:
+                is_ideal(again, [1, 2], results)
+
+
+def test_an_upload_is_added_once_however_often_a_server_starts() -> None:
+    made = collected()
+    for _ in range(3):
+        for index in (0, 1):
+            made.start_again(index)
+    is_ideal(made, [1, 2], made.finish())
+    for index, event in ((0, Event.TAKEN), (1, Event.CONCLUDED)):
+        named = [fields for kind, fields in made.journal(index).written if kind is event]
+        assert len(named) == (2 if index == 0 else 1)
+
+
+@pytest.mark.parametrize("state", STATES[:5])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_server_that_starts_again_is_where_it_was(state: str, index: int) -> None:
+    made = at(state)
+    before = made.servers[index]
+    after = made.start_again(index)
+    for name in ("offer", "rejected", "last_conclusion"):
+        assert getattr(after, name) == getattr(before, name)
+    assert after.waiting() == before.waiting()
+    assert repr(after) == repr(before)
+
+
+def test_rejections_survive_a_restart() -> None:
+    made = Round()
+    made.send(1, 2)
+    crooked(made, 3)
+    made.check()
+    for index in (0, 1):
+        before = made.servers[index].rejected
+        assert before
+        assert made.start_again(index).rejected == before
+    is_ideal(made, [1, 2], made.finish())
+
+
+def test_another_pair_key_says_nothing_of_an_upload_twice() -> None:
+    made = collected()
+
+    def other_key(_: IndexingSetup) -> Secret:
+        return Secret("pair key", bytes(32))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(IndexingSetup, "pair_key", other_key)
+        again = made.start_again(1)
+    upload = made.halves[3][1].upload_id(made.configuration)
+    is_refused(made, lambda: again.propose([upload]), Misuse)
+
+
+# --- Journals of something else ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["round", "configuration", "server", "nothing"])
+def test_a_journal_of_something_else_is_refused(other: str) -> None:
+    made = collected()
+    records, setup, index = made.journal(0).written, made.setup, 0
+    match other:
+        case "round":
+            setup = replace(setup, round_number=8)
+        case "configuration":
+            setup = replace(setup, task=b"b task")
+        case "server":
+            index = 1
+        case _:
+            records = records[1:]
+    started = Round(setup)
+    with pytest.raises(Misuse, match="journal is of another"):
+        started.start_again(index, records)
+
+
+def test_records_that_no_server_writes_are_refused() -> None:
+    made = collected()
+    begun, received, asked, *_ = made.journal(0).written
+    for records in (
+        [begun, begun],
+        [begun, (Event.RECEIVED, ())],
+        [begun, (Event.TAKEN, (b"u" * 32, b"x"))],
+        [begun, (Event.FAILED, (b"x", b"y"))],
+    ):
+        with pytest.raises(MalformedMessage):
+            made.start_again(0, records)
+    for wrong in ([begun, received, (Event.TAKEN, asked[1][:1])], [begun, (Event.SIGNED, (b"a list",))]):
+        with pytest.raises(SecAggError):
+            made.start_again(0, wrong)
+
+
+# --- Construction -----------------------------------------------------------------------------------------------------
+
+
+def started(**changes: Any) -> IndexingServer:
+    chosen: dict[str, Any] = {
+        "configuration": SETUP.configuration,
+        "server": ZERO,
+        "round_number": 7,
+        "signing_key": SETUP.signing_key_of("server 0"),
+        "pair_key": SETUP.pair_key(),
+        "journal": MemoryJournal(),
+        "coins": SETUP.coins_of("server 0"),
+    } | changes
+    return IndexingServer(chosen.pop("configuration"), chosen.pop("server"), **chosen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"configuration": None}, Misuse),
+        ({"configuration": SETUP.configuration.encode()}, Misuse),
+        ({"server": 0}, Misuse),
+        ({"server": ONE}, InvalidParameters),
+        ({"signing_key": SETUP.signing_key_of("authority")}, InvalidParameters),
+        ({"round_number": -1}, InvalidParameters),
+        ({"round_number": 1 << 64}, InvalidParameters),
+        ({"round_number": True}, InvalidParameters),
+        ({"round_number": 1.5}, InvalidParameters),
+    ],
+)
+def test_a_server_is_one_that_the_configuration_names(changes: dict[str, Any], kind: type[SecAggError]) -> None:
+    journal = MemoryJournal()
+    with pytest.raises(SecAggError) as caught:
+        started(**{"journal": journal} | changes)
+    assert type(caught.value) is kind
+    assert journal.written == [], "nothing is begun"
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_pair_key_has_32_bytes(length: int) -> None:
+    with pytest.raises(SecAggError):
+        started(pair_key=Secret("pair key", bytes(length)))
+    plain: Any = bytes(32)
+    with pytest.raises(SecAggError):
+        started(pair_key=plain)
+
+
+def test_the_first_and_the_last_round_have_a_server() -> None:
+    for number in (0, (1 << 64) - 1):
+        assert started(round_number=number).round_number == number
+
+
+def test_a_servers_key_is_of_one_round() -> None:
+    coins = [SETUP.coins_of("server 0"), SETUP.coins_of("server 0, later")]
+    assert started(coins=coins[0]).offer != started(coins=coins[1]).offer
+    pair_key = SETUP.pair_key()
+    started(pair_key=pair_key)
+    assert not pair_key.is_wiped, "which the caller keeps"
+
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_done_after_the_wipe_and_no_share_is_given() -> None:
+    made = at("agreed")
+    commitment = made.one.agree(made.zero.close())
+    made.zero.wipe()
+    is_refused(made, lambda: made.zero.open(commitment), UnexpectedMessage)
+    is_refused(made, made.zero.close, Misuse)
+    half = made.share(4) if 4 not in made.halves else made.halves[4]
+    is_refused(made, lambda: made.zero.receive(half[0].encode()), UnexpectedMessage)
+
+
+@pytest.mark.parametrize("ends", ["wipe", "give_up"])
+def test_sums_and_seeds_are_overwritten_at_the_end(ends: str) -> None:
+    made = collected()
+    state: Any = inside(made.zero)["_state"]
+    classes: dict[int, Any] = inside(state.totals)["_totals"]
+    vectors = [vector for total in classes.values() for vector in total.vectors]
+    pending: list[Any] = list(state.pending.values())
+    assert any(vector.any() for vector in vectors)
+    assert pending
+    half = state.opener.read(made.halves[4][0].encode())
+    end(made.zero, ends)
+    assert not any(vector.any() for vector in vectors)
+    assert all(upload.mask_key.is_wiped for upload in pending)
+    assert not state.pending
+    with pytest.raises(Misuse):
+        state.opener.open(half)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_seeds_of_an_upload_are_overwritten_once_it_is_taken_or_rejected(index: int) -> None:
+    made = Round()
+    made.send(1, 2)
+    crooked(made, 3)
+    state: Any = inside(made.servers[index])["_state"]
+    held: list[Any] = list(state.pending.values())
+    halves: list[Any] = [half for one in held for half in inside(one.exchange)["_halves"]]
+    seeds: list[Secret] = [half.proof.seed for half in halves]
+    seeds += [half.seed for half in halves if half.seed is not None]
+    seeds += [one.mask_key for one in held if one.mask_key is not None]
+    assert len(seeds) == (9 if index == 0 else 3)
+    assert not any(seed.is_wiped for seed in seeds)
+    made.check()
+    assert all(seed.is_wiped for seed in seeds)
+
+
+def test_a_server_is_neither_copied_nor_pickled_nor_shown() -> None:
+    made = at("opened")
+    for server in made.servers:
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(Misuse):
+                call(server)
+        assert repr(server).startswith(f"<IndexingServer {server.server}, round 7, <RoundRules agreed")
+    state: Any = inside(made.zero)["_state"]
+    totals: Any = inside(state.totals)["_totals"]
+    for shown in (repr(state), repr(list(state.pending.values())), str(totals)):
+        assert "array" not in shown
+
+
+def test_a_giving_up_is_written_down() -> None:
+    made = collected()
+    made.zero.give_up("the other server is gone")
+    assert made.journal(0).written[-1] == (Event.FAILED, (b"the other server is gone",))
+    is_refused(made, made.start_again(0).close, Misuse)
+
+
+def test_an_update_of_another_layout_does_not_get_as_far_as_a_server() -> None:
+    made = Round()
+    other = Layout(LAYOUT.segments, b"v" * 32)
+    values = tuple(np.zeros(segment.length, segment.ring.word) for segment in LAYOUT.segments)
+    with pytest.raises(InvalidParameters):
+        made.share(1, payload=Payload(other, values))

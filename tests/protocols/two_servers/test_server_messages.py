@@ -1,0 +1,422 @@
+"""What the servers say: one encoding each, of one round and one server, and what each signature and digest covers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.identifiers import AttemptContext, ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.round_rules import Entry
+from secagg.protocols.two_servers.server_messages import (
+    BATCH_KINDS,
+    MAXIMUM_BATCH,
+    AcceptedList,
+    BatchItem,
+    OutputCommitment,
+    OutputShare,
+    RoundStamp,
+    ServerOffer,
+    decode_batch,
+    encode_batch,
+    entries_digest,
+)
+from secagg.session.certificates import SigningKey, verify_signature
+from secagg.wire import MessageKind
+
+ZERO, ONE = ServerId(0), ServerId(1)
+
+
+def signing_key(byte: int) -> SigningKey:
+    with Secret("signing key", bytes([byte] * 32)) as seed:
+        return SigningKey(seed)
+
+
+KEYS = (signing_key(10), signing_key(11))
+
+
+def configuration(**changes: Any) -> IndexingConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.CLASSIC,
+        "authority": b"a" * 32,
+        "server_keys": (KEYS[0].public_key, KEYS[1].public_key),
+        "layout": Layout((RingSegment(20, 3), IndexSegment(5, 3), RingSegment(7, 3))),
+        "minimum_cohort": 2,
+        "maximum_cohort": 4,
+        "maximum_rejections": 1,
+        "expiry": 1 << 31,
+    }
+    return IndexingConfiguration(**(chosen | changes))
+
+
+CONFIGURATION = configuration()
+UNCHECKED = configuration(mode=SharingMode.UNCHECKED_POINT_FUNCTIONS)
+HYBRID = configuration(suite=Suite.HYBRID)
+
+
+def stamp(server: ServerId = ONE, round_number: int = 7, made: IndexingConfiguration = CONFIGURATION) -> RoundStamp:
+    return RoundStamp(context=made.context, round_number=round_number, server=server)
+
+
+STAMP = stamp()
+ENTRIES = [Entry(ClientId(number), bytes([number] * 32), 1) for number in (5, 2, 9)]
+ITEMS: list[BatchItem] = [(b"u" * 32, b"what is said"), (b"v" * 32, b""), (b"w" * 32, None)]
+SHARE = OutputShare(
+    stamp=STAMP,
+    values=(
+        np.array([1, 1 << 19, 5], dtype=np.uint32),
+        np.arange(15, dtype=np.uint8) * 9,
+        np.array([127, 0, 1], dtype=np.uint8),
+    ),
+)
+OFFER = ServerOffer.signed(STAMP, b"k" * 32, KEYS[1])
+LIST = AcceptedList.signed(STAMP, ENTRIES, KEYS[1])
+COMMITMENT = OutputCommitment.to(STAMP, b"d" * 32, b"a share")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A message of server 1 in round 7, and how the other server reads it."""
+
+    encoded: bytes
+    decode: Callable[[bytes, RoundStamp], Any]
+    encode: Callable[[Any], bytes]
+
+
+def batch(kind: MessageKind) -> Case:
+    return Case(
+        encode_batch(kind, STAMP, ITEMS),
+        lambda data, due: decode_batch(data, kind, due),
+        lambda items: encode_batch(kind, STAMP, items),
+    )
+
+
+CASES = {
+    "offer": Case(
+        OFFER.encode(CONFIGURATION),
+        lambda data, due: ServerOffer.decode(data, CONFIGURATION, due),
+        lambda offer: offer.encode(CONFIGURATION),
+    ),
+    "list": Case(
+        LIST.encode(), lambda data, due: AcceptedList.decode(data, CONFIGURATION, due), lambda one: one.encode()
+    ),
+    "commitment": Case(COMMITMENT.encode(), OutputCommitment.decode, lambda one: one.encode()),
+    "share": Case(
+        SHARE.encode(CONFIGURATION),
+        lambda data, due: OutputShare.decode(data, CONFIGURATION, due),
+        lambda share: share.encode(CONFIGURATION),
+    ),
+    **{kind.name.lower(): batch(kind) for kind in BATCH_KINDS},
+}
+
+
+def blamed(name: str) -> set[ServerId]:
+    """Return who is blamed for bytes that do not decode; a share is read by its maker too, so ``Release`` blames."""
+    return set() if name == "share" else {ONE}
+
+
+# --- One encoding each ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_message_is_read_back(name: str) -> None:
+    case = CASES[name]
+    assert case.encode(case.decode(case.encoded, STAMP)) == case.encoded
+
+
+def test_every_field_is_read_back() -> None:
+    assert ServerOffer.decode(OFFER.encode(CONFIGURATION), CONFIGURATION, STAMP) == OFFER
+    assert AcceptedList.decode(LIST.encode(), CONFIGURATION, STAMP) == LIST
+    assert OutputCommitment.decode(COMMITMENT.encode(), STAMP) == COMMITMENT
+    again = OutputShare.decode(SHARE.encode(CONFIGURATION), CONFIGURATION, STAMP)
+    for value, expected in zip(again.values, SHARE.values, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    for kind in BATCH_KINDS:
+        assert decode_batch(encode_batch(kind, STAMP, ITEMS), kind, STAMP) == ITEMS
+        assert decode_batch(encode_batch(kind, STAMP, []), kind, STAMP) == []
+
+
+def test_the_encodings_are_the_documented_ones() -> None:
+    def start(kind: int) -> bytes:
+        return b"SAGG\x01" + kind.to_bytes(2, "big") + CONFIGURATION.context.digest + (7).to_bytes(8, "big") + b"\1"
+
+    assert OFFER.encode(CONFIGURATION) == start(68) + b"k" * 32 + OFFER.signature
+    said = (3).to_bytes(4, "big") + b"u" * 32 + b"\1" + (12).to_bytes(4, "big") + b"what is said"
+    said += b"v" * 32 + b"\1" + bytes(4) + b"w" * 32 + b"\0"
+    assert [encode_batch(kind, STAMP, ITEMS) for kind in BATCH_KINDS] == [start(kind) + said for kind in (70, 71, 72)]
+    assert LIST.encode() == start(73) + entries_digest(ENTRIES) + (3).to_bytes(4, "big") + LIST.signature
+    assert COMMITMENT.encode() == start(74) + COMMITMENT.digest
+    ring, lanes, bits = (segment for segment in CONFIGURATION.layout.segments)
+    assert (ring.payload_bytes, lanes.length * 5, bits.payload_bytes) == (8, 15, 3)
+    assert len(SHARE.encode(CONFIGURATION)) == len(start(75)) + 8 + (15 * 7 + 7) // 8 + 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_message_that_is_cut_anywhere_is_truncated(name: str) -> None:
+    case = CASES[name]
+    for length in range(len(case.encoded)):
+        with pytest.raises(MalformedMessage) as caught:
+            case.decode(case.encoded[:length], STAMP)
+        assert caught.value.reason is Reason.TRUNCATED
+        assert caught.value.culprits == blamed(name)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("extension", [b"\0", b"SAGG" * 9])
+def test_a_message_that_goes_on_is_refused(name: str, extension: bytes) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        CASES[name].decode(CASES[name].encoded + extension, STAMP)
+    assert caught.value.reason is Reason.TRAILING_BYTES
+    assert caught.value.culprits == blamed(name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_message_of_another_kind_is_not_decoded(name: str) -> None:
+    encoded = CASES[name].encoded
+    for kind in MessageKind:
+        other = encoded[:5] + kind.to_bytes(2, "big") + encoded[7:]
+        if other != encoded:
+            with pytest.raises(UnexpectedMessage):
+                CASES[name].decode(other, STAMP)
+
+
+OTHER_STAMPS = {
+    "round": stamp(round_number=8),
+    "server": stamp(ZERO),
+    "configuration": stamp(made=configuration(task=b"b task")),
+    "nothing": RoundStamp(context=AttemptContext(bytes(32)), round_number=0, server=ZERO),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_STAMPS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_message_of_another_configuration_round_or_server_is_refused(name: str, other: str) -> None:
+    due = OTHER_STAMPS[other]
+    with pytest.raises(PeerMisbehaved) as caught:
+        CASES[name].decode(CASES[name].encoded, due)
+    assert caught.value.reason is Reason.WRONG_SESSION
+    assert caught.value.culprits == {due.server}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_two_strings_of_bytes_are_one_message(name: str) -> None:
+    case = CASES[name]
+    for position in range(len(case.encoded)):
+        altered = bytearray(case.encoded)
+        altered[position] ^= 1 << position % 8
+        try:
+            other = case.decode(bytes(altered), STAMP)
+        except PeerError:
+            continue
+        assert position >= 7 + 41, "the kind, and which round of which server it is of"
+        assert case.encode(other) == bytes(altered)
+
+
+@given(data=st.binary(max_size=150), name=st.sampled_from(sorted(CASES)))
+def test_arbitrary_bytes_are_refused_and_nothing_else_happens(data: bytes, name: str) -> None:
+    for message in (data, CASES[name].encoded[: 7 + 41] + data):
+        try:
+            CASES[name].decode(message, STAMP)
+        except PeerError:
+            continue
+        assert name not in ("offer", "list"), "which nobody can sign by chance"
+
+
+def test_a_stamp_is_a_configuration_a_round_and_a_server() -> None:
+    assert STAMP.parts() == (CONFIGURATION.context.digest, (7).to_bytes(8, "big"), b"\1")
+
+
+# --- Offers -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_offer_is_signed_over_the_round_and_the_key() -> None:
+    parts = *STAMP.parts(), b"k" * 32
+    verify_signature(KEYS[1].public_key, OFFER.signature, Label.INDEXING_OFFER, *parts)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        replace(OFFER, sealing_key=b"l" * 32),
+        replace(OFFER, signature=bytes(64)),
+        ServerOffer.signed(STAMP, b"k" * 32, KEYS[0]),
+        replace(ServerOffer.signed(stamp(round_number=8), b"k" * 32, KEYS[1]), stamp=STAMP),
+        replace(ServerOffer.signed(stamp(ZERO), b"k" * 32, KEYS[1]), stamp=STAMP),
+        replace(ServerOffer.signed(OTHER_STAMPS["configuration"], b"k" * 32, KEYS[1]), stamp=STAMP),
+    ],
+)
+def test_an_offer_that_its_server_did_not_sign_is_refused(forged: ServerOffer) -> None:
+    with pytest.raises(AuthenticationFailed) as caught:
+        ServerOffer.decode(forged.encode(CONFIGURATION), CONFIGURATION, STAMP)
+    assert caught.value.culprits == {ONE}
+
+
+def test_an_offer_has_the_key_of_its_suite() -> None:
+    due = stamp(made=HYBRID)
+    offer = ServerOffer.signed(due, b"k" * 1216, KEYS[1])
+    assert ServerOffer.decode(offer.encode(HYBRID), HYBRID, due) == offer
+    with pytest.raises(MalformedMessage):
+        ServerOffer.decode(offer.encode(HYBRID), CONFIGURATION, due)
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BATCH_KINDS)
+def test_a_batch_names_an_upload_once(kind: MessageKind) -> None:
+    doubled = encode_batch(kind, STAMP, [*ITEMS, (ITEMS[0][0], b"something else")])
+    with pytest.raises(MalformedMessage) as caught:
+        decode_batch(doubled, kind, STAMP)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+    assert caught.value.culprits == {ONE}
+
+
+@pytest.mark.parametrize("count", [MAXIMUM_BATCH + 1, (1 << 32) - 1])
+def test_a_batch_declares_no_more_uploads_than_the_limit(count: int) -> None:
+    kind = BATCH_KINDS[0]
+    empty = encode_batch(kind, STAMP, [])
+    with pytest.raises(MalformedMessage) as caught:
+        decode_batch(empty[:-4] + count.to_bytes(4, "big"), kind, STAMP)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+    assert caught.value.culprits == {ONE}
+    with pytest.raises(MalformedMessage) as caught:
+        decode_batch(empty[:-4] + MAXIMUM_BATCH.to_bytes(4, "big"), kind, STAMP)
+    assert caught.value.reason is Reason.TRUNCATED
+
+
+@pytest.mark.parametrize("flag", [2, 255])
+def test_an_upload_is_refused_or_spoken_of(flag: int) -> None:
+    kind = BATCH_KINDS[1]
+    encoded = bytearray(encode_batch(kind, STAMP, [(b"u" * 32, None)]))
+    encoded[-1] = flag
+    with pytest.raises(MalformedMessage) as caught:
+        decode_batch(bytes(encoded), kind, STAMP)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+def test_what_is_said_declares_no_more_than_is_there() -> None:
+    kind = BATCH_KINDS[1]
+    encoded = encode_batch(kind, STAMP, [(b"u" * 32, b"")])
+    with pytest.raises(MalformedMessage) as caught:
+        decode_batch(encoded[:-4] + b"\xff" * 4, kind, STAMP)
+    assert caught.value.reason is Reason.TRUNCATED
+
+
+# --- Lists ------------------------------------------------------------------------------------------------------------
+
+
+def framed(label: bytes, *parts: bytes) -> bytes:
+    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def test_the_digest_of_a_list_is_the_documented_one() -> None:
+    parts = list[bytes]()
+    for entry in sorted(ENTRIES):
+        parts += [entry.client.value.to_bytes(8, "big"), entry.upload_id, entry.weight.to_bytes(4, "big")]
+    assert entries_digest(ENTRIES) == hashlib.sha256(framed(b"secagg/1/indexing-accepted", *parts)).digest()
+
+
+def test_a_list_is_a_set_of_whole_entries() -> None:
+    assert entries_digest(ENTRIES) == entries_digest(ENTRIES[::-1])
+    first, *others = ENTRIES
+    different = [
+        others,
+        [],
+        [*ENTRIES, first],
+        [replace(first, client=ClientId(6)), *others],
+        [replace(first, upload_id=b"x" * 32), *others],
+        [replace(first, weight=2), *others],
+    ]
+    assert len({entries_digest(entries) for entries in [*different, ENTRIES]}) == len(different) + 1
+
+
+def test_a_list_is_signed_over_its_round_digest_and_number() -> None:
+    parts = *STAMP.parts(), entries_digest(ENTRIES), (3).to_bytes(4, "big")
+    assert LIST.contributors == 3
+    verify_signature(KEYS[1].public_key, LIST.signature, Label.INDEXING_SIGNED_LIST, *parts)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        replace(LIST, contributors=4),
+        replace(LIST, entries_digest=bytes(32)),
+        replace(LIST, signature=bytes(64)),
+        AcceptedList.signed(STAMP, ENTRIES, KEYS[0]),
+        replace(AcceptedList.signed(stamp(round_number=8), ENTRIES, KEYS[1]), stamp=STAMP),
+        replace(AcceptedList.signed(stamp(ZERO), ENTRIES, KEYS[1]), stamp=STAMP),
+        replace(AcceptedList.signed(OTHER_STAMPS["configuration"], ENTRIES, KEYS[1]), stamp=STAMP),
+    ],
+)
+def test_a_list_that_its_server_did_not_sign_is_refused(forged: AcceptedList) -> None:
+    with pytest.raises(AuthenticationFailed) as caught:
+        AcceptedList.decode(forged.encode(), CONFIGURATION, STAMP)
+    assert caught.value.culprits == {ONE}
+
+
+# --- Commitments and shares -------------------------------------------------------------------------------------------
+
+
+def test_a_commitment_is_the_documented_one_and_covers_everything() -> None:
+    statement = framed(b"secagg/1/indexing-output", *STAMP.parts(), b"d" * 32)
+    assert COMMITMENT.digest == hashlib.sha256(statement + b"a share").digest()
+    others = [
+        OutputCommitment.to(STAMP, b"d" * 32, b"another share"),
+        OutputCommitment.to(STAMP, b"e" * 32, b"a share"),
+        *(OutputCommitment.to(other, b"d" * 32, b"a share") for other in OTHER_STAMPS.values()),
+    ]
+    assert len({one.digest for one in [*others, COMMITMENT]}) == len(others) + 1
+
+
+@pytest.mark.parametrize("made", [CONFIGURATION, UNCHECKED])
+@given(seed=st.integers(0, 1 << 32))
+def test_a_share_has_lanes_and_ring_elements_at_exactly_their_bits(made: IndexingConfiguration, seed: int) -> None:
+    generator, order = np.random.default_rng(seed), made.group.order
+    values: tuple[Any, ...] = (
+        generator.integers(0, 1 << 20, 3).astype(np.uint32),
+        generator.integers(0, order, 15).astype(made.group.word),
+        generator.integers(0, 1 << 7, 3).astype(np.uint8),
+    )
+    due = stamp(made=made)
+    encoded = OutputShare(stamp=due, values=values).encode(made)
+    assert len(encoded) == 7 + 41 + 8 + (15 * made.group.bits + 7) // 8 + 3
+    again = OutputShare.decode(encoded, made, due)
+    for value, expected in zip(again.values, values, strict=True):
+        assert value.dtype == expected.dtype
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_a_lane_is_below_the_order_of_its_group() -> None:
+    encoded = bytearray(SHARE.encode(CONFIGURATION))
+    lanes_at = 7 + 41 + 8
+    encoded[lanes_at] |= 0x7F
+    with pytest.raises(MalformedMessage) as caught:
+        OutputShare.decode(bytes(encoded), CONFIGURATION, STAMP)
+    assert caught.value.reason in (Reason.NOT_CANONICAL, Reason.INPUT_OUT_OF_RANGE)
+
+
+def test_bits_that_only_fill_a_byte_are_zero() -> None:
+    encoded = SHARE.encode(CONFIGURATION)
+    for end in (7 + 41 + 8, 7 + 41 + 8 + 14, len(encoded)):
+        altered = bytearray(encoded)
+        altered[end - 1] |= 0x80
+        with pytest.raises(MalformedMessage):
+            OutputShare.decode(bytes(altered), CONFIGURATION, STAMP)
+
+
+def test_a_share_of_the_sum_is_not_shown() -> None:
+    assert "array" not in repr(SHARE)
+    assert "524288" not in repr(SHARE)

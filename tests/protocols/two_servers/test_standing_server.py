@@ -1,0 +1,329 @@
+"""A standing server 1 and a server 0 that relays everything to it: exact sums, and what either refuses of the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from secagg.contract.layout import Layout, RingSegment
+from secagg.crypto.secret import Secret
+from secagg.errors import (
+    AuthenticationFailed,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers.journal import NoJournal
+from secagg.protocols.two_servers.operators.process import PeerLink, serve_standing
+from secagg.protocols.two_servers.operators.relay_messages import (
+    RoundOffers,
+    decode_batch_request,
+    decode_beginning,
+    decode_halves,
+    encode_batch_request,
+    encode_beginning,
+    encode_halves,
+)
+from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
+from secagg.protocols.two_servers.operators.server_keys import ServerKeys
+from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
+from secagg.protocols.two_servers.operators.standing_server import StandingServer, asking
+from secagg.session.frames import decode_refusal
+from secagg.wire import MessageKind, Writer, message_kind
+from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+
+SETUP = IndexingSetup(population=4)
+Ask = Callable[[bytes], bytes]
+
+
+@dataclass
+class Pair:
+    """Server 0 of a round, and a standing server 1 behind a call that a test can listen to or alter."""
+
+    setup: IndexingSetup = SETUP
+    alter: Callable[[bytes], bytes] | None = None
+    heard: list[bytes] = field(default_factory=list[bytes])
+
+    def __post_init__(self) -> None:
+        self.rig = InsecureIndexingRound(self.setup)
+        configuration = self.rig.configuration
+        self.floors = StandingFloors(
+            task_prefix=b"a task",
+            authority=configuration.authority,
+            server_keys=configuration.server_keys,
+            minimum_cohort=2,
+            maximum_cohort=20,
+            maximum_lanes=lanes_of(configuration),
+            maximum_lifetime=timedelta(days=2),
+        )
+        self.standing = StandingServer(
+            self.keys(1), StandingRounds(self.floors, NoJournal()), coins=self.setup.coins_of("one"), clock=lambda: NOW
+        )
+        self.zero = RelayingServer(self.rig.zero, self.ask)
+
+    def keys(self, index: int) -> ServerKeys:
+        seed = Secret.random("signing key", 32, self.setup.coins_of(f"identity of server {index}"))
+        return ServerKeys(ServerId(index), seed, self.setup.pair_key())
+
+    def ask(self, message: bytes) -> bytes:
+        self.heard.append(message)
+        return asking(self.standing.answer)(message if self.alter is None else self.alter(message))
+
+    def begin(self) -> None:
+        self.offers = self.zero.begin()
+
+    def halves(self, number: int) -> bytes:
+        return encode_halves(
+            *self.rig.clients[number - 1].share(
+                self.setup.payload_of(number),
+                configuration=self.rig.configuration,
+                round_number=self.setup.round_number,
+                offers=self.offers,
+                now=NOW,
+            )
+        )
+
+
+def _divide_by_zero(*_: object) -> int:
+    return 1 // 0
+
+
+def refused(answer: bytes) -> SecAggError:
+    return decode_refusal(answer)
+
+
+@pytest.mark.parametrize(
+    "setup", [SETUP, IndexingSetup(population=19), IndexingSetup(population=3, layout=Layout((RingSegment(32, 40),)))]
+)
+def test_a_relayed_round_gives_the_exact_sum(setup: IndexingSetup) -> None:
+    pair = Pair(setup)
+    pair.begin()
+    for number in range(1, setup.population + 1):
+        pair.zero.receive(pair.halves(number))
+    result = pair.zero.finish()
+    assert result.aggregate.encode() == pair.rig.ideal(range(1, setup.population + 1)).encode()
+    assert repr(pair.standing) == "<StandingServer None>"
+
+
+def test_what_is_relayed_is_sealed_to_server_1() -> None:
+    pair = Pair()
+    pair.begin()
+    first, second = decode_halves(pair.halves(1))
+    with pytest.raises(MalformedMessage):
+        pair.rig.zero.receive(second)
+    # Also with the header byte that says for which server a half is, it opens at nobody else.
+    disguised = second[:7] + bytes([0]) + second[8 : len(first)]
+    with pytest.raises(AuthenticationFailed):
+        pair.rig.zero.receive(disguised)
+    pair.rig.zero.receive(first)
+
+
+def test_a_half_that_the_relay_altered_is_taken_by_nobody() -> None:
+    pair = Pair()
+    pair.begin()
+    pair.zero.receive(pair.halves(1))
+    pair.zero.receive(pair.halves(2))
+
+    def last_byte(message: bytes) -> bytes:
+        is_upload = message_kind(message) is MessageKind.INDEXING_UPLOAD
+        return message[:-1] + bytes([message[-1] ^ 1]) if is_upload else message
+
+    pair.alter = last_byte
+    with pytest.raises((AuthenticationFailed, PeerMisbehaved)):
+        pair.zero.receive(pair.halves(3))
+    pair.alter = None
+    assert pair.zero.finish().counted == (ClientId(1), ClientId(2))
+
+
+def test_halves_of_two_uploads_are_counted_by_nobody() -> None:
+    pair = Pair()
+    pair.begin()
+    (first, _), (_, second) = decode_halves(pair.halves(1)), decode_halves(pair.halves(2))
+    crossed = Writer(MessageKind.UPLOAD_HALVES).integer(len(first), 8).borrowed(first).borrowed(second).finish()
+    with pytest.raises(PeerMisbehaved, match="the two halves are of two uploads"):
+        pair.zero.receive(crossed)
+    with pytest.raises(ThresholdNotMet):
+        pair.zero.finish()
+
+
+def test_nothing_is_released_below_the_cohort() -> None:
+    pair = Pair()
+    pair.begin()
+    pair.zero.receive(pair.halves(1))
+    with pytest.raises(ThresholdNotMet):
+        pair.zero.finish()
+    assert MessageKind.OUTPUT_SHARE not in map(message_kind, pair.heard)
+
+
+def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
+    pair = Pair()
+    pair.begin()
+    with pytest.raises(PeerMisbehaved, match="was begun before"):
+        pair.zero.begin()
+    weaker = replace(pair.rig.configuration, maximum_cohort=21)
+    answer = pair.standing.answer(encode_beginning(weaker, 8))
+    assert isinstance(refused(answer), InvalidParameters)
+    assert "a cohort of 21 is above 20" in str(refused(answer))
+    # The round that runs goes on; what was refused ended nothing.
+    pair.zero.receive(pair.halves(1))
+
+
+def test_an_offer_of_another_server_1_is_refused() -> None:
+    pair = Pair()
+    other = Pair(replace(SETUP, round_number=8))
+    pair.standing = other.standing
+    with pytest.raises(PeerMisbehaved, match="another configuration, round or server"):
+        RelayingServer(pair.rig.zero, lambda _: other.zero.begin()[1]).begin()
+
+
+@pytest.mark.parametrize("kind", [MessageKind.INDEXING_UPLOAD, MessageKind.ACCEPTED_LIST, MessageKind.OUTPUT_SHARE])
+def test_nothing_is_answered_before_a_round_begins(kind: MessageKind) -> None:
+    answer = Pair().standing.answer(Writer(kind).finish())
+    assert isinstance(refused(answer), Misuse)
+    assert "begin the next one" in str(refused(answer))
+
+
+def test_steps_come_in_order_and_a_round_ends_once() -> None:
+    pair = Pair()
+    pair.begin()
+    for kind in (MessageKind.OUTPUT_COMMITMENT, MessageKind.OUTPUT_SHARE, MessageKind.CLOSE_ROUND):
+        answer = refused(pair.standing.answer(Writer(kind).finish()))
+        assert isinstance(answer, UnexpectedMessage)
+        assert answer.culprits == {ServerId(0)}
+    for number in (1, 2):
+        pair.zero.receive(pair.halves(number))
+    pair.zero.finish()
+    assert isinstance(refused(pair.standing.answer(pair.heard[-1])), Misuse)
+
+
+def test_an_upload_that_nobody_holds_is_not_proposed() -> None:
+    pair = Pair()
+    pair.begin()
+    assert isinstance(refused(pair.standing.answer(encode_batch_request([bytes(32)]))), Misuse)
+
+
+def test_a_list_that_server_0_did_not_sign_ends_nothing() -> None:
+    pair = Pair()
+    pair.begin()
+    for number in (1, 2):
+        pair.zero.receive(pair.halves(number))
+
+    def unsigned(message: bytes) -> bytes:
+        is_list = message_kind(message) is MessageKind.ACCEPTED_LIST
+        return message[:-1] + bytes([message[-1] ^ 1]) if is_list else message
+
+    pair.alter = unsigned
+    with pytest.raises(AuthenticationFailed):
+        pair.zero.finish()
+    pair.alter = None
+    assert pair.zero.finish().counted == (ClientId(1), ClientId(2))
+
+
+def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
+    pair = Pair()
+    for keys in (pair.keys(0), ServerKeys(ServerId(1), pair.keys(0).signing_seed, SETUP.pair_key())):
+        with pytest.raises(InvalidParameters, match="not those that the floors name for server 1"):
+            StandingServer(keys, StandingRounds(pair.floors, NoJournal()), coins=SETUP.coins_of("one"))
+
+
+def test_an_error_that_nobody_thought_of_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    pair.begin()
+    monkeypatch.setattr("secagg.protocols.two_servers.server.IndexingServer.propose", _divide_by_zero)
+    answer = refused(pair.standing.answer(encode_batch_request([])))
+    assert isinstance(answer, InternalError)
+    assert "ZeroDivisionError" in str(answer)
+    assert isinstance(refused(pair.standing.answer(encode_batch_request([]))), Misuse)
+
+
+def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last() -> None:
+    setup = IndexingSetup(population=16)
+    pair = Pair(setup)
+    pair.begin()
+
+    def other_batch(message: bytes) -> bytes:
+        is_request = message_kind(message) is MessageKind.PROPOSE_UPLOADS
+        return encode_batch_request([bytes(32)]) if is_request else message
+
+    pair.alter = other_batch
+    for number in range(1, 17):
+        pair.zero.receive(pair.halves(number))
+    with pytest.raises(Misuse, match="uploads that wait"):
+        pair.zero.finish()
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages_decode_to_what_they_were_made_of() -> None:
+    configuration = SETUP.configuration
+    assert decode_beginning(encode_beginning(configuration, 7)) == (configuration, 7)
+    assert decode_batch_request(encode_batch_request([b"a" * 32, b"b" * 32])) == [b"a" * 32, b"b" * 32]
+    for is_simulated in (False, True):
+        offers = RoundOffers(is_simulated=is_simulated, offers=(b"zero", b"one"))
+        assert RoundOffers.decode(offers.encode()) == offers
+        assert RoundOffers.decode(offers.encode()).encode() == offers.encode()
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (decode_batch_request, encode_batch_request([b"a" * 32])),
+        (decode_beginning, encode_beginning(SETUP.configuration, 7)),
+        (RoundOffers.decode, RoundOffers(is_simulated=False, offers=(b"zero", b"one")).encode()),
+    ],
+)
+def test_messages_that_are_cut_or_continued_are_refused(decode: Callable[[bytes], object], message: bytes) -> None:
+    for damaged in (message[:-1], message + b"\0", message[:7]):
+        with pytest.raises(MalformedMessage):
+            decode(damaged)
+
+
+def test_what_declares_much_or_says_neither_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="the limit"):
+        decode_batch_request(Writer(MessageKind.PROPOSE_UPLOADS).integer(1 << 31, 4).finish())
+    with pytest.raises(MalformedMessage):
+        decode_halves(Writer(MessageKind.UPLOAD_HALVES).integer(1 << 60, 8).finish())
+    neither = bytearray(RoundOffers(is_simulated=False, offers=(b"zero", b"one")).encode())
+    neither[7] = 2
+    with pytest.raises(MalformedMessage, match="simulated or it is not"):
+        RoundOffers.decode(bytes(neither))
+
+
+# --- Over a socket ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no Unix sockets")
+def test_a_round_lives_no_longer_than_its_connection(tmp_path: Path) -> None:
+    pair, path, listens = Pair(), tmp_path / "second.sock", Event()
+    Thread(target=serve_standing, args=(pair.standing, path), kwargs={"ready": listens.set}, daemon=True).start()
+    assert listens.wait(60)
+    assert path.stat().st_mode & 0o077 == 0
+    link = PeerLink(path)
+    pair.zero = RelayingServer(pair.rig.zero, link.ask)
+    pair.begin()
+    pair.zero.receive(pair.halves(1))
+    link.close()
+    with pytest.raises(Misuse, match="no round runs at server 1"):
+        pair.zero.receive(pair.halves(2))
+    with pytest.raises(PeerMisbehaved, match="was begun before"):
+        pair.zero.begin()
+    later = Pair(replace(SETUP, round_number=8))
+    later.zero = RelayingServer(later.rig.zero, link.ask)
+    later.begin()
+    for number in (1, 2, 3):
+        later.zero.receive(later.halves(number))
+    assert later.zero.finish().aggregate.encode() == later.rig.ideal((1, 2, 3)).encode()
+    link.close()

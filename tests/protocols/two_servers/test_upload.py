@@ -1,0 +1,328 @@
+"""What a client sends: one encoding of exactly its length, one digest of a header, and one signature for two halves."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.crypto.aead import TAG_BYTES
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, Reason, UnexpectedMessage
+from secagg.identifiers import AttemptContext, ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.upload import (
+    SegmentHeader,
+    Upload,
+    UploadHeader,
+    check_context,
+    key_binding,
+    segment_context,
+    segment_headers_due,
+)
+from secagg.session.certificates import Certificate, SigningKey, verify_signature
+from secagg.wire import MessageKind
+
+ZERO, ONE = ServerId(0), ServerId(1)
+SEALED_BYTES = {Suite.CLASSIC: 32 + 48, Suite.HYBRID: 32 + 1136}
+BODY_BYTES, PUBLIC_BYTES = 40, 24
+
+
+def configuration(**changes: Any) -> IndexingConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.CLASSIC,
+        "authority": b"a" * 32,
+        "server_keys": (b"0" * 32, b"1" * 32),
+        "layout": Layout((RingSegment(20, 6), IndexSegment(8, 5), IndexSegment(3, 9))),
+        "minimum_cohort": 2,
+        "maximum_cohort": 4,
+        "maximum_rejections": 1,
+        "expiry": 1 << 31,
+    }
+    return IndexingConfiguration(**(chosen | changes))
+
+
+CONFIGURATION = configuration()
+KINDS = {
+    "classic": CONFIGURATION,
+    "hybrid": configuration(suite=Suite.HYBRID),
+    "only rings": configuration(layout=Layout((RingSegment(20, 6),))),
+    "index sharing": configuration(mode=SharingMode.SEMI_HONEST_INDEX_SHARING, dealer_key=b"d" * 32),
+}
+HEADER = UploadHeader(
+    round_number=7,
+    certificate=Certificate(ClientId(9), b"p" * 32, b"c" * 64),
+    weight=5,
+    segments=(SegmentHeader(b"n" * 16, b"d" * 32), SegmentHeader(b"m" * 16, bytes(32))),
+)
+
+
+def upload(kind: str = "classic", server: ServerId = ONE, **changes: Any) -> Upload:
+    made = KINDS[kind]
+    sealed = SEALED_BYTES[made.suite]
+    chosen: dict[str, Any] = {
+        "header": replace(HEADER, segments=HEADER.segments[: segment_headers_due(made)]),
+        "server": server,
+        "sealed_seeds": (b"s" * sealed, b"t" * sealed),
+        "signature": b"g" * 64,
+        "body": b"b" * (BODY_BYTES + TAG_BYTES),
+        "public_part": b"w" * PUBLIC_BYTES if server == ONE else b"",
+    }
+    return Upload(**(chosen | changes))
+
+
+def decoded(message: bytes, kind: str = "classic", server: ServerId = ONE) -> Upload:
+    return Upload.decode(message, KINDS[kind], server, BODY_BYTES, PUBLIC_BYTES if server == ONE else 0)
+
+
+def framed(label: bytes, *parts: bytes) -> bytes:
+    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+CASES = [(kind, server) for kind in KINDS for server in (ZERO, ONE)]
+
+
+# --- One encoding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "server"), CASES)
+def test_every_half_is_read_back(kind: str, server: ServerId) -> None:
+    original = upload(kind, server)
+    again = decoded(original.encode(), kind, server)
+    assert again.encode() == original.encode()
+    for name in ("header", "server", "sealed_seeds", "signature"):
+        assert getattr(again, name) == getattr(original, name)
+    assert (bytes(again.body), bytes(again.public_part)) == (original.body, original.public_part)
+
+
+def test_the_encoding_is_the_documented_one() -> None:
+    sealed = b"s" * 80 + b"t" * 80
+    segments = b"n" * 16 + b"d" * 32 + b"m" * 16 + bytes(32)
+    shared = (7).to_bytes(8, "big") + (9).to_bytes(8, "big") + b"p" * 32 + b"c" * 64 + (5).to_bytes(4, "big") + segments
+    body = b"b" * (BODY_BYTES + TAG_BYTES)
+    start = b"SAGG\x01" + (69).to_bytes(2, "big")
+    assert upload(server=ZERO).encode() == start + b"\0" + shared + sealed + b"g" * 64 + body
+    assert upload(server=ONE).encode() == start + b"\1" + shared + sealed + b"g" * 64 + body + b"w" * PUBLIC_BYTES
+
+
+@pytest.mark.parametrize(("kind", "server"), CASES)
+def test_a_half_that_is_cut_anywhere_is_truncated(kind: str, server: ServerId) -> None:
+    encoded = upload(kind, server).encode()
+    for length in range(0, len(encoded), 1 if len(encoded) < 1000 else 7):
+        with pytest.raises(MalformedMessage) as caught:
+            decoded(encoded[:length], kind, server)
+        assert caught.value.reason is Reason.TRUNCATED
+
+
+@pytest.mark.parametrize(("kind", "server"), CASES)
+@pytest.mark.parametrize("extension", [b"\0", b"SAGG" * 9])
+def test_a_half_that_goes_on_is_refused(kind: str, server: ServerId, extension: bytes) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        decoded(upload(kind, server).encode() + extension, kind, server)
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+def test_a_message_of_another_kind_is_not_decoded() -> None:
+    encoded = upload().encode()
+    for kind in set(MessageKind) - {MessageKind.INDEXING_UPLOAD}:
+        with pytest.raises(UnexpectedMessage):
+            decoded(encoded[:5] + kind.to_bytes(2, "big") + encoded[7:])
+
+
+@pytest.mark.parametrize("server", [ZERO, ONE])
+def test_a_half_is_for_one_server(server: ServerId) -> None:
+    other = ServerId(1 - server.index)
+    encoded = bytearray(upload(server=server).encode())
+    for index in (other.index, 2, 255):
+        encoded[7] = index
+        with pytest.raises(MalformedMessage) as caught:
+            decoded(bytes(encoded), server=server)
+        assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+@pytest.mark.parametrize("server", [ZERO, ONE])
+def test_no_two_strings_of_bytes_are_one_half(server: ServerId) -> None:
+    encoded = upload(server=server).encode()
+    for position in range(len(encoded)):
+        altered = bytearray(encoded)
+        altered[position] ^= 1 << position % 8
+        try:
+            other = decoded(bytes(altered), server=server)
+        except PeerError:
+            assert position < 8, "the header of the message, and whose half it is"
+            continue
+        assert other.encode() == bytes(altered)
+
+
+@given(data=st.binary(max_size=600))
+def test_arbitrary_bytes_are_refused_and_nothing_else_happens(data: bytes) -> None:
+    for message in (data, b"SAGG\1\0\x45\1" + data):
+        with pytest.raises((MalformedMessage, UnexpectedMessage)):
+            decoded(message[:400])
+
+
+def test_an_upload_of_one_suite_is_none_of_the_other() -> None:
+    for mine, other in (("classic", "hybrid"), ("hybrid", "classic")):
+        with pytest.raises(MalformedMessage):
+            decoded(upload(mine).encode(), other)
+
+
+def test_what_is_long_is_not_copied_or_shown() -> None:
+    message = upload().encode()
+    again = decoded(message)
+    assert isinstance(again.body, memoryview)
+    assert isinstance(again.public_part, memoryview)
+    assert again.body.obj is again.public_part.obj
+    assert "bbbb" not in repr(upload())
+    assert "wwww" not in repr(upload())
+
+
+def test_a_header_describes_each_index_segment_that_is_a_point_function() -> None:
+    assert {kind: segment_headers_due(made) for kind, made in KINDS.items()} == {
+        "classic": 2,
+        "hybrid": 2,
+        "only rings": 0,
+        "index sharing": 0,
+    }
+
+
+# --- What an upload is bound to ---------------------------------------------------------------------------------------
+
+
+def test_the_digest_of_a_header_is_the_documented_one() -> None:
+    numbers = (7).to_bytes(8, "big"), (9).to_bytes(8, "big"), (5).to_bytes(4, "big")
+    segments = b"n" * 16, b"d" * 32, b"m" * 16, bytes(32)
+    parts = CONFIGURATION.context.digest, numbers[0], numbers[1], b"p" * 32, numbers[2], *segments
+    assert HEADER.digest(CONFIGURATION) == hashlib.sha256(framed(b"secagg/1/indexing-header", *parts)).digest()
+
+
+FIRST, SECOND = HEADER.segments
+HEADERS: dict[str, dict[str, Any]] = {
+    "round": {"round_number": 8},
+    "client": {"certificate": replace(HEADER.certificate, client=ClientId(8))},
+    "key": {"certificate": replace(HEADER.certificate, public_key=b"q" * 32)},
+    "weight": {"weight": 6},
+    "nonce": {"segments": (replace(FIRST, nonce=b"o" * 16), SECOND)},
+    "correction": {"segments": (replace(FIRST, correction_digest=b"e" * 32), SECOND)},
+    "last nonce": {"segments": (FIRST, replace(SECOND, nonce=b"o" * 16))},
+    "last correction": {"segments": (FIRST, replace(SECOND, correction_digest=b"e" * 32))},
+    "order": {"segments": (SECOND, FIRST)},
+    "number": {"segments": (FIRST,)},
+}
+
+
+def test_the_digest_of_a_header_covers_every_field() -> None:
+    digests = {replace(HEADER, **changes).digest(CONFIGURATION) for changes in HEADERS.values()}
+    digests |= {HEADER.digest(made) for made in KINDS.values()}
+    assert len(digests) == len(HEADERS) + len(KINDS)
+    assert HEADER.client == ClientId(9)
+
+
+def test_an_uploads_id_covers_the_header_and_both_sealed_seeds() -> None:
+    made = upload()
+    statement = framed(b"secagg/1/indexing-upload", HEADER.digest(CONFIGURATION), *made.sealed_seeds)
+    assert made.upload_id(CONFIGURATION) == hashlib.sha256(statement).digest()
+    others = [
+        upload(header=replace(HEADER, weight=6)),
+        upload(sealed_seeds=(b"u" * 80, b"t" * 80)),
+        upload(sealed_seeds=(b"s" * 80, b"u" * 80)),
+        upload(sealed_seeds=(b"t" * 80, b"s" * 80)),
+    ]
+    ids = {one.upload_id(CONFIGURATION) for one in (made, *others)}
+    assert len(ids) == 5
+    assert made.upload_id(KINDS["index sharing"]) not in ids
+
+
+def test_both_halves_have_one_id_whatever_else_differs() -> None:
+    zero, one = upload(server=ZERO), upload(server=ONE, body=b"z" * 56, signature=b"h" * 64)
+    assert zero.upload_id(CONFIGURATION) == one.upload_id(CONFIGURATION)
+
+
+def signing_key(byte: int = 7) -> SigningKey:
+    with Secret("signing key", bytes([byte] * 32)) as seed:
+        return SigningKey(seed)
+
+
+def signed() -> Upload:
+    certificate = replace(HEADER.certificate, public_key=signing_key().public_key)
+    made = upload(header=replace(HEADER, certificate=certificate))
+    return replace(made, signature=made.signature_by(signing_key(), CONFIGURATION))
+
+
+def test_a_client_signs_the_header_and_both_sealed_seeds() -> None:
+    made = signed()
+    made.verify(CONFIGURATION)
+    replace(made, server=ZERO, body=b"").verify(CONFIGURATION)
+    parts = made.header.digest(CONFIGURATION), *made.sealed_seeds
+    verify_signature(signing_key().public_key, made.signature, Label.INDEXING_SIGNED_UPLOAD, *parts)
+
+
+@pytest.mark.parametrize("name", [*HEADERS, "seed 0", "seed 1", "signature"])
+def test_a_signature_on_another_upload_is_refused_in_the_clients_name(name: str) -> None:
+    made = signed()
+    if name == "signature":
+        other = replace(made, signature=made.signature[:-1] + bytes([made.signature[-1] ^ 1]))
+    elif name.startswith("seed"):
+        seeds = [bytes(80) if name.endswith(str(index)) else seed for index, seed in enumerate(made.sealed_seeds)]
+        other = replace(made, sealed_seeds=(seeds[0], seeds[1]))
+    else:
+        changes = dict(HEADERS[name])
+        if name == "client":
+            changes = {"certificate": replace(made.header.certificate, client=ClientId(8))}
+        other = replace(made, header=replace(made.header, **changes))
+    with pytest.raises(AuthenticationFailed) as caught:
+        other.verify(CONFIGURATION)
+    assert caught.value.culprits == {other.header.client}
+
+
+def test_a_signature_under_another_configuration_is_refused() -> None:
+    with pytest.raises(AuthenticationFailed):
+        signed().verify(KINDS["index sharing"])
+
+
+# --- What point functions and proofs are bound to ---------------------------------------------------------------------
+
+
+def test_the_context_of_a_segment_is_the_documented_one() -> None:
+    parts = CONFIGURATION.context.digest, (7).to_bytes(8, "big"), CONFIGURATION.layout.digest, (2).to_bytes(4, "big")
+    expected = hashlib.sha256(framed(b"secagg/1/indexing-segment", *parts)).digest()
+    assert segment_context(CONFIGURATION, 7, 2) == expected
+    other = configuration(layout=replace(CONFIGURATION.layout, version=b"v" * 32))
+    others = {
+        segment_context(CONFIGURATION, 8, 2),
+        segment_context(CONFIGURATION, 7, 1),
+        segment_context(configuration(task=b"b task"), 7, 2),
+        segment_context(other, 7, 2),
+    }
+    assert len(others - {expected}) == 4
+
+
+def test_a_key_is_bound_to_segment_client_and_nonce() -> None:
+    made = key_binding(CONFIGURATION, 7, 2, ClientId(9), b"n" * 16)
+    assert (made.context, made.client, made.nonce) == (segment_context(CONFIGURATION, 7, 2), ClientId(9), b"n" * 16)
+
+
+def test_a_proof_is_bound_to_everything_about_its_segment() -> None:
+    number, segment = CONFIGURATION.index_segments[1]
+
+    def statement(header: UploadHeader, made: IndexingConfiguration = CONFIGURATION, at: int = number) -> bytes:
+        return check_context(made, header, at, segment, header.segments[1]).statement
+
+    context = check_context(CONFIGURATION, HEADER, number, segment, SECOND)
+    assert (context.attempt, context.round_number, context.client) == (CONFIGURATION.context, 7, ClientId(9))
+    assert (context.layout_digest, context.segment) == (CONFIGURATION.layout.digest, number)
+    assert (context.weight, context.correction_digest, context.nonce) == (5, bytes(32), b"m" * 16)
+    assert context.shape == CONFIGURATION.check_shape(segment)
+    relevant = ("round", "client", "weight", "last nonce", "last correction")
+    others = {statement(replace(HEADER, **HEADERS[name])) for name in relevant}
+    others |= {statement(HEADER, configuration(task=b"b task")), statement(HEADER, at=1)}
+    assert len(others - {statement(HEADER)}) == len(relevant) + 2
+    assert context.attempt != AttemptContext(bytes(32))

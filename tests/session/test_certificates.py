@@ -1,0 +1,211 @@
+"""Identities: certificates of one authority for one client and one key, and signatures that fit nothing else."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
+from secagg.identifiers import ClientId, ServerId
+from secagg.session.certificates import (
+    IDENTITY_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Authority,
+    Certificate,
+    SigningKey,
+    VerifiedIdentity,
+    issue_certificate,
+)
+
+ANN, BOB = ClientId(1), ClientId(2)
+LABEL = Label.SIGNED_VIEW
+
+
+def signing_key(seed: bytes) -> SigningKey:
+    with Secret("identity seed", seed.ljust(IDENTITY_KEY_BYTES, b".")) as secret:
+        return SigningKey(secret)
+
+
+AUTHORITY = signing_key(b"authority")
+ANNS_KEY = signing_key(b"ann")
+
+
+def known_ann() -> VerifiedIdentity:
+    certificate = issue_certificate(AUTHORITY, ANN, ANNS_KEY.public_key)
+    return Authority(AUTHORITY.public_key).verify(certificate)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    return bytes(byte ^ (1 << bit % 8 if place == bit // 8 else 0) for place, byte in enumerate(data))
+
+
+# --- Signatures -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_vector_of_rfc_8032_gives_its_public_key() -> None:
+    seed = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+    public = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
+    assert SigningKey(Secret("seed", seed)).public_key == public
+
+
+@given(st.lists(st.binary(max_size=12), max_size=4))
+def test_what_was_signed_verifies_and_signs_to_the_same_bytes(parts: list[bytes]) -> None:
+    signature = ANNS_KEY.sign(LABEL, *parts)
+    assert len(signature) == SIGNATURE_BYTES
+    assert ANNS_KEY.sign(LABEL, *parts) == signature
+    known_ann().verify(signature, LABEL, *parts)
+
+
+@given(st.lists(st.binary(max_size=6), max_size=3), st.lists(st.binary(max_size=6), max_size=3))
+def test_a_signature_fits_no_other_parts(signed: list[bytes], shown: list[bytes]) -> None:
+    signature = ANNS_KEY.sign(LABEL, *signed)
+    if signed == shown:
+        known_ann().verify(signature, LABEL, *shown)
+        return
+    with pytest.raises(AuthenticationFailed):
+        known_ann().verify(signature, LABEL, *shown)
+
+
+@pytest.mark.parametrize("label", [label for label in Label if label is not LABEL], ids=lambda label: label.name)
+def test_a_signature_fits_no_other_label(label: Label) -> None:
+    with pytest.raises(AuthenticationFailed):
+        known_ann().verify(ANNS_KEY.sign(label, b"part"), LABEL, b"part")
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * SIGNATURE_BYTES, 7))
+def test_a_flipped_bit_is_refused(bit: int) -> None:
+    signature = ANNS_KEY.sign(LABEL, b"part")
+    with pytest.raises(AuthenticationFailed):
+        known_ann().verify(flipped(signature, bit), LABEL, b"part")
+
+
+@pytest.mark.parametrize("signature", [b"", bytes(63), bytes(65), bytes(64)])
+def test_what_is_no_signature_is_refused(signature: bytes) -> None:
+    with pytest.raises(AuthenticationFailed):
+        known_ann().verify(signature, LABEL, b"part")
+
+
+def test_another_clients_signature_is_refused() -> None:
+    with pytest.raises(AuthenticationFailed):
+        known_ann().verify(signing_key(b"bob").sign(LABEL, b"part"), LABEL, b"part")
+
+
+def test_a_failure_names_whom_the_caller_says_and_nothing_else() -> None:
+    with pytest.raises(AuthenticationFailed) as caught:
+        known_ann().verify(bytes(64), LABEL, b"part", culprits={ANN, ServerId()})
+    assert caught.value.culprits == {ANN, ServerId()}
+    assert str(caught.value) == "authentication failed"
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    with pytest.raises(AuthenticationFailed) as caught:
+        known_ann().verify(bytes(64), LABEL, b"part")
+    assert caught.value.culprits == frozenset()
+
+
+# --- Certificates -----------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_makes_a_verified_identity() -> None:
+    identity = known_ann()
+    assert (identity.client, identity.public_key) == (ANN, ANNS_KEY.public_key)
+
+
+def test_a_certificate_is_for_one_client_and_one_key() -> None:
+    authority, issued = Authority(AUTHORITY.public_key), issue_certificate(AUTHORITY, ANN, ANNS_KEY.public_key)
+    bobs = signing_key(b"bob").public_key
+    for forged in (
+        Certificate(BOB, issued.public_key, issued.signature),
+        Certificate(ANN, bobs, issued.signature),
+        Certificate(ANN, issued.public_key, flipped(issued.signature, 300)),
+        Certificate(ANN, issued.public_key, bytes(64)),
+    ):
+        with pytest.raises(AuthenticationFailed) as caught:
+            authority.verify(forged, culprits={ServerId()})
+        assert caught.value.culprits == {ServerId()}
+
+
+def test_a_certificate_of_another_authority_is_refused() -> None:
+    other = signing_key(b"another authority")
+    with pytest.raises(AuthenticationFailed):
+        Authority(AUTHORITY.public_key).verify(issue_certificate(other, ANN, ANNS_KEY.public_key))
+
+
+def test_a_clients_own_signature_is_no_certificate() -> None:
+    selfmade = issue_certificate(ANNS_KEY, ANN, ANNS_KEY.public_key)
+    with pytest.raises(AuthenticationFailed):
+        Authority(AUTHORITY.public_key).verify(selfmade)
+
+
+def test_an_authority_whose_key_is_no_key_vouches_for_nobody() -> None:
+    nobody = Authority(b"\xff" * 32)
+    with pytest.raises(AuthenticationFailed):
+        nobody.verify(issue_certificate(AUTHORITY, ANN, ANNS_KEY.public_key))
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), bytearray(32), "0" * 32, None])
+def test_an_authority_is_known_by_a_key_of_the_right_form(key: Any) -> None:
+    with pytest.raises(InvalidParameters, match="32 bytes"):
+        Authority(key)
+
+
+@pytest.mark.parametrize(
+    "fields", [(1, bytes(32), bytes(64)), (ANN, bytearray(32), bytes(64)), (ANN, bytes(32), "signature")]
+)
+def test_a_certificate_is_made_from_the_right_types(fields: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(Misuse, match="ClientId"):
+        Certificate(*fields)
+
+
+@pytest.mark.parametrize(("key", "signature"), [(31, 64), (33, 64), (32, 63), (32, 65), (0, 0)])
+def test_a_certificate_has_parts_of_the_right_size(key: int, signature: int) -> None:
+    with pytest.raises(InvalidParameters, match="64"):
+        Certificate(ANN, bytes(key), bytes(signature))
+
+
+# --- The private key --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 31, 33, 64])
+def test_a_key_is_made_from_a_seed_of_32_bytes(size: int) -> None:
+    with pytest.raises(InvalidParameters, match="32 bytes"):
+        SigningKey(Secret("seed", b"s" * size))
+
+
+def test_a_seed_in_plain_bytes_is_refused() -> None:
+    seed: Any = b"s" * 32
+    with pytest.raises(Misuse, match="Secret is due"):
+        SigningKey(seed)
+
+
+def test_a_wiped_key_signs_nothing() -> None:
+    key = signing_key(b"short-lived")
+    key.wipe()
+    key.wipe()
+    with pytest.raises(Misuse, match="wiped") as caught:
+        key.sign(LABEL, b"part")
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    with pytest.raises(Misuse):
+        issue_certificate(key, ANN, ANNS_KEY.public_key)
+
+
+def test_a_key_outlives_the_seed_it_was_made_from() -> None:
+    seed = Secret("seed", b"s" * 32)
+    key = SigningKey(seed)
+    seed.wipe()
+    assert key.sign(LABEL) == SigningKey(Secret("seed", b"s" * 32)).sign(LABEL)
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_a_key_is_neither_pickled_nor_copied(take: Any) -> None:
+    with pytest.raises(Misuse) as caught:
+        take(signing_key(b"confined"))
+    assert caught.value.reason is Reason.SECRET_EXPOSURE
+
+
+def test_a_key_shows_nothing_of_itself() -> None:
+    assert repr(ANNS_KEY) == str(ANNS_KEY) == "<SigningKey>"

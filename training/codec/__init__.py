@@ -1,0 +1,1 @@
+"""The codec of a run: schemes for its tensors, and their calibration."""

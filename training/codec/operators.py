@@ -1,0 +1,254 @@
+"""Which codec a round uses: made anew when it is due, from what the rounds before have told.
+
+``begin`` returns the codec of a round; ``encode`` is the client's step, ``decode`` the server's, which also keeps what
+the next codec is calibrated on. What is kept is small and can be stored and restored, so that a resumed run has the
+same codecs to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.byte_accounting import Accounting
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.model_update import (
+    Calibration,
+    CalibrationSource,
+    Codebooks,
+    ModelUpdate,
+    UpdatePlan,
+    decode_parameters,
+    downlink_bytes,
+    encode_parameters,
+)
+from secagg.compression.model_update.tensors import Shape
+from secagg.compression.product_quantization import ProductQuantization
+from secagg.contract import Aggregate, Payload
+from secagg.crypto.entropy import Coins
+from secagg.errors import InternalError, InvalidParameters
+from secagg.training.settings.parts import Update
+from secagg.training.settings.sections import SECURE_SOURCES, CompressionSettings, Scheme, Source
+
+from .calibration import (
+    STATISTICS,
+    ScaledCodebooks,
+    encode_scales,
+    kept_share,
+    length,
+    mean_statistics,
+    reach,
+    rotated_reach,
+)
+from .tensor_recipes import TensorRecipes
+
+_LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)
+"""They know nothing before the first round, which is sent uncompressed."""
+_SCALE_BYTES: Final = 4
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCodec:
+    """The codec of a round, and what clients are told of it."""
+
+    update: ModelUpdate
+    is_fresh: bool
+    """Whether it differs from that of the round before, so that its parameters are broadcast."""
+    is_compressed: bool
+    """False in a first round that has no scales or codebooks yet, unless nothing is compressed anyway."""
+    broadcast_bytes: int
+    """What a client receives for it in this round."""
+    paper_broadcast_bytes: int
+
+
+@dataclass(slots=True)
+class Operators:
+    """The codecs of a run, one after another."""
+
+    settings: CompressionSettings
+    shapes: Mapping[str, Shape]
+    seed: bytes
+    """32 public bytes of the run."""
+    maximum_total_weight: int
+    current: ModelUpdate | None = field(default=None, init=False)
+    _statistics: list[float] | None = field(default=None, init=False)
+    _previous_mean: dict[str, npt.NDArray[Any]] | None = field(default=None, init=False)
+    recipes: TensorRecipes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.recipes = TensorRecipes(self.settings, self.shapes, self.maximum_total_weight)
+
+    @property
+    def values(self) -> int:
+        """How many values the model has."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    def epoch(self, round_number: int) -> int:
+        """Return how often the codec was made anew until a round; rounds count from 0."""
+        period = self.settings.refresh
+        if self.settings.scheme is Scheme.NONE:
+            return 0
+        if self.settings.source in _LATE_SOURCES:
+            return 0 if round_number == 0 else 1 + (round_number - 1) // period
+        return round_number // period
+
+    def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:
+        """Return the codec of a round, made anew if that is due.
+
+        Args:
+            sample: trains a client outside of the round, or on public data; called only where the source asks for it.
+        """
+        epoch = self.epoch(round_number)
+        is_fresh = self.current is None or (self.current.epoch != epoch and self._is_informed)
+        if is_fresh:
+            self.current = self._made(epoch, sample)
+        codec = self.codec
+        wire, paper = self._broadcast(codec)
+        return RoundCodec(
+            update=codec,
+            is_fresh=is_fresh,
+            is_compressed=self.settings.scheme is Scheme.NONE
+            or any(not isinstance(tensor.scheme, FixedPoint) for tensor in codec.tensors),
+            broadcast_bytes=wire if is_fresh else 0,
+            paper_broadcast_bytes=paper if is_fresh else 0,
+        )
+
+    @property
+    def _is_informed(self) -> bool:
+        """Whether there is something to calibrate on; nothing is, for instance, if the first round failed."""
+        match self.settings.source:
+            case Source.STAT | Source.PRIOR:
+                return self._statistics is not None
+            case Source.AGGREGATE:
+                return self._previous_mean is not None
+            case _:
+                return True
+
+    def planned(self) -> ModelUpdate:
+        """Return a codec that is laid out as those of the run will be, for judging a run before it begins."""
+        shapes = self._sent_shapes
+        chosen = {
+            name: ScaledCodebooks(length=1.0, codewords=own.codewords, block_size=own.block_size, stages=own.stages)
+            if isinstance(own := self.recipes.of(name, 1.0), Codebooks)
+            else own
+            for name in self.recipes.compressed
+        }
+        plan = UpdatePlan(
+            shapes=shapes, plain=self.recipes.plain, compressed=self.recipes.plain, chosen=chosen, seed=self.seed
+        )
+        sample = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
+        return plan.parameters(calibration=Calibration(CalibrationSource.PUBLIC_BATCH, sample))
+
+    @property
+    def _sent_shapes(self) -> dict[str, Shape]:
+        shapes = dict(self.shapes)
+        if self.settings.source in SECURE_SOURCES:
+            shapes[STATISTICS] = (len(self.recipes.compressed),)
+        return shapes
+
+    @property
+    def codec(self) -> ModelUpdate:
+        """The codec in force."""
+        if self.current is None:
+            raise InvalidParameters("no round has begun; call begin() first")
+        return self.current
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        """Encode one client's update, with its statistics where the source asks for them."""
+        return self.codec.encode(self.with_statistics(update), coins)
+
+    def with_statistics(self, update: Update) -> Arrays:
+        """Return the tensors that are sent: those of the update, and what the client tells of them."""
+        if self.settings.source not in SECURE_SOURCES:
+            return update
+        measure = length
+        if self.settings.source is Source.STAT:
+            measure = rotated_reach if self.settings.rotation else reach
+        statistics = np.array(
+            [(reach if update[name].ndim <= 1 else measure)(update[name]) for name in self.recipes.compressed],
+            dtype=np.float32,
+        )
+        return {**update, STATISTICS: statistics}
+
+    def decode(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the mean update, and keep what it tells for the next codec."""
+        mean = dict(self.codec.mean(aggregate))
+        if self.settings.is_lengthened:
+            for tensor in self.codec.tensors:
+                if isinstance(tensor.scheme, ProductQuantization):
+                    mean[tensor.name] = mean[tensor.name] / _kept(tensor.scheme)
+        if self.settings.source in SECURE_SOURCES:
+            self._statistics = mean_statistics(mean)
+        if self.settings.source is Source.AGGREGATE:
+            self._previous_mean = {name: mean[name] for name in self.shapes}
+        return {name: mean[name].astype(np.float32) for name in self.shapes}
+
+    # --- Storing --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything that a resumed run needs, as arrays."""
+        stored = dict[str, npt.NDArray[Any]]()
+        if self.current is not None:
+            stored["codec"] = np.frombuffer(encode_parameters(self.current), dtype=np.uint8)
+        if self._statistics is not None:
+            stored["statistics"] = np.array(self._statistics, dtype=np.float32)
+        for name, value in (self._previous_mean or {}).items():
+            stored[f"previous/{name}"] = value
+        return stored
+
+    def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what ``state`` returned."""
+        if "codec" in stored:
+            self.current = decode_parameters(stored["codec"].tobytes())
+        if "statistics" in stored:
+            self._statistics = [float(value) for value in stored["statistics"]]
+        previous = {name[len("previous/") :]: stored[name] for name in stored if name.startswith("previous/")}
+        self._previous_mean = previous or None
+
+    # --- Private --------------------------------------------------------------------------------------------------
+
+    def _made(self, epoch: int, sample: Callable[[], Update]) -> ModelUpdate:
+        source = self.settings.source
+        is_first = source in _LATE_SOURCES and not self._is_informed
+        names = () if is_first else self.recipes.compressed
+        shapes, plain = self._sent_shapes, self.recipes.plain
+        known = self._statistics if source in SECURE_SOURCES else None
+        chosen = {
+            name: self.recipes.of(name, 1.0 if known is None else known[position])
+            for position, name in enumerate(names)
+        }
+        plan = UpdatePlan(shapes=shapes, plain=plain, compressed=plain, chosen=chosen, seed=self.seed)
+        if is_first or source in {None, *SECURE_SOURCES}:
+            made = plan.parameters(epoch=epoch)
+            if is_first or source is None:
+                return made
+            return ModelUpdate(tensors=made.tensors, epoch=made.epoch, source=CalibrationSource.PREVIOUS_AGGREGATE)
+        previous = self.current if self.current is not None and self.current.epoch < epoch else None
+        return plan.parameters(epoch=epoch, calibration=self._calibration(sample), previous=previous)
+
+    def _calibration(self, sample: Callable[[], Update]) -> Calibration:
+        match self.settings.source:
+            case Source.AGGREGATE if self._previous_mean is not None:
+                return Calibration(CalibrationSource.PREVIOUS_AGGREGATE, self._previous_mean)
+            case Source.PUBLIC:
+                return Calibration(CalibrationSource.PUBLIC_BATCH, sample())
+            case Source.MOCK:
+                return Calibration(CalibrationSource.LEAKY_MOCK_CLIENT, sample())
+            case _:
+                raise InternalError("a source of scales and codebooks has nothing to tell")
+
+    def _broadcast(self, codec: ModelUpdate) -> tuple[int, int]:
+        if self.settings.source in SECURE_SOURCES:
+            scales = self._statistics if codec.epoch and self._statistics else []
+            return len(encode_scales(codec.epoch, scales)), _SCALE_BYTES * len(scales)
+        return len(encode_parameters(codec)), downlink_bytes(codec, Accounting.PAPER)
+
+
+def _kept(scheme: ProductQuantization) -> float:
+    return kept_share(scheme.codebooks[0].codewords, scheme.block_size, len(scheme.codebooks))

@@ -1,0 +1,60 @@
+"""Data sets by name: bundled, installed, or in a folder that the user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from secagg.errors import InvalidParameters
+from secagg.training.models.partition import Dealing
+
+from .fashion import INSTALLED, fashion
+from .leaf import LEAF_SETS, leaf, prepare_leaf
+from .prepared import PreparedData, Split
+from .vader import vader
+
+NAMES: Final = ("fashion", "fashion-full", "vader", *LEAF_SETS)
+_CLIENTS: Final = 200
+"""To whom examples without owners are dealt out by default."""
+
+__all__ = ["LEAF_SETS", "NAMES", "PreparedData", "Split", "federated_data", "prepare_leaf"]
+
+
+def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
+    name: str,
+    *,
+    root: Path | None = None,
+    clients: int | None = None,
+    alpha: float = 1.0,
+    spread: float = 0.35,
+    style: bool = False,
+    seed: int = 0,
+    cache: Path | None = None,
+) -> PreparedData:
+    """Return a data set by its name.
+
+    Args:
+        root: where its files are: a folder, and for ``vader`` an archive.
+        clients: to how many clients examples are dealt out; of LEAF's users, how many take part at most.
+        alpha: how alike the labels of clients are to which examples are dealt out.
+        spread: how different their sizes are.
+        style: whether each has a style of images of its own.
+        cache: where LEAF's sets are kept after conversion; by default in ``root``.
+
+    Raises:
+        InvalidParameters: there is none of that name, or its files are missing or damaged.
+    """
+    dealing = Dealing(
+        clients=_CLIENTS if clients is None else clients, alpha=alpha, spread=spread, style=style, seed=seed
+    )
+    match name:
+        case "fashion":
+            return fashion(dealing)
+        case "fashion-full":
+            return fashion(dealing, INSTALLED if root is None else root)
+        case "vader":
+            return vader(root, dealing)
+        case _ if name in LEAF_SETS:
+            return leaf(name, root, clients=clients, cache=cache)
+        case _:
+            raise InvalidParameters(f"there is no data set {name!r}; the data sets are {', '.join(NAMES)}")

@@ -1,0 +1,186 @@
+"""How fast the engines are on a machine, for the models of the studies, and how near to what it could do at best.
+
+Two floors stand beside each time: the arithmetic of the training steps at the speed of a large product of matrices, and
+the bytes that must move, each client's parameters once in and once out in every step, at the speed of a large copy.
+Both speeds are measured on the spot. No engine reaches them; they say how much there is to win at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final, cast
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from secagg.errors import InvalidParameters
+from secagg.training.models.networks import initial_parameters, model_factory, parameter_count
+from secagg.training.settings.parts import Assignment, Examples, LocalTraining, ModelFactory
+from secagg.training.settings.seeds import Stream, generator, seed_of, torch_generator
+
+from . import ENGINES, cross_entropy, device_named, make_engine, seconds_of_a_round
+from .recurrent import written_out
+from .schedule import schedule_of
+from .suitability import swapped
+
+_SEED: Final = 0
+_REPETITIONS: Final = 3
+_PRODUCT_SIDE: Final = {"cpu": 1024, "cuda": 8192}
+_COPIED_VALUES: Final = {"cpu": 1 << 24, "cuda": 1 << 28}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A model, and how many examples its clients have."""
+
+    model: str
+    classes: int
+    shape: tuple[int, ...]
+    vocabulary: int | None
+    mean: float
+    deviation: float
+    least: int
+    most: int
+    clients: Mapping[str, int]
+    """Of a round, on a CPU and on an accelerator."""
+
+    @property
+    def factory(self) -> ModelFactory:
+        """Return what makes the model."""
+        return model_factory(self.model, classes=self.classes, shape=self.shape, vocabulary=self.vocabulary)
+
+
+LOADS: Final[Mapping[str, Load]] = {
+    "celeba": Load("simple-conv", 2, (3, 32, 32), None, 20, 7, 5, 35, {"cpu": 16, "cuda": 100}),
+    "femnist": Load("resnet18", 62, (1, 28, 28), None, 226, 89, 20, 450, {"cpu": 2, "cuda": 5}),
+    "sent140": Load("lstm", 2, (25,), 9931, 14, 10, 2, 60, {"cpu": 16, "cuda": 100}),
+    "fashion": Load("stride", 10, (1, 28, 28), None, 60, 21, 16, 166, {"cpu": 20, "cuda": 100}),
+}
+"""Sizes as in LEAF's sets; the examples are noise, which takes as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one engine did, or why it did not."""
+
+    load: str
+    engine: str
+    clients_per_second: float | None = None
+    arithmetic_share: float | None = None
+    """The time at the arithmetic floor, as a share of the time taken."""
+    bandwidth_share: float | None = None
+    """The time at the bandwidth floor, as a share of the time taken."""
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured of the machine."""
+
+    device: str
+    name: str
+    operations_per_second: float
+    bytes_per_second: float
+    torch_version: str = torch.__version__
+
+
+def measure_machine(device_name: str) -> Machine:
+    """Time a large product of matrices and a large copy.
+
+    Raises:
+        InvalidParameters: the device is not there.
+    """
+    device = device_named(device_name)
+    side, values = _PRODUCT_SIDE[device.type], torch.ones(_COPIED_VALUES[device.type], device=device)
+    left, copied = torch.ones(side, side, device=device), torch.empty_like(values)
+    product = _fastest(lambda: torch.mm(left, left), device)
+    copy = _fastest(lambda: copied.copy_(values), device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    return Machine(str(device), name, 2 * side**3 / product, 2 * values.nbytes / copy)
+
+
+def measure_engines(
+    load_name: str, machine: Machine, *, engines: Sequence[str] = ENGINES, clients: int | None = None
+) -> list[Measured]:
+    """Time a round of each engine, with all that moves between device and memory.
+
+    Raises:
+        InvalidParameters: there is no such load.
+    """
+    load = LOADS.get(load_name)
+    if load is None:
+        raise InvalidParameters(f"there is no load {load_name!r}; the loads are {', '.join(LOADS)}")
+    assignments = assignments_of(load, clients or load.clients[torch.device(machine.device).type])
+    settings = LocalTraining(batch=32, rate=0.01)
+    start = initial_parameters(load.factory, seed_of(_SEED, Stream.MODEL))
+    steps = sum(len(schedule_of(assignment, settings, 0).batches) for assignment in assignments)
+    examples = sum(len(assignment.examples) for assignment in assignments)
+    arithmetic = examples * operations_of_an_example(load) / machine.operations_per_second
+    bandwidth = steps * 2 * 4 * parameter_count(start) / machine.bytes_per_second
+    found = list[Measured]()
+    for name in engines:
+        try:
+            engine = make_engine(name, load.factory, device=machine.device)
+            seconds = seconds_of_a_round(engine, start, assignments, settings)
+        except InvalidParameters as error:
+            found.append(Measured(load=load_name, engine=name, refusal=str(error)))
+        except torch.OutOfMemoryError:
+            found.append(Measured(load=load_name, engine=name, refusal="there is too little memory on the device"))
+        else:
+            found.append(
+                Measured(
+                    load=load_name,
+                    engine=name,
+                    clients_per_second=len(assignments) / seconds,
+                    arithmetic_share=arithmetic / seconds,
+                    bandwidth_share=bandwidth / seconds,
+                )
+            )
+    return found
+
+
+def operations_of_an_example(load: Load) -> int:
+    """Count the arithmetic of one example's way through a model and back."""
+    # The counter knows products of matrices and convolutions, and not an LSTM as one operation.
+    model = swapped(load.factory(), written_out)
+    examples = _examples(load, 1, torch.Generator().manual_seed(_SEED))
+    with FlopCounterMode(display=False) as counter:
+        loss = cross_entropy(model(examples.inputs), examples.targets).sum()
+        torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+    return int(counter.get_total_flops())
+
+
+def assignments_of(load: Load, clients: int) -> list[Assignment]:
+    """Return the work of so many clients, whose sizes are spread as the load says."""
+    drawn = generator(seed_of(_SEED, Stream.PARTITION)).normal(load.mean, load.deviation, clients)
+    sizes = np.clip(np.rint(drawn), load.least, load.most).astype(np.int64)
+    return [
+        Assignment(
+            client=client,
+            examples=_examples(load, int(size), torch_generator(seed_of(_SEED, Stream.PARTITION, client=client))),
+            seed=seed_of(_SEED, Stream.TRAINING, client=client),
+        )
+        for client, size in enumerate(sizes)
+    ]
+
+
+def _examples(load: Load, count: int, coins: torch.Generator) -> Examples:
+    targets = torch.randint(load.classes, (count,), generator=coins)
+    if load.vocabulary is None:
+        return Examples(torch.randn(count, *load.shape, generator=coins), targets)
+    return Examples(torch.randint(load.vocabulary, (count, *load.shape), generator=coins), targets)
+
+
+def _fastest(function: Callable[[], object], device: torch.device) -> float:
+    """Return the least time of a few calls, after one that warms up."""
+    times = list[float]()
+    for _ in range(_REPETITIONS + 1):
+        begin = perf_counter()
+        function()
+        if device.type == "cuda":
+            cast("Callable[[torch.device], None]", torch.cuda.synchronize)(device)
+        times.append(perf_counter() - begin)
+    return min(times[1:])

@@ -1,0 +1,252 @@
+"""Many clients in one computation, their parameters stacked: for accelerators, which a single small model leaves idle.
+
+Clients with about as many steps make a chunk. Their batches are filled up to one size, what fills them weighs nothing,
+and whoever is done stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from secagg.errors import InvalidParameters
+from secagg.training.models.keyed_dropout import key_names
+from secagg.training.settings.parts import Assignment, LocalTraining, ModelFactory, Tensors, TrainedClient
+
+from .descent import Descent, as_update, changes
+from .folded import folded, side_by_side
+from .recurrent import written_out
+from .schedule import Schedule, longest_first, schedule_of
+from .settings import Computing, one_torch_thread
+from .suitability import refuse_batch_norm, swapped, trainable, values_of
+
+Named = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """One step's examples of all clients; the first two axes are clients and examples."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    mask: torch.Tensor
+    """1 for an example and 0 for what fills up."""
+    keys: torch.Tensor
+    """Of each client, a key for each layer of dropout."""
+
+
+_Gradient = Callable[
+    [Named, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[Named, tuple[object, torch.Tensor]]
+]
+
+
+class Formulation(Protocol):
+    """How the gradients of many clients are computed at once."""
+
+    def gradients(self, parameters: Named, batches: Batches, *, is_start: bool) -> tuple[Named, torch.Tensor]:
+        """Return the clients' gradients, and the sum of each one's losses.
+
+        Args:
+            is_start: whether all clients have the same parameters, which then come without an axis of clients.
+        """
+        ...
+
+
+class Mapped:
+    """Torch's vmap over the gradient of one client."""
+
+    def __init__(self, model: nn.Module, computing: Computing) -> None:
+        self._model = swapped(model, written_out)
+        self._computing, self._key_names = computing, key_names(model)
+        gradient = torch.func.grad_and_value(self._mean_loss, has_aux=True)
+        self._own = computing.prepared(cast("_Gradient", torch.vmap(gradient, (0, 0, 0, 0, 0))))
+        self._shared = computing.prepared(cast("_Gradient", torch.vmap(gradient, (None, 0, 0, 0, 0))))
+
+    def gradients(self, parameters: Named, batches: Batches, *, is_start: bool) -> tuple[Named, torch.Tensor]:
+        """Map over clients; from the common start only the examples differ."""
+        function = self._shared if is_start else self._own
+        try:
+            found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise InvalidParameters(
+                f"torch.vmap cannot map this model over clients ({_first_line(error)}); use another engine"
+            ) from error
+        return found, totals
+
+    def _mean_loss(
+        self, parameters: Named, keys: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values = {**parameters, **dict(zip(self._key_names, keys.unbind(), strict=True))}
+        with self._computing.precision():
+            losses = self._computing.loss(torch.func.functional_call(self._model, values, (inputs,)), targets)
+        total = (losses * mask).sum()
+        return total / mask.sum().clamp(min=1), total.detach()
+
+
+class SideBySide:
+    """A folded model: clients' channels side by side."""
+
+    def __init__(self, model: nn.Module, computing: Computing, *, by_products: bool) -> None:
+        self._plain, self._key_names = model, key_names(model)
+        self._run = computing.prepared(partial(side_by_side, folded(model, by_products=by_products)))
+        self._computing = computing
+        self._is_compared = False
+
+    def gradients(self, parameters: Named, batches: Batches, *, is_start: bool) -> tuple[Named, torch.Tensor]:
+        """Run all clients as one network, and return the gradients of the sum of their losses."""
+        clients = len(batches.mask)
+        if is_start:
+            parameters = {name: value.expand(clients, *value.shape) for name, value in parameters.items()}
+        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        if clients > 1 and not self._is_compared:
+            self._compare(leaves, batches)
+        with self._computing.precision():
+            scores = self._scores(leaves, batches)
+            losses = self._computing.loss(scores.flatten(0, 1), batches.targets.flatten(0, 1))
+        losses = losses.reshape(batches.mask.shape) * batches.mask
+        means = losses.sum(1) / batches.mask.sum(1).clamp(min=1)
+        found = torch.autograd.grad(means.sum(), list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, found, strict=True)), losses.detach().sum(1)
+
+    def _scores(self, parameters: Named, batches: Batches) -> torch.Tensor:
+        values = {**parameters, **dict(zip(self._key_names, batches.keys.unbind(1), strict=True))}
+        return self._run(values, batches.inputs)
+
+    @torch.no_grad()
+    def _compare(self, parameters: Named, batches: Batches) -> None:
+        """Compare with the model as it was: between layers it may do what mixes clients.
+
+        Raises:
+            InvalidParameters: the outputs differ.
+        """
+        few = Batches(batches.inputs[:2, :2], batches.targets[:2, :2], batches.mask[:2, :2], batches.keys[:2])
+        few_parameters = {name: value[:2] for name, value in parameters.items()}
+        wanted = list[torch.Tensor]()
+        for client in range(len(few.inputs)):
+            own = {name: value[client] for name, value in few_parameters.items()}
+            own |= dict(zip(self._key_names, few.keys[client].unbind(), strict=True))
+            wanted.append(torch.func.functional_call(self._plain, own, (few.inputs[client],)))
+        try:
+            found = self._scores(few_parameters, few)
+            is_close = torch.allclose(found, torch.stack(wanted), rtol=1e-3, atol=1e-4)
+        except RuntimeError as error:
+            raise _mixes_clients() from error
+        if not is_close:
+            raise _mixes_clients()
+        self._is_compared = True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _mixes_clients() -> InvalidParameters:
+    return InvalidParameters(
+        "the model does something between its layers that does not keep clients apart when their channels lie side by "
+        "side, such as a mean over channels or a shape written as a number; use the engine vmap or threads"
+    )
+
+
+class StackedEngine:
+    """Trains chunks of clients, each chunk in one computation."""
+
+    def __init__(
+        self,
+        factory: ModelFactory,
+        computing: Computing,
+        *,
+        name: str,
+        chunk: int,
+        make: Callable[[nn.Module], Formulation],
+    ) -> None:
+        """Make the engine.
+
+        Raises:
+            InvalidParameters: the model cannot be trained in this way.
+        """
+        if chunk < 1:
+            raise InvalidParameters(f"a chunk holds 1 client or more, and {chunk} are asked for")
+        self.name, self._computing, self._chunk_size = name, computing, chunk
+        self._model = trainable(factory).to(computing.device)
+        refuse_batch_norm(self._model, name)
+        self._names = [parameter for parameter, _ in self._model.named_parameters()]
+        self._dropouts = len(key_names(self._model))
+        self._formulation = make(self._model)
+
+    def train(
+        self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
+    ) -> Iterator[TrainedClient]:
+        """Train each client from ``start``."""
+        schedules = [schedule_of(assignment, settings, self._dropouts) for assignment in assignments]
+        order = longest_first(schedules)
+        with one_torch_thread():
+            for begin in range(0, len(order), self._chunk_size):
+                places = order[begin : begin + self._chunk_size]
+                chunk = _Chunk([assignments[place] for place in places], [schedules[place] for place in places])
+                yield from self._train(start, chunk, settings)
+
+    def _train(self, start: Tensors, chunk: _Chunk, settings: LocalTraining) -> Iterator[TrainedClient]:
+        device, clients = self._computing.device, len(chunk.assignments)
+        before = values_of(self._model, start, device)
+        parameters = [value.expand(clients, *value.shape).clone() for value in before]
+        descent = Descent(parameters, before, settings)
+        totals = torch.zeros(clients, device=device)
+        steps = chunk.on(device)
+        for number, (batches, is_active, is_counted) in enumerate(steps):
+            own = dict(zip(self._names, parameters if number else before, strict=True))
+            gradients, losses = self._formulation.gradients(own, batches, is_start=number == 0)
+            descent.step([gradients[name] for name in self._names], is_active)
+            totals += losses * is_counted
+        sums = [float(total) for total in totals.cpu()]
+        found = [change.float().cpu() for change in changes(parameters, before, settings.clip, stacked=True)]
+        for place, (assignment, total) in enumerate(zip(chunk.assignments, sums, strict=True)):
+            update = as_update(self._names, [change[place] for change in found])
+            count = len(assignment.examples)
+            yield TrainedClient(client=assignment.client, update=update, examples=count, loss=total / count)
+
+
+class _Chunk:
+    """Clients that are trained together, those with the most steps first."""
+
+    def __init__(self, assignments: Sequence[Assignment], schedules: Sequence[Schedule]) -> None:
+        self.assignments = assignments
+        steps = len(schedules[0].batches)
+        size = max(len(batch) for schedule in schedules for batch in schedule.batches)
+        self._rows = np.zeros((steps, len(schedules), size), dtype=np.int64)
+        self._mask = np.zeros(self._rows.shape, dtype=np.float32)
+        self._keys = np.zeros((steps, len(schedules), schedules[0].keys.shape[1]), dtype=np.int64)
+        self._counted = np.zeros((steps, len(schedules)), dtype=np.float32)
+        begin = 0
+        for client, (assignment, schedule) in enumerate(zip(assignments, schedules, strict=True)):
+            # Where there is nothing to do, a client's own first example fills up, and weighs nothing.
+            self._rows[:, client] = begin
+            for step, batch in enumerate(schedule.batches):
+                self._rows[step, client, : len(batch)] = batch + begin
+                self._mask[step, client, : len(batch)] = 1
+            self._keys[: len(schedule.batches), client] = schedule.keys
+            self._counted[: schedule.first_epoch, client] = 1
+            begin += len(assignment.examples)
+
+    def on(self, device: torch.device) -> Iterator[tuple[Batches, torch.Tensor, torch.Tensor]]:
+        """Yield each step's examples, which clients have this step, and whose loss is counted."""
+        inputs = torch.cat([assignment.examples.inputs.to(device) for assignment in self.assignments])
+        targets = torch.cat([assignment.examples.targets.to(device) for assignment in self.assignments])
+        arrays = (self._rows, self._mask, self._keys, self._counted)
+        rows, mask, keys, counted = (torch.as_tensor(array, device=device) for array in arrays)
+        for step in range(len(rows)):
+            chosen, shape = rows[step].flatten(), rows.shape[1:]
+            step_inputs, step_targets = _by_client(inputs[chosen], shape), _by_client(targets[chosen], shape)
+            batches = Batches(step_inputs, step_targets, mask[step], keys[step])
+            yield batches, mask[step].amax(1), counted[step]
+
+
+def _by_client(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return values.reshape(*shape, *values.shape[1:])

@@ -1,0 +1,1 @@
+"""Networks, server optimizers, and how examples are dealt out to clients."""

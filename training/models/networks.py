@@ -1,0 +1,203 @@
+"""The models of the studies, under the names that configurations use.
+
+``stride`` is small and fast, for the default runs; ``simple-conv``, ``resnet18`` and ``lstm`` are the paper's. None has
+batch normalization, whose running statistics are no parameters and would not reach the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch.nn.functional as F  # noqa: N812 -- the name that everybody gives it
+from torch import Tensor, nn
+
+from secagg.errors import InvalidParameters
+from secagg.training.settings.parts import ModelFactory
+from secagg.training.settings.seeds import Seed, torch_seeded
+
+from .keyed_dropout import KeyedDropout
+
+_IMAGE_AXES: Final = 3
+
+
+class StrideNet(nn.Module):
+    """Three convolutions of stride 2 and one layer: 19,338 parameters for 28x28 images in ten classes."""
+
+    def __init__(self, *, channels: int = 1, side: int = 28, classes: int = 10) -> None:
+        super().__init__()
+        widths = (16, 32, 32)
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, stride=2, padding=1)
+        self.norm1 = nn.GroupNorm(4, widths[0])
+        self.conv2 = nn.Conv2d(widths[0], widths[1], 3, stride=2, padding=1)
+        self.norm2 = nn.GroupNorm(8, widths[1])
+        self.conv3 = nn.Conv2d(widths[1], widths[2], 3, stride=2, padding=1)
+        self.norm3 = nn.GroupNorm(8, widths[2])
+        self.head = nn.Linear(widths[2] * (-(-side // 8)) ** 2, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the classes' scores."""
+        shown = F.relu(self.norm1(self.conv1(images)))
+        shown = F.relu(self.norm2(self.conv2(shown)))
+        shown = F.relu(self.norm3(self.conv3(shown)))
+        scores: Tensor = self.head(shown.flatten(1))
+        return scores
+
+
+class SimpleConvNet(nn.Module):
+    """The paper's network for CelebA: 29,282 parameters, since one GroupNorm serves all four convolutions."""
+
+    def __init__(self, *, channels: int = 3, classes: int = 2, dropout: float = 0.1) -> None:
+        super().__init__()
+        width = 32
+        self.layers = nn.ModuleList(nn.Conv2d(channels if i == 0 else width, width, 3, padding=2) for i in range(4))
+        self.norm = nn.GroupNorm(width, width)
+        self.dropout = KeyedDropout(dropout)
+        self.head = nn.Linear(width * 9, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the classes' scores; images have 32x32 pixels."""
+        shown = images
+        for layer in self.layers:
+            shown = F.max_pool2d(F.relu(self.norm(layer(shown))), 2)
+        scores: Tensor = self.head(self.dropout(shown.flatten(1)))
+        return scores
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, before: int, width: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.GroupNorm(groups, width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.GroupNorm(groups, width)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or before != width:
+            shortcut = nn.Conv2d(before, width, 1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.GroupNorm(groups, width))
+
+    def forward(self, shown: Tensor) -> Tensor:
+        """Return what the block makes of its input."""
+        changed = F.relu(self.bn1(self.conv1(shown)))
+        beside: Tensor = self.downsample(shown)
+        return F.relu(self.bn2(self.conv2(changed)) + beside)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 with GroupNorm, under torchvision's names: 11,202,046 parameters for one channel and 62 classes."""
+
+    def __init__(self, *, channels: int = 1, classes: int = 62, groups: int = 32) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.GroupNorm(groups, 64)
+        self.layer1 = _stage(64, 64, groups)
+        self.layer2 = _stage(64, 128, groups)
+        self.layer3 = _stage(128, 256, groups)
+        self.layer4 = _stage(256, 512, groups)
+        self.fc = nn.Linear(512, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the classes' scores."""
+        shown = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 3, stride=2, padding=1)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            shown = stage(shown)
+        scores: Tensor = self.fc(F.adaptive_avg_pool2d(shown, 1).flatten(1))
+        return scores
+
+
+def _stage(before: int, width: int, groups: int) -> nn.Sequential:
+    stride = 1 if width == before else 2
+    return nn.Sequential(ResidualBlock(before, width, stride, groups), ResidualBlock(width, width, 1, groups))
+
+
+class TextLstm(nn.Module):
+    """An embedding, layers of LSTM and one layer; scores come of the last state, or of the largest over time.
+
+    Args:
+        leftover: of how many inputs a second head is made that nothing uses. The paper's sizes for Sent140 contain one
+            of 128 inputs; with it, an embedding of 9,931 x 300 and two layers of 100, there are 3,221,360 parameters.
+    """
+
+    def __init__(  # noqa: PLR0913 -- the sizes of a model
+        self,
+        *,
+        vocabulary: int,
+        width: int = 300,
+        hidden: int = 100,
+        layers: int = 2,
+        classes: int = 2,
+        pooled: float = False,
+        leftover: int = 0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+        if leftover:
+            self.leftover = nn.Linear(leftover, classes)
+        self.pooled = bool(pooled)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the classes' scores; tokens are numbers, one row for each text."""
+        states: Tensor = self.lstm(self.embedding(tokens))[0]
+        scores: Tensor = self.head(states.amax(1) if self.pooled else states[:, -1])
+        return scores
+
+
+MODELS: Final = ("stride", "simple-conv", "resnet18", "lstm")
+
+
+def model_factory(
+    name: str,
+    *,
+    classes: int,
+    shape: tuple[int, ...],
+    vocabulary: int | None = None,
+    options: Mapping[str, float] | None = None,
+) -> ModelFactory:
+    """Return what makes a model for inputs of a shape.
+
+    Args:
+        options: further arguments of the model: ``dropout``; ``groups``; ``width``, ``hidden``, ``layers``, ``pooled``
+            and ``leftover``.
+
+    Raises:
+        InvalidParameters: there is no such model or option, or the model does not take such inputs.
+    """
+    chosen = dict(options or {})
+    is_text = name == "lstm"
+    if name in MODELS and (is_text is (vocabulary is None) or (not is_text and len(shape) != _IMAGE_AXES)):
+        raise InvalidParameters(
+            f"the model {name} takes {'tokens' if is_text else 'images'}, and inputs have the shape {shape}"
+            f"{'' if vocabulary is None else f' and are tokens of a vocabulary of {vocabulary}'}; take another model"
+        )
+    factory: Callable[[], nn.Module]
+    match name:
+        case "stride":
+            factory = lambda: StrideNet(channels=shape[0], side=shape[1], classes=classes, **chosen)  # noqa: E731
+        case "simple-conv":
+            factory = lambda: SimpleConvNet(channels=shape[0], classes=classes, **chosen)  # noqa: E731
+        case "resnet18":
+            factory = lambda: ResNet18(channels=shape[0], classes=classes, **_whole(chosen))  # noqa: E731
+        case "lstm":
+            factory = lambda: TextLstm(vocabulary=vocabulary or 0, classes=classes, **_whole(chosen))  # noqa: E731
+        case _:
+            raise InvalidParameters(f"there is no model {name!r}; the models are {', '.join(MODELS)}")
+    return factory
+
+
+def _whole(options: Mapping[str, float]) -> dict[str, int]:
+    return {name: int(value) for name, value in options.items()}
+
+
+def initial_parameters(factory: ModelFactory, seed: Seed) -> dict[str, Tensor]:
+    """Return the parameters of a new model, which follow from a seed; torch's own generators stay as they were."""
+    with torch_seeded(seed):
+        return {name: parameter.detach().clone() for name, parameter in factory().named_parameters()}
+
+
+def parameter_count(parameters: Mapping[str, Tensor]) -> int:
+    """Return how many values the parameters have."""
+    return sum(tensor.numel() for tensor in parameters.values())

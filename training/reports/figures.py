@@ -1,0 +1,350 @@
+"""Figures of finished runs, each drawn only where the runs have something to show in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from secagg.errors import InvalidParameters
+from secagg.training.settings.sections import Scheme
+
+from .finished_runs import Cell
+
+_STYLES: Final = {
+    Scheme.NONE: ("#222222", "*", "uncompressed"),
+    Scheme.SCALAR: ("#1b6ca8", "o", "scalar quantization"),
+    Scheme.PRUNING: ("#c8553d", "s", "random pruning"),
+    Scheme.PRODUCT: ("#3c8d53", "D", "product quantization"),
+}
+_COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6", "#7a5230", "#777777")
+_GRID: Final = "#dddddd"
+_MOST_CURVES: Final = 10
+_LEAST_PERIODS: Final = 2
+_NEAR: Final = 1.5  # Kilobytes that differ by less than this factor have labels that would touch.
+_LEAST_SPAN: Final = 6.0
+"""Points of accuracy that an axis shows at least: noise is no finding."""
+_LEAST_POINTS: Final = 2
+
+Drawn = Any
+"""A matplotlib figure; matplotlib is imported when a figure is drawn."""
+
+
+def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
+    """Yield a file name, a title and a figure for everything that these cells show.
+
+    Raises:
+        InvalidParameters: matplotlib is not installed.
+    """
+    drawers: tuple[tuple[str, str, Callable[[Sequence[Cell]], Drawn | None]], ...] = (
+        ("accuracy-uplink", "Accuracy against uplink", accuracy_against_uplink),
+        ("convergence", "Convergence", convergence),
+        ("overflow", "Overflow against the margin of the ring", overflow_against_margin),
+        ("refresh", "Rounds between refreshes", refresh_ablation),
+        ("downlink", "What calibration costs on the way down", downlink_cost),
+        ("timeline", "What the protocol took, round by round", timeline),
+    )
+    for name, title, draw in drawers:
+        figure = draw(cells)
+        if figure is not None:
+            yield name, title, figure
+
+
+def accuracy_against_uplink(cells: Sequence[Cell]) -> Drawn | None:
+    """Draw final accuracy over the kilobytes that a client sends in a round; the star is the uncompressed run."""
+    points = [
+        (cell, kilobytes, found)
+        for cell in cells
+        if (kilobytes := cell.kilobytes) is not None and (found := cell.accuracy) is not None
+    ]
+    if not points:
+        return None
+    figure, axes = _figure(7.2, 4.6)
+    for scheme, (colour, marker, label) in _STYLES.items():
+        some = sorted(
+            ((kilobytes, *found, cell.name) for cell, kilobytes, found in points if _scheme(cell) is scheme),
+        )
+        if not some:
+            continue
+        if scheme is Scheme.NONE:
+            axes.axhline(some[0][1], color=colour, linewidth=0.8, linestyle="--", zorder=1)
+        axes.errorbar(
+            [kilobytes for kilobytes, *_ in some],
+            [mean for _, mean, _, _ in some],
+            yerr=[deviation for _, _, deviation, _ in some],
+            fmt=marker,
+            color=colour,
+            markersize=13 if scheme is Scheme.NONE else 6,
+            capsize=3,
+            linewidth=1,
+            label=label,
+            zorder=3,
+        )
+    if len(points) <= 2 * _MOST_CURVES:
+        _label_points(axes, [(kilobytes, found[0], cell.name) for cell, kilobytes, found in points])
+    axes.set_xscale("log")
+    axes.margins(x=0.1, y=0.12)
+    _plain_ticks(axes)
+    axes.set_xlabel("uplink of a client in one round, KB (paper's accounting)")
+    axes.set_ylabel("test accuracy after the last round, %")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def convergence(cells: Sequence[Cell]) -> Drawn | None:
+    """Draw accuracy over rounds; of many cells, those that end best and the uncompressed ones."""
+    curves = [(cell, cell.curve()) for cell in cells]
+    curves = [(cell, curve) for cell, curve in curves if len(curve) > 1]
+    if not curves:
+        return None
+    curves.sort(key=lambda pair: (_scheme(pair[0]) is not Scheme.NONE, -pair[1][-1][1]))
+    shown = [_scheme(cell) for cell, _ in curves[:_MOST_CURVES]]
+    are_alone = len(set(shown)) == len(shown)
+    figure, axes = _figure(7.2, 4.2)
+    for number, (cell, curve) in enumerate(curves[:_MOST_CURVES]):
+        is_plain = _scheme(cell) is Scheme.NONE
+        colour = _STYLES[_scheme(cell)][0] if is_plain or are_alone else _COLOURS[number % len(_COLOURS)]
+        axes.plot(
+            [at for at, _ in curve],
+            [accuracy for _, accuracy in curve],
+            color=colour,
+            linewidth=2 if is_plain else 1.3,
+            linestyle="--" if number >= len(_COLOURS) else "-",
+            label=cell.name,
+        )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy, %")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def overflow_against_margin(cells: Sequence[Cell]) -> Drawn | None:
+    """Draw, over the bits that the ring has beyond a code, the share of overflowed coordinates and the accuracy."""
+    points = list[tuple[int, float, float, str]]()
+    for cell in cells:
+        compression, overflow = cell.configuration.compression, cell.over_seeds(lambda summary: summary["overflow"])
+        if overflow is not None and cell.accuracy is not None:
+            name = f"b={compression.bits} p={compression.modulus_bits}"
+            points.append((compression.modulus_bits - compression.bits, 100 * overflow[0], cell.accuracy[0], name))
+    if len(points) < _LEAST_POINTS:
+        return None
+    figure, axes = _figure(7.2, 3.6, columns=2)
+    left, right = axes
+    for margin, share, accuracy, _ in points:
+        left.plot(margin, max(share, 1e-3), "o", color=_STYLES[Scheme.SCALAR][0])
+        right.plot(margin, accuracy, "o", color=_STYLES[Scheme.SCALAR][0])
+    left.set_yscale("log")
+    _label_points_beside(left, [(margin, max(share, 1e-3), name) for margin, share, _, name in points])
+    _label_points_beside(right, [(margin, accuracy, name) for margin, _, accuracy, name in points])
+    left.set_ylabel("coordinates whose sum leaves the ring, %\n(none is drawn at 0.001)")
+    right.set_ylabel("test accuracy, %")
+    for one in axes:
+        one.set_xlabel("margin p - b, bits")
+        one.set_xticks(range(min(p[0] for p in points), max(p[0] for p in points) + 1))
+        one.margins(x=0.3, y=0.15)
+    return figure
+
+
+def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
+    """Draw accuracy over the rounds between refreshes, for schemes that were run with more than one period."""
+    groups = dict[str, dict[int, tuple[float, float]]]()
+    for cell in cells:
+        if cell.configuration.compression.source is not None or _scheme(cell) is Scheme.PRUNING:
+            found = cell.accuracy
+            if found is not None:
+                groups.setdefault(_without_period(cell), {})[cell.configuration.compression.refresh] = found
+    groups = {name: points for name, points in groups.items() if len(points) >= _LEAST_PERIODS}
+    if not groups:
+        return None
+    figure, axes = _figure(6.4, 4.0)
+    for number, (name, points) in enumerate(groups.items()):
+        periods = sorted(points)
+        axes.errorbar(
+            periods,
+            [points[period][0] for period in periods],
+            yerr=[points[period][1] for period in periods],
+            marker="o",
+            capsize=3,
+            color=_COLOURS[number % len(_COLOURS)],
+            label=name,
+        )
+    axes.set_xscale("log")
+    periods = sorted({period for points in groups.values() for period in points})
+    axes.set_xticks(periods, [str(period) for period in periods])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    missing = max(0.0, _LEAST_SPAN - (high - low)) / 2
+    axes.set_ylim(low - missing, high + missing)
+    axes.set_xlabel("rounds from one refresh to the next")
+    axes.set_ylabel("test accuracy after the last round, %")
+    axes.legend(frameon=False)
+    return figure
+
+
+def downlink_cost(cells: Sequence[Cell]) -> Drawn | None:
+    """Draw what scales, codebooks and masks add to the model on the way down, as a share of it, beside the uplink."""
+    rows = list[tuple[str, float, float]]()
+    for cell in cells:
+        compressed = [
+            record
+            for run in cell.runs
+            for record in run.records
+            if record.is_compressed and record.failure is None and _scheme(cell) is not Scheme.NONE
+        ]
+        if compressed:
+            model = 4 * compressed[0].parameters
+            added = sum(record.paper_broadcast_bytes for record in compressed) / len(compressed)
+            rows.append((cell.name, 100 * added / model, 100 * compressed[-1].paper_bytes / model))
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row[2])
+    figure, axes = _figure(7.2, 1.2 + 0.3 * len(rows))
+    places = range(len(rows))
+    axes.barh([place + 0.2 for place in places], [row[2] for row in rows], height=0.38, color="#9cc3e0", label="up")
+    axes.barh(
+        [place - 0.2 for place in places],
+        [row[1] for row in rows],
+        height=0.38,
+        color="#1b6ca8",
+        label="down: scales, codebooks",
+    )
+    axes.set_yticks(list(places), [row[0] for row in rows], fontsize=8)
+    axes.set_xlabel("share of the model's bytes, % of float32")
+    axes.set_xscale("symlog", linthresh=0.1)
+    axes.set_xlim(left=0)
+    figure.legend(frameon=False, loc="outside upper center", ncols=2)
+    return figure
+
+
+def timeline(cells: Sequence[Cell]) -> Drawn | None:
+    """Draw the protocol's seconds and bytes by stage, and what training took beside it, for one run of each cell."""
+    rows = list[tuple[str, dict[str, tuple[float, float]], float]]()
+    for cell in cells:
+        real = [record for record in cell.runs[0].records if record.is_real and record.is_compressed]
+        if not real:
+            continue
+        stages = dict[str, tuple[float, float]]()
+        for record in real:
+            for stage in record.stages:
+                seconds, sent = stages.get(stage["name"], (0.0, 0.0))
+                stages[stage["name"]] = (
+                    seconds + (stage["client_seconds"] + stage["server_seconds"]) / len(real),
+                    sent + _moved(stage) / len(real) / record.clients / 1024,
+                )
+        training = sum(record.seconds.get("train", 0) for record in real) / len(real)
+        rows.append((cell.name, stages, training))
+    if not rows:
+        return None
+    figure, axes = _figure(8.2, 1.6 + 0.45 * len(rows), columns=2)
+    names = list(dict.fromkeys(name for _, stages, _ in rows for name in stages))
+    for place, (_, stages, training) in enumerate(rows):
+        for one, index in zip(axes, (0, 1), strict=True):
+            left = 0.0
+            for name in names:
+                value = stages.get(name, (0.0, 0.0))[index]
+                colour = _COLOURS[names.index(name) % len(_COLOURS)]
+                one.barh(place, value, left=left, color=colour, label=name if place == 0 else None)
+                left += value
+        axes[0].plot(training, place, "|", color="#222222", markersize=14)
+    for one, label in zip(
+        axes, ("seconds of all parties in a round; | is training", "KB for a client in a round, all ways"), strict=True
+    ):
+        one.set_yticks(range(len(rows)), [row[0] for row in rows] if one is axes[0] else [""] * len(rows), fontsize=8)
+        one.set_xlabel(label)
+        one.invert_yaxis()
+    handles = [_patch(_COLOURS[number % len(_COLOURS)], name) for number, name in enumerate(names)]
+    figure.legend(handles=handles, frameon=False, fontsize=7, loc="outside upper center", ncols=4)
+    return figure
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _moved(stage: Mapping[str, Any]) -> int:
+    return int(stage["bytes_up"] + stage["bytes_down"] + stage.get("bytes_between", 0))
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 -- an extra
+        from matplotlib.figure import Figure  # noqa: PLC0415 -- an extra
+    except ImportError:
+        raise InvalidParameters("figures need matplotlib: pip install 'secagg[plot]'") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots(1, columns)
+    for one in [axes] if columns == 1 else axes:
+        one.grid(visible=True, color=_GRID, linewidth=0.6)
+        one.set_axisbelow(True)
+        for side in ("top", "right"):
+            one.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _patch(colour: str, name: str) -> Any:  # noqa: ANN401 -- matplotlib's
+    from matplotlib.patches import Patch  # noqa: PLC0415 -- an extra
+
+    return Patch(color=colour, label=name)
+
+
+def _label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:  # noqa: ANN401 -- matplotlib's
+    for x, y, name in points:
+        # Below and away from a better point that is near, whose own label is above it.
+        better = [u / x for u, v, other in points if (v, other) > (y, name) and 1 / _NEAR < u / x < _NEAR]
+        above, aside = not better, min(better, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
+        axes.annotate(
+            name,
+            (x, y),
+            textcoords="offset points",
+            xytext=(0, 8 if above else -9),
+            ha="center" if aside == 1 else "right" if aside > 1 else "left",
+            va="bottom" if above else "top",
+            fontsize=7,
+            color="#444444",
+            zorder=2,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+        )
+
+
+def _label_points_beside(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:  # noqa: ANN401 -- matplotlib's
+    """Label points that stand above each other, on their right and left in turns."""
+    for number, (x, y, name) in enumerate(sorted(points)):
+        is_right = number % 2 == 0
+        axes.annotate(
+            name,
+            (x, y),
+            textcoords="offset points",
+            xytext=(6 if is_right else -6, 0),
+            ha="left" if is_right else "right",
+            va="center",
+            fontsize=7,
+            color="#444444",
+        )
+
+
+def _plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 -- an extra
+
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _scheme(cell: Cell) -> Scheme:
+    return cell.configuration.compression.scheme
+
+
+def _without_period(cell: Cell) -> str:
+    compression = cell.configuration.compression
+    what = ""
+    match compression.scheme:
+        case Scheme.SCALAR:
+            what = f"b={compression.bits} p={compression.modulus_bits}"
+        case Scheme.PRUNING:
+            what = compression.sparsity
+        case Scheme.PRODUCT | Scheme.NONE:
+            what = f"{compression.codewords}/{compression.block_size}"
+            if compression.stages > 1 or compression.layers:
+                what += f", {compression.stages} stages, {len(compression.layers)} layers"
+    source = f", {compression.source.value}" if compression.source is not None else ""
+    return f"{compression.scheme.value} {what}{source}"

@@ -1,0 +1,1 @@
+"""The driver: rounds, asynchronous runs, sweeps and their progress."""

@@ -1,0 +1,1 @@
+"""Settings of a run: configuration, presets, seeds and cohorts."""

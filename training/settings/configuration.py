@@ -1,0 +1,324 @@
+"""What a run does, as one value: read from TOML, changed by ``--set``, refused where it makes no sense, written back.
+
+Everything has a default, and a file names what differs. A key that does not exist is refused with the nearest one that
+does. What a run really did stands in its folder as ``configuration.toml``, complete, with the versions of what it ran
+on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import platform
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
+
+from secagg.compression.random_pruning import exact_sparsity
+from secagg.errors import InvalidParameters
+from secagg.parameters import Suite
+
+from .parts import LocalTraining
+from .sections import (
+    SECURE_SOURCES,
+    AsynchronousSettings,
+    CompressionSettings,
+    DataSettings,
+    DropoutSettings,
+    EvaluationSettings,
+    PrivacySettings,
+    Scheme,
+    ServerSettings,
+    Source,
+    SumProtocol,
+    SumSettings,
+    Weighting,
+)
+
+FILE_NAME: Final = "configuration.toml"
+_VERSIONED: Final = ("secagg", "numpy", "cryptography", "torch")
+_KINDS: Final = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Everything that a run depends on."""
+
+    name: str = "run"
+    seed: int = 0
+    rounds: int = 100
+    clients_per_round: int = 20
+    model: str = "stride"
+    model_options: tuple[str, ...] = ()
+    """Sizes of the model that are not its usual ones: "name=number"."""
+    device: str = "cpu"
+    engine: str = "auto"
+    """``auto``: threads on a CPU, and on a GPU the fastest of those that the model permits."""
+    workers: int = 0
+    """Threads that train clients; 0 for as many as there are cores."""
+    chunk: int = 0
+    """Clients that a stacked engine trains at once; 0 for what suits the device."""
+    bf16: bool = False
+    compiled: bool = False
+    checkpoint_every: int = 25
+    data: DataSettings = field(default_factory=DataSettings)
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(batch=20, rate=0.1))
+    server: ServerSettings = field(default_factory=ServerSettings)
+    compression: CompressionSettings = field(default_factory=CompressionSettings)
+    secagg: SumSettings = field(default_factory=SumSettings)
+    dropouts: DropoutSettings = field(default_factory=DropoutSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+
+    def __post_init__(self) -> None:
+        _require_ranges(self)
+
+    @property
+    def model_sizes(self) -> dict[str, float]:
+        """The model's options by name."""
+        named = [option.partition("=") for option in self.model_options]
+        try:
+            return {name.strip(): float(value) for name, _, value in named}
+        except ValueError:
+            raise InvalidParameters(
+                f'model_options is a list such as ["width=64"]; got {list(self.model_options)}'
+            ) from None
+
+    @property
+    def maximum_weight(self) -> int:
+        """The largest weight of one client."""
+        return self.server.maximum_weight if self.server.weighting is Weighting.EXAMPLES else 1
+
+    @property
+    def maximum_total_weight(self) -> int:
+        """The largest weight that a round's sum can have."""
+        if self.asynchronous.buffer:
+            return self.asynchronous.buffer * self.asynchronous.levels
+        return self.clients_per_round * self.maximum_weight
+
+
+# --- Reading and writing ----------------------------------------------------------------------------------------------
+
+
+def read(file: Path, changes: Iterable[str] = ()) -> Configuration:
+    """Read a configuration from TOML, and apply changes of the form ``key=value`` to it.
+
+    Raises:
+        InvalidParameters: the file is no TOML, or a key or value is not one that there is.
+    """
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidParameters(f"{file} is no configuration: {error}") from None
+    tree.pop("versions", None)
+    return changed(from_tree(tree), changes)
+
+
+def changed(configuration: Configuration, changes: Iterable[str]) -> Configuration:
+    """Apply changes of the form ``key=value``, where keys of tables are joined by dots and values are those of TOML.
+
+    Raises:
+        InvalidParameters: a key or value is not one that there is.
+    """
+    tree = to_tree(configuration)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise InvalidParameters(f"a change is key=value, such as compression.bits=4; got {change!r}")
+        *tables, last = key.strip().split(".")
+        place = tree
+        for table in tables:
+            inner = place.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise InvalidParameters(f"{table!r} in {key!r} is a value and has no keys of its own")
+            place = cast("dict[str, Any]", inner)
+        place[last] = _value(text.strip())
+    return from_tree(tree)
+
+
+def from_tree(tree: Mapping[str, Any]) -> Configuration:
+    """Make a configuration of nested dictionaries, as TOML gives them.
+
+    Raises:
+        InvalidParameters: a key that does not exist, a value of another type, or one that makes no sense.
+    """
+    return cast("Configuration", _object(Configuration, tree, ""))
+
+
+def to_tree(value: object) -> dict[str, Any]:
+    """Return nested dictionaries of what TOML can hold; what is None is left out."""
+    tree = dict[str, Any]()
+    for item in fields(cast("Any", value)):
+        current = getattr(value, item.name)
+        if current is not None:
+            tree[item.name] = to_tree(current) if is_dataclass(current) else _plain(current)
+    return tree
+
+
+def to_toml(configuration: Configuration, versions: Mapping[str, str] | None = None) -> str:
+    """Return the configuration as TOML, complete, with the versions of what it ran on where they are given."""
+    tree = to_tree(configuration)
+    lines = [f"{key} = {_literal(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    tables: dict[str, Any] = {key: value for key, value in tree.items() if isinstance(value, dict)}
+    if versions is not None:
+        tables["versions"] = dict(versions)
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions of what a result depends on."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in _VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def suite_of(settings: SumSettings) -> Suite:
+    """Return the suite that keys are agreed upon in."""
+    return Suite.HYBRID if settings.hybrid else Suite.CLASSIC
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
+    hints = get_type_hints(cls)
+    names = [item.name for item in fields(cls)]
+    for key in tree:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+            raise InvalidParameters(f"there is no key {path + key!r}; the nearest is {path + near[0]!r}")
+    given = {key: _converted(hints[key], value, path + key) for key, value in tree.items()}
+    return cls(**given)
+
+
+def _converted(kind: Any, value: Any, path: str) -> object:  # noqa: ANN401, C901, PLR0911 -- a type hint, a value
+    origin = get_origin(kind)
+    if origin in {Union, types.UnionType}:
+        inner = [option for option in get_args(kind) if option is not type(None)]
+        return None if value is None or value == "" else _converted(inner[0], value, path)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise InvalidParameters(f"{path} is a list; got {value!r}")
+        return tuple(_converted(get_args(kind)[0], item, path) for item in cast("list[Any]", value))
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise InvalidParameters(f"{path} is a table; got {value!r}")
+        return _object(cast("type[Any]", kind), cast("Mapping[str, Any]", value), f"{path}.")
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        try:
+            return kind(value)
+        except ValueError:
+            options = [option.value for option in kind]
+            raise InvalidParameters(f"{path} is one of {', '.join(options)}; got {value!r}") from None
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is str and type(value) in {int, float}:
+        return str(value)
+    if type(value) is not kind:
+        raise InvalidParameters(f"{path} is {_KINDS[kind]}; got {value!r}")
+    return value
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, StrEnum):
+        return value.value
+    return [_plain(item) for item in cast("tuple[object, ...]", value)] if isinstance(value, tuple) else value
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(item) for item in cast("list[object]", value)) + "]"
+    return repr(value)
+
+
+def _require_ranges(run: Configuration) -> None:
+    compression, buffer = run.compression, run.asynchronous
+    for name, value, least, most in (
+        ("seed", run.seed, 0, 2**32 - 1),
+        ("rounds", run.rounds, 1, 10**7),
+        ("clients_per_round", run.clients_per_round, 2, 10**6),
+        ("workers", run.workers, 0, 1024),
+        ("chunk", run.chunk, 0, 1 << 20),
+        ("checkpoint_every", run.checkpoint_every, 1, 10**7),
+        ("data.clients", run.data.clients, 0, 10**7),
+        ("data.alpha", run.data.alpha, 1e-6, 1e6),
+        ("local.epochs", run.local.epochs, 1, 10**4),
+        ("local.batch", run.local.batch, 1, 10**6),
+        ("local.rate", run.local.rate, 1e-12, 1e6),
+        ("server.rate", run.server.rate, 1e-12, 1e6),
+        ("server.momentum", run.server.momentum, 0, 1),
+        ("server.second_momentum", run.server.second_momentum, 0, 1),
+        ("server.maximum_weight", run.server.maximum_weight, 1, 1 << 16),
+        ("compression.stages", compression.stages, 1, 8),
+        ("compression.rotation", compression.rotation, 0, 1 << 20),
+        ("compression.refresh", compression.refresh, 1, 10**7),
+        ("compression.fraction_bits", compression.fraction_bits, 1, 30),
+        ("compression.vector_bits", compression.vector_bits, 0, 16),
+        ("secagg.every", run.secagg.every, 1, 10**7),
+        ("secagg.corrupted", run.secagg.corrupted, 0, 10**6),
+        ("secagg.threads", run.secagg.threads, 1, 1024),
+        ("dropouts.rate", run.dropouts.rate, 0, 0.95),
+        ("evaluation.every", run.evaluation.every, 1, 10**7),
+        ("evaluation.validation", run.evaluation.validation, 0, 0.9),
+        ("asynchronous.buffer", buffer.buffer, 0, 10**6),
+        ("asynchronous.concurrency", buffer.concurrency, 1, 10**7),
+        ("asynchronous.exponent", buffer.exponent, 0, 1),
+        ("asynchronous.maximum_staleness", buffer.maximum_staleness, 0, 10**4),
+        ("asynchronous.levels", buffer.levels, 1, 1 << 15),
+        ("asynchronous.spread", buffer.spread, 0, 1e6),
+        ("privacy.noise_multiplier", run.privacy.noise_multiplier, 0, 1e6),
+        ("privacy.delta", run.privacy.delta, 1e-30, 0.5),
+        ("privacy.epsilon", run.privacy.epsilon, 0, 1e9),
+    ):
+        # Written so that NaN is refused too.
+        if not least <= value <= most:
+            raise InvalidParameters(f"{name} is in {least}..{most}; got {value!r}")
+    exact_sparsity(compression.sparsity)
+    run.model_sizes  # noqa: B018 -- refuses what is no number
+    if run.dropouts.rate and not run.dropouts.stages:
+        raise InvalidParameters("dropouts.stages is empty and dropouts.rate is not 0; name a stage")
+    if compression.rotation and compression.rotation & (compression.rotation - 1):
+        raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
+    source, scheme = compression.calibration, compression.scheme
+    if source is Source.PRIOR and scheme is Scheme.SCALAR:
+        raise InvalidParameters("scalar quantization has no prior: take compression.calibration = 'stat'")
+    if source is Source.STAT and scheme is Scheme.PRODUCT:
+        raise InvalidParameters(
+            "a codebook shaped by the aggregate collapses: take compression.calibration = 'prior' for product "
+            "quantization"
+        )
+    if compression.vector_bits and compression.source not in SECURE_SOURCES:
+        raise InvalidParameters(
+            "compression.vector_bits takes scales from what clients add to the secure sum: take compression.scheme = "
+            "'sq' or 'pq' with the calibration 'stat' or 'prior', or vector_bits = 0"
+        )
+    if compression.is_lengthened and compression.source is not Source.PRIOR:
+        raise InvalidParameters("compression.is_lengthened is for codebooks of no data: take the calibration 'prior'")
+    if run.secagg.protocol is SumProtocol.PAIRWISE and scheme is Scheme.PRODUCT:
+        raise InvalidParameters(
+            "pairwise masks add ring elements, and product quantization sends indices: take secagg.protocol = "
+            "'enclave' or 'two-server'"
+        )

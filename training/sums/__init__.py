@@ -1,0 +1,1 @@
+"""The sum of a training round: in the clear, or through a protocol."""

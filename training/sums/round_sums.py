@@ -1,0 +1,188 @@
+"""What the sum of a round is about, what it gives, and the sum in the clear that every real one is compared with.
+
+A sum pulls uploads one after another, so that a client is trained when the sum is ready for it and its update is gone
+before the next one comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final, Protocol
+
+import numpy as np
+
+from secagg.compression.byte_accounting import Accounting, upload_bytes
+from secagg.compression.model_update import ModelUpdate
+from secagg.contract import Aggregate, Layout, Payload
+from secagg.errors import InternalError
+from secagg.parameters import LEAST_COHORT
+from secagg.training.settings.cohorts import uploaders
+from secagg.training.settings.sections import Stage
+
+from .clear_sum import ClearSum
+
+TASK: Final = b"federated training"
+_TAIL_DEVIATIONS: Final = 10
+Upload = tuple[int, Payload, int]
+"""A client's number, what it encoded, and its weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumRound:
+    """What a round's sum is about."""
+
+    number: int
+    codec: ModelUpdate
+    clients: tuple[int, ...]
+    """Everybody who is invited, those who will be lost included."""
+    lost: Mapping[Stage, frozenset[int]] = field(default_factory=dict[Stage, frozenset[int]])
+    model_digest: bytes = bytes(32)
+    versions: dict[int, tuple[int, bytes]] = field(default_factory=dict[int, tuple[int, bytes]])
+    """Where clients are asynchronous: the number and the digest of the model that each started from."""
+    releases: int = 1
+    """In how many rounds, this one included, the client is that is in most of them; noise is accounted by it."""
+
+    @property
+    def uploaders(self) -> tuple[int, ...]:
+        """Those who stay for long enough to upload."""
+        return uploaders(self.clients, self.lost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """What one stage of a protocol took, of all clients together."""
+
+    name: str
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bytes_between: int = 0
+    """From server to server."""
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumOutcome:
+    """A sum, and what it took; bytes are those of real messages, of all clients together."""
+
+    aggregate: Aggregate
+    bytes_up: int
+    bytes_down: int
+    is_real: bool
+    stages: tuple[StageFigures, ...] = ()
+    deviations: tuple[float, ...] = ()
+    """Of the noise of each released segment, in its integer steps; none where there is no noise."""
+    epsilon: float | None = None
+    """What all rounds so far cost the client that is in most of them."""
+
+    @property
+    def seconds(self) -> float:
+        """What all parties took together, one after another."""
+        return sum(stage.client_seconds + stage.server_seconds for stage in self.stages)
+
+
+def zero_payload(layout: Layout) -> Payload:
+    """Return what a client sends whose update does not matter, because it will be lost."""
+    return Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
+
+
+class SecureSum(Protocol):
+    """Adds the payloads of a round up."""
+
+    def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
+        """Pull every upload, and return the sum.
+
+        Raises:
+            ThresholdNotMet: too many were lost; nothing is released.
+        """
+        ...
+
+
+# --- In the clear -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class IdealSum:
+    """What every protocol computes, without one."""
+
+    maximum_total_weight: int
+    minimum_cohort: int = LEAST_COHORT
+
+    def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
+        """Add up in the clear; an upload has the bytes of its payload's encoding."""
+        clear, seconds = ClearSum(due.codec, self.maximum_total_weight, self.minimum_cohort), 0.0
+        for _, payload, weight in uploads:
+            started = perf_counter()
+            clear.add(payload, weight)
+            seconds += perf_counter() - started
+        sent = clear.contributors * int(upload_bytes(due.codec.layout, Accounting.WIRE))
+        return SumOutcome(
+            aggregate=clear.finish(),
+            bytes_up=sent,
+            bytes_down=0,
+            is_real=False,
+            stages=(StageFigures(name="sum in the clear", bytes_up=sent, server_seconds=seconds),),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSum:
+    """A real protocol every so many rounds, compared with the sum in the clear; the sum in the clear between."""
+
+    real: SecureSum
+    ideal: IdealSum
+    every: int = 1
+
+    def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
+        """Run the protocol if it is due, and hold it to the sum in the clear.
+
+        Raises:
+            InternalError: the two differ.
+        """
+        if due.number % self.every:
+            return self.ideal.run(due, uploads)
+        clear = ClearSum(due.codec, self.ideal.maximum_total_weight)
+
+        def seen() -> Iterator[Upload]:
+            for client, payload, weight in uploads:
+                clear.add(payload, weight)
+                yield client, payload, weight
+
+        outcome = self.real.run(due, seen())
+        if outcome.deviations:
+            require_near(outcome.aggregate, clear.finish(), outcome.deviations)
+        else:
+            require_equal(due.codec, outcome.aggregate, clear.finish())
+        return outcome
+
+
+def require_equal(codec: ModelUpdate, real: Aggregate, ideal: Aggregate) -> None:
+    """Refuse a sum that differs from the one in the clear in anything that is decoded.
+
+    Raises:
+        InternalError: it does.
+    """
+    counts = [(aggregate.contributors, aggregate.total_weight) for aggregate in (real, ideal)]
+    if counts[0] != counts[1]:
+        raise InternalError(f"the protocol summed {counts[0]} (clients, weight) instead of {counts[1]}")
+    decoded, due = codec.mean(real), codec.mean(ideal)
+    wrong = [name for name in due if not np.array_equal(decoded[name], due[name])]
+    if wrong:
+        raise InternalError(f"the protocol's sum is not the sum of the updates: {', '.join(wrong)} differ")
+
+
+def require_near(noised: Aggregate, ideal: Aggregate, deviations: Sequence[float]) -> None:
+    """Refuse a sum that is further from the one in the clear than its noise reaches.
+
+    Raises:
+        InternalError: it is.
+    """
+    if (noised.contributors, noised.total_weight) != (ideal.contributors, ideal.total_weight):
+        raise InternalError(f"the protocol summed {noised.contributors} clients instead of {ideal.contributors}")
+    rings = zip(noised.layout.require_rings(), ideal.layout.require_rings(), strict=True)
+    for (wide, narrow), mine, due, deviation in zip(rings, noised.values, ideal.values, deviations, strict=True):
+        apart = wide.ring.lift(mine).astype(np.int64) - narrow.ring.lift(due).astype(np.int64)
+        if int(np.abs(apart).max(initial=0)) > _TAIL_DEVIATIONS * deviation + 1:
+            raise InternalError("the protocol's sum differs from the sum of the updates by more than its noise")
