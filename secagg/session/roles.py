@@ -1,0 +1,178 @@
+"""A secure sum as a platform sees it, whichever protocol computes it.
+
+    session = <protocol>.open_session(subject, ...)     server: and who is invited, and connections to helpers
+    client = member.join(subject, LateUpdate(make))     client: a member has keys, floors, a ledger and a clock
+    while session.stage: deliver message_to(), receive(), then close_stage()
+    released = session.release()
+
+A session has no clock, no thread and no transport: when to wait no longer is the platform's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from secagg.contract import Aggregate, Layout, Payload
+from secagg.contract.codewords import Tables
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import Misuse, PeerError, Reason, SecAggError
+from secagg.identifiers import ClientId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is summed. Each side makes its own, and a client refuses a session about another."""
+
+    task: bytes
+    round_number: int  # goes up within a task; a client uploads once for each
+    layout: Layout
+    capacity: int  # the largest total weight that the codec can decode
+    tables: Tables = ()  # the codec's codebooks, where it has any
+    terms: bytes = bytes(32)  # digest of all else that clients must be told alike, such as weighting
+    model_digest: bytes | None = None  # None only at a client that is sent the model later; its update names it
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one client contributes."""
+
+    payload: Payload = field(repr=False)  # not multiplied by the weight yet
+    model_digest: bytes  # of the model that it was trained from, as the client computed it
+    weight: int = 1
+
+
+class LateUpdate(Confined):
+    """One update, made when the upload is due and not before."""
+
+    def __init__(self, make: Callable[[], Update]) -> None:
+        self._make: Callable[[], Update] | None = make
+
+    def take(self) -> Update:
+        """Make it, once; for the session, after every check and after the ledger was charged."""
+        make, self._make = self._make, None
+        if make is None:
+            raise Misuse("an update goes into one sum alone; train another one", reason=Reason.ALREADY_SPENT)
+        return make()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One exchange: a message to each of some clients, and one answer from each."""
+
+    name: str
+    takes_update: bool  # the answers hold the updates: send the model along, and allow the time of training
+
+
+class Turnout(IntEnum):
+    """How the open stage stands: wait, wait if you like, or wait no longer."""
+
+    TOO_FEW, ENOUGH = 0, 1
+    COMPLETE = 2  # nobody else is awaited, though there may still be too few
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The result of a session."""
+
+    aggregate: Aggregate  # in the subject's layout, or in what an enclave decodes that to
+    counted: frozenset[ClientId]
+    left_out: Mapping[ClientId, SecAggError]  # whose uploads were received and are not in the sum, and why
+    revealed: frozenset[frozenset[ClientId]]  # the sets whose sums the server learned; {counted} if all went well
+    receipt: bytes = b""  # what shows others that the release is genuine, where the protocol has that
+
+
+class ServerSession(Protocol):
+    """The server's side, for any thread. A session that ended is wiped; another attempt is another session."""
+
+    @property
+    def invitation(self) -> bytes:
+        """The message of the first stage, the same for everybody."""
+
+    @property
+    def stage(self) -> Stage | None:
+        """The open stage; None when ``release`` is due, and after the end."""
+
+    @property
+    def turnout(self) -> Turnout:
+        """Whether closing the stage now can succeed; cheap enough to ask after every answer."""
+
+    @property
+    def awaited(self) -> frozenset[ClientId] | None:
+        """Who may still answer; None while a first stage is open to anybody."""
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """What clients and helpers did wrong so far, each with its culprits."""
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        """Return the open stage's message for a client, always the same bytes; None if it has no part in the stage."""
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        """Take an answer from whom the transport says it is; the same bytes again change nothing. May ask helpers.
+
+        Raises:
+            UnexpectedMessage: it is late or early; nothing has changed, and nobody is to blame.
+            PeerError: it is wrong and was not taken; the session goes on without its sender.
+            ConnectionError: a helper is lost; the session has ended.
+        """
+
+    def drop(self, client: ClientId) -> None:
+        """Await a client no more, for good: it said that it leaves, or the transport lost it."""
+
+    def close_stage(self) -> None:
+        """Await nobody else, and open the next stage if there is one. May ask helpers.
+
+        Raises:
+            ThresholdNotMet, PeerError, ConnectionError: the session has ended, and nothing is released.
+        """
+
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        """Return the sum, once; raises as ``close_stage``. ``progress`` is told how many of how many steps are done."""
+
+    def abort(self) -> None:
+        """End the session and wipe it; after the end this does nothing, so call it in a ``finally``."""
+
+    def snapshot(self) -> Secret | None:
+        """Return what ``restore_session`` goes on from; None if the session must finish in this process."""
+
+
+class ClientSession(Protocol):
+    """A client's side, in one thread at a time."""
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """What other clients sent that was of no use; for this client's own log."""
+
+    def answer(self, message: bytes) -> bytes:
+        """Return the one answer to a message. An upload is made in this order: checks, ledger, update, time, upload.
+
+        Raises:
+            UnexpectedMessage: it is not due; nothing has changed.
+            InvalidParameters: an invitation below a floor or about something else; nothing was drawn or charged.
+            SecAggError: the client has left and is wiped; tell the server that it left, and never why.
+        """
+
+    def suspend(self) -> Secret | None:
+        """Return what ``join`` goes on from, and answer no more; None if nothing is left to do.
+
+        Security: seal it so that only the newest opens, and only once, as ``session.sealed_state`` does.
+        """
+
+    def abort(self) -> None:
+        """Leave and wipe; an update that was taken stays spent."""
+
+
+class Member(Protocol):
+    """A client from one session to the next: identity, floors, ledger, clock, and whom it believes."""
+
+    def join(
+        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+    ) -> ClientSession:
+        """Begin, or go on with what was suspended; the update is for the message that an upload answers."""
