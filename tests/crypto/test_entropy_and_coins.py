@@ -26,11 +26,13 @@ RANDOM_BY_THEMSELVES = {
 FILES_WITH_BACKEND_COINS = {"secagg/crypto/hybrid_key_agreement.py", "secagg/crypto/hpke.py"}
 """HPKE has no derandomised form; these files document that as a deviation, one for each suite."""
 
+CONFINED = ("compression", "protocols", "secagg/crypto", "secagg/contract", "secagg/session")
+
 
 def confined_sources(repository: Path) -> Iterator[tuple[str, ast.Module]]:
     """Yield the core and the two rooms; simulation, training and the command may choose their coins themselves."""
     files = [*(repository / "secagg").glob("*.py")]
-    files += [file for room in ("compression", "protocols") for file in (repository / room).rglob("*.py")]
+    files += [file for room in CONFINED for file in (repository / room).rglob("*.py")]
     for file in sorted(files):
         yield file.relative_to(repository).as_posix(), ast.parse(file.read_text(encoding="utf-8"))
 

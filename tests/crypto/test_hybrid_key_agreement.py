@@ -420,7 +420,9 @@ def test_a_backend_without_mlkem_is_refused_with_advice(monkeypatch: pytest.Monk
 
 def test_importing_the_suite_fails_where_the_backend_has_no_mlkem(monkeypatch: pytest.MonkeyPatch) -> None:
     def import_afresh() -> Any:
-        spec = importlib.util.spec_from_file_location("fresh_hybrid_key_agreement", hybrid_key_agreement.__file__)
+        spec = importlib.util.spec_from_file_location(
+            "secagg.crypto.fresh_hybrid_key_agreement", hybrid_key_agreement.__file__
+        )
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,8 @@ import sys
 sys.modules["flwr"] = None
 from secagg.errors import InvalidParameters
 import secagg.flower
-from secagg.flower import identities, settings
+from secagg.flower import settings
+from secagg.flower.keys import identities
 try:
     secagg.flower.{name}
 except InvalidParameters as error:

@@ -1,6 +1,6 @@
 """Make the bundled subset of Fashion-MNIST from the full set.
 
-Run it as ``python -m benchmarks.make_fashion_subset``.
+Run it as ``python -m tests.harness.make_fashion_subset``.
 
 The first images of each half are taken: the full set is in random order, and so is every beginning of it.
 """
@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from secagg.training.datasets import fashion
 from secagg.training.datasets.fashion import INSTALLED, SUBSET, packed, read_idx
 
 _TRAIN: Final = 12_000
@@ -24,7 +25,9 @@ def main() -> int:
     """Write the file and say how large it is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=INSTALLED, help="the four idx files (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name(SUBSET), help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(fashion.__file__).with_name(SUBSET), help="(default: %(default)s)"
+    )
     options = parser.parse_args()
     write_subset(options.root, options.out)
     sys.stdout.write(f"{options.out}: {options.out.stat().st_size} bytes\n")
