@@ -19,7 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOT_SOURCES = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".coverage")
-REPOSITORY_FOLDERS = ("compression", "protocols", "proofs", "tests", "benchmarks")
+REPOSITORY_FOLDERS = ("compression", "protocols", "training", "proofs", "tests", "benchmarks")
 
 NEEDS_EXTRA: dict[str, str] = {
     "secagg.conformance": "hypothesis",

@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from secagg.training.datasets import fashion
 from secagg.training.datasets.fashion import INSTALLED, SUBSET, packed, read_idx
 
+DATASETS: Final = Path(__file__).resolve().parents[2] / "training" / "datasets"
 _TRAIN: Final = 12_000
 _TEST: Final = 2_000
 
@@ -25,9 +25,7 @@ def main() -> int:
     """Write the file and say how large it is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=INSTALLED, help="the four idx files (default: %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=Path(fashion.__file__).with_name(SUBSET), help="(default: %(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default=DATASETS / SUBSET, help="(default: %(default)s)")
     options = parser.parse_args()
     write_subset(options.root, options.out)
     sys.stdout.write(f"{options.out}: {options.out.stat().st_size} bytes\n")
