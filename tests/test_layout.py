@@ -6,25 +6,32 @@ the checks on this repository; the last one copies its sources, plants one fault
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-LINKED_ROOMS = ("compression", "protocols", "training")
+from tests.harness.house import (
+    LINKED_ROOMS,
+    SHIPPED,
+    Check,
+    Fault,
+    copy_of,
+    is_within,
+    nearest,
+    plant,
+    report,
+    shipped_modules,
+    uses_in,
+)
+
 ROOMS_WITHOUT_INIT = (*LINKED_ROOMS, "proofs")
-SHIPPED = {"secagg": "secagg", **{room: f"secagg.{room}" for room in LINKED_ROOMS}}
-"""Each folder that is shipped, and the import name of its root."""
 
 # --- The tables of check 5: who may import whom -----------------------------------------------------------------------
 
@@ -164,11 +171,6 @@ def check_module_names(root: Path) -> None:
     )
 
 
-def report(faults: Iterable[str]) -> None:
-    listed = sorted(faults)
-    assert not listed, "\n".join(listed)
-
-
 # --- Clauses of the checks --------------------------------------------------------------------------------------------
 
 
@@ -227,118 +229,12 @@ def cycles_in(graph: Mapping[str, set[str]]) -> Iterator[list[str]]:
         yield error.args[1]
 
 
-def is_within(name: str, ancestor: str) -> bool:
-    return f"{name}.".startswith(f"{ancestor}.")
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the module in which a dotted name is found: ``secagg.wire`` for ``secagg.wire.Reader.take``."""
-    return max((module for module in known if is_within(name, module)), key=len, default=None)
-
-
-# --- Reading modules and their imports --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Module:
-    """One shipped module, under the name by which it is imported, at its real path."""
-
-    name: str
-    file: Path
-
-    @property
-    def package(self) -> str:
-        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
-
-
-@dataclass(frozen=True)
-class Use:
-    """One name that a module imports, or reads through an import, in full."""
-
-    name: str
-    line: int
-    runs: bool
-    """False under ``if TYPE_CHECKING``: such an import has a direction, but cannot close a cycle."""
-
-
-def shipped_modules(root: Path) -> dict[str, Module]:
-    """Find every module by its import name; ``rglob`` does not descend links, so each is met at its real path."""
-    found: dict[str, Module] = {}
-    for folder, package in SHIPPED.items():
-        for file in (root / folder).rglob("*.py"):
-            inner = file.relative_to(root / folder).with_suffix("").parts
-            name = ".".join((package, *(part for part in inner if part != "__init__")))
-            found[name] = Module(name, file)
-    return found
-
-
-@cache
-def uses_in(source: str, package: str) -> tuple[Use, ...]:
-    """List what a module of ``package`` imports, anywhere in the file, and then what it reads through an import."""
-    nodes = list(ast.walk(ast.parse(source)))
-    typing_only = {id(inner) for node in nodes for inner in typing_only_nodes(node)}
-    bindings: dict[str, str] = {}
-    uses: list[Use] = []
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for local, meaning, name in imported_names(node, package):
-                bindings[local] = meaning
-                uses.append(Use(name, node.lineno, id(node) not in typing_only))
-    for node in nodes:
-        if isinstance(node, ast.Attribute):
-            local, _, rest = ast.unparse(node).partition(".")
-            if local in bindings:
-                uses.append(Use(f"{bindings[local]}.{rest}", node.lineno, id(node) not in typing_only))
-    return tuple(uses)
-
-
-def imported_names(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each local name that the statement binds, what that name then means, and what was imported, in full."""
-    for alias in node.names:
-        if isinstance(node, ast.ImportFrom):
-            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            full = f"{origin}.{alias.name}"
-            yield alias.asname or alias.name, full, full
-        elif alias.asname:
-            yield alias.asname, alias.name, alias.name
-        else:
-            head = alias.name.partition(".")[0]
-            yield head, head, alias.name
-
-
-def typing_only_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-        for statement in node.body:
-            yield from ast.walk(statement)
-
-
 # --- Provocations -----------------------------------------------------------------------------------------------------
-
-Check = Callable[[Path], None]
-Fault = Callable[[Path], None]
 
 
 @pytest.fixture
 def tree(repository: Path, tmp_path: Path) -> Path:
-    """Copy what the checks read, and link the rooms as a checkout does."""
-    shutil.copy(repository / "pyproject.toml", tmp_path)
-    for folder in SHIPPED:
-        ignored = shutil.ignore_patterns("__pycache__", *LINKED_ROOMS)
-        shutil.copytree(repository / folder, tmp_path / folder, ignore=ignored)
-    for room in LINKED_ROOMS:
-        (tmp_path / "secagg" / room).symlink_to(f"../{room}")
-    return tmp_path
-
-
-def plant(file: str, text: str = "") -> Fault:
-    """Return a fault that appends ``text`` to a file, and makes the file where there is none."""
-
-    def fault(root: Path) -> None:
-        (root / file).parent.mkdir(parents=True, exist_ok=True)
-        with (root / file).open("a", encoding="utf-8") as opened:
-            opened.write(f"\n{text}\n")
-
-    return fault
+    return copy_of(repository, tmp_path)
 
 
 def plant_cycle(root: Path) -> None:
@@ -465,7 +361,6 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
 
 @pytest.mark.parametrize(("check", "fault", "objection"), PROVOCATIONS)
 def test_a_planted_fault_is_noticed(tree: Path, check: Check, fault: Fault, objection: str) -> None:
-    check(tree)
     fault(tree)
     with pytest.raises(AssertionError, match=re.escape(objection)):
         check(tree)
