@@ -21,14 +21,13 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
-from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.parameters import SecurityMode, Suite
 
 __all__ = [
     "Aggregate",
     "AttemptContext",
     "AuthenticationFailed",
     "CapacityExceeded",
-    "ClientFloors",
     "ClientId",
     "ContractViolation",
     "IndexSegment",

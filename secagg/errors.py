@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from secagg.identifiers import Party
+
+class Party:
+    """The base of everyone who takes part, and whom an error can therefore name; ``secagg.identifiers`` has them."""
+
+    __slots__ = ()
 
 
 class Reason(StrEnum):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Party
+
+__all__ = ["CLIENT_ID_BYTES", "CONTEXT_BYTES", "AttemptContext", "ClientId", "Party", "ServerId", "SessionContext"]
 
 CLIENT_ID_BYTES = 8
 CONTEXT_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ClientId:
+class ClientId(Party):
     """One client of a session, as the platform numbers them: an integer below 2^64."""
 
     value: int
@@ -29,7 +31,7 @@ class ClientId:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ServerId:
+class ServerId(Party):
     """The server, or one of the two servers where a protocol has two."""
 
     index: int = 0
@@ -40,9 +42,6 @@ class ServerId:
 
     def __str__(self) -> str:
         return f"server/{self.index}"
-
-
-Party = ClientId | ServerId
 
 
 @dataclass(frozen=True, slots=True)

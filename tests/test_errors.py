@@ -32,12 +32,13 @@ from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share, correct, reconstruct, split
 from secagg.errors import PeerError, Reason, SecAggError
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
-from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.enclave.attestation import Verifier
 from secagg.protocols.enclave.attestation.certificate_chains import Certificate, verify_chain
 from secagg.protocols.enclave.attestation.revocation import check_not_revoked
 from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
 from secagg.protocols.two_servers.point_function_halves import PointFunctionExchange, SharedIndices

@@ -20,7 +20,7 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import round2_masked_input, round3_consistency_check, round4_unmasking
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.client import Client
@@ -32,6 +32,7 @@ from secagg.protocols.pairwise_mask.configuration import (
     SessionConfiguration,
     commit_to_opening,
 )
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.merkle import MerkleTree

@@ -15,11 +15,12 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import ClientFloors, SecurityMode
+from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
 from .configuration import SessionConfiguration
+from .floors import ClientFloors
 from .member import ClientInput, Member, SessionTerms
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys

@@ -16,10 +16,11 @@ from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.shamir import MAX_HOLDERS
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
 
+from .floors import ClientFloors
 from .graph import LEAST_DEGREE, MAXIMUM_POPULATION, Topology
 from .thresholds import least_threshold, require_committee
 

@@ -10,10 +10,10 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.parameters import ClientFloors
 from secagg.session.certificates import Authority, Certificate, SigningKey
 
 from .configuration import NO_DIGEST, SessionConfiguration
+from .floors import ClientFloors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

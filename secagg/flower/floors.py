@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.parameters import ClientFloors
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.verified_enclave import HardwareJudge
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.two_servers.floors import IndexingFloors
 
 from .keys.enclave_policy import load_judge

@@ -19,10 +19,10 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.parameters import ClientFloors
 from secagg.protocols.pairwise_mask.advertisement import verify_entry
 from secagg.protocols.pairwise_mask.client import Client, Step
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.roster import roster_of
 from secagg.protocols.pairwise_mask.round0_advertise_keys import (

@@ -151,8 +151,13 @@ def encode_refusal(error: SecAggError) -> bytes:
 
 
 def _encode_party(party: Party) -> bytes:
-    number = party.value if isinstance(party, ClientId) else party.index
-    return bytes([isinstance(party, ServerId)]) + number.to_bytes(PARTY_BYTES - 1, "big")
+    match party:
+        case ClientId(number):
+            return b"\0" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case ServerId(number):
+            return b"\1" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case _:
+            raise InternalError(f"a refusal names {party}, which has no encoding")
 
 
 def decode_refusal(message: bytes) -> SecAggError:

@@ -17,9 +17,10 @@ from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, capacity
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
+from secagg.parameters import LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ServerState, SessionPlan, Topology, plan_session
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.run import Observer
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
 

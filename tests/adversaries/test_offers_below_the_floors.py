@@ -24,7 +24,7 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ServerId
-from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
     ClientInput,
@@ -36,6 +36,7 @@ from secagg.protocols.pairwise_mask import (
     Topology,
 )
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload

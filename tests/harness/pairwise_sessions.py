@@ -23,9 +23,10 @@ from secagg.crypto.ring import RingVector, low_bits
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
-from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, NO_DIGEST
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, Member
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session

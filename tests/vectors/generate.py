@@ -21,7 +21,7 @@ from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
     ClientInput,
@@ -31,6 +31,7 @@ from secagg.protocols.pairwise_mask import (
     Topology,
     plan_session,
 )
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins

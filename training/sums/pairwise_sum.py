@@ -8,9 +8,10 @@ from typing import Final
 from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_THRESHOLD, ClientFloors, SecurityMode
+from secagg.parameters import LEAST_THRESHOLD, SecurityMode
 from secagg.protocols.pairwise_mask import ClientInput, ServerState, SessionPlan, Topology, plan_session
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.simulation.measurement import MeasuredClient, measured_run
 from secagg.training.settings.cohorts import minimum_cohort, planned_losses
 from secagg.training.settings.configuration import Configuration, suite_of

@@ -1,0 +1,202 @@
+"""A client's floors: an offer exactly at a floor is admitted, and one step below it is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
+from secagg.errors import InvalidParameters, Reason
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask.floors import ClientFloors
+
+FLOORS: dict[str, Any] = {
+    "suites": frozenset({Suite.CLASSIC}),
+    "modes": frozenset({SecurityMode.ACTIVE}),
+    "minimum_cohort": 100,
+    "minimum_threshold": 67,
+    "minimum_modulus_bits": 20,
+    "maximum_length": 1000,
+    "maximum_population": 500,
+    "assumed_corrupted": 25,
+    "privacy_bits": 40,
+}
+AT_THE_FLOOR: dict[str, Any] = {
+    "suite": Suite.CLASSIC,
+    "mode": SecurityMode.ACTIVE,
+    "cohort": 100,
+    "threshold": 67,
+    "modulus_bits": 20,
+    "length": 1000,
+    "population": 500,
+}
+
+# Each row: what is offered, one step below the floor, and the value and the floor that the message must name.
+BELOW = [
+    ("suite", Suite.HYBRID, ("mlkem768x25519-aes256", "x25519-aes128")),
+    ("mode", SecurityMode.SEMI_HONEST, ("semi_honest", "active")),
+    ("cohort", 99, ("99", "100")),
+    ("threshold", 66, ("66", "67")),
+    ("modulus_bits", 19, ("19", "20")),
+    ("length", 1001, ("1001", "1000")),
+    ("population", 501, ("501", "500")),
+]
+
+# Each row: a floor, a value that makes no floor, and one step inside, which does.
+NO_FLOORS = [
+    ("minimum_cohort", 1, 2),
+    ("minimum_cohort", 0, 2),
+    ("minimum_cohort", -5, 2),
+    ("minimum_threshold", 1, 2),
+    ("minimum_threshold", 0, 2),
+    ("minimum_modulus_bits", 0, 1),
+    ("minimum_modulus_bits", -1, 1),
+    ("minimum_modulus_bits", MAXIMUM_MODULUS_BITS + 1, MAXIMUM_MODULUS_BITS),
+    ("maximum_length", 0, 1),
+    ("maximum_length", -1, 1),
+    ("maximum_population", 99, 100),
+    ("assumed_corrupted", -1, 0),
+    ("privacy_bits", 39, 40),
+]
+
+
+def floors(**changes: Any) -> ClientFloors:
+    return ClientFloors(**(FLOORS | changes))
+
+
+def admit(accepting: ClientFloors, **changes: Any) -> None:
+    accepting.admit(**(AT_THE_FLOOR | changes))
+
+
+def test_an_offer_exactly_at_every_floor_is_admitted() -> None:
+    admit(floors())
+
+
+@pytest.mark.parametrize(("offered", "value", "named"), BELOW, ids=[row[0] for row in BELOW])
+def test_an_offer_one_step_below_a_floor_is_refused_by_name(
+    offered: str, value: object, named: tuple[str, str]
+) -> None:
+    with pytest.raises(InvalidParameters) as caught:
+        admit(floors(), **{offered: value})
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert all(name in str(caught.value) for name in named)
+
+
+def test_every_offered_value_has_a_row() -> None:
+    assert {row[0] for row in BELOW} == set(AT_THE_FLOOR)
+
+
+@given(
+    cohort=st.integers(100, 500),
+    threshold=st.integers(67, 500),
+    modulus_bits=st.integers(20, MAXIMUM_MODULUS_BITS),
+    length=st.integers(1, 1000),
+)
+def test_a_stronger_offer_is_admitted(cohort: int, threshold: int, modulus_bits: int, length: int) -> None:
+    admit(floors(), cohort=cohort, threshold=threshold, modulus_bits=modulus_bits, length=length)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e9, "1000", None, True])
+@pytest.mark.parametrize("offered", ["cohort", "threshold", "modulus_bits", "length", "population"])
+def test_an_offer_that_is_no_integer_is_refused(offered: str, value: object) -> None:
+    # A NaN, which Python's own parser of JSON accepts, is below no floor.
+    with pytest.raises(InvalidParameters, match="integers"):
+        admit(floors(), **{offered: value})
+
+
+@pytest.mark.parametrize(
+    ("offered", "value"),
+    [("threshold", 501), ("cohort", 501), ("modulus_bits", MAXIMUM_MODULUS_BITS + 1), ("length", 0), ("length", -3)],
+)
+def test_an_offer_that_cannot_be_is_refused(offered: str, value: int) -> None:
+    with pytest.raises(InvalidParameters, match=str(value)):
+        admit(floors(), **{offered: value})
+
+
+@pytest.mark.parametrize(
+    "floor",
+    [
+        "minimum_cohort",
+        "minimum_threshold",
+        "minimum_modulus_bits",
+        "maximum_length",
+        "maximum_population",
+        "assumed_corrupted",
+        "privacy_bits",
+    ],
+)
+def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
+    with pytest.raises(InvalidParameters, match="integers"):
+        floors(**{floor: float("nan")})
+
+
+@pytest.mark.parametrize("members", ["mlkem768x25519-aes256", frozenset({"x25519-aes128"}), {Suite.CLASSIC}])
+def test_suites_that_are_no_set_of_suites_are_refused(members: object) -> None:
+    # In a string, every part of it would be found.
+    with pytest.raises(InvalidParameters, match="suites is a frozenset"):
+        floors(suites=members)
+
+
+def test_one_good_value_does_not_make_up_for_another() -> None:
+    with pytest.raises(InvalidParameters, match="threshold"):
+        admit(floors(), cohort=500, threshold=66)
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_only_listed_suites_and_modes_are_admitted(suite: Suite, mode: SecurityMode) -> None:
+    suites, modes = frozenset(Suite), frozenset(SecurityMode)
+    admit(floors(suites=suites, modes=modes), suite=suite, mode=mode)
+    for others in (floors(suites=suites - {suite}, modes=modes), floors(suites=suites, modes=modes - {mode})):
+        with pytest.raises(InvalidParameters) as caught:
+            admit(others, suite=suite, mode=mode)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+
+
+@pytest.mark.parametrize(("floor", "outside", "inside"), NO_FLOORS)
+def test_a_floor_that_protects_nobody_is_refused(floor: str, outside: int, inside: int) -> None:
+    with pytest.raises(InvalidParameters, match=f"{floor} is {outside}") as caught:
+        floors(**{floor: outside})
+    assert caught.value.reason is Reason.PARAMETER_OUT_OF_RANGE
+    assert getattr(floors(**{floor: inside}), floor) == inside
+
+
+@pytest.mark.parametrize("floor", ["suites", "modes"])
+def test_floors_that_accept_nothing_are_refused(floor: str) -> None:
+    with pytest.raises(InvalidParameters, match=f"{floor} is a frozenset of at least one"):
+        floors(**{floor: frozenset[object]()})
+
+
+def test_floors_have_no_defaults_and_cannot_be_lowered() -> None:
+    for floor in FLOORS:
+        with pytest.raises(TypeError):
+            ClientFloors(**{name: value for name, value in FLOORS.items() if name != floor})
+    hostile: Any = floors()
+    with pytest.raises(AttributeError):
+        hostile.minimum_cohort = 2
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 20, 1000])
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_usual_floors_fit_the_number_of_clients(clients: int, mode: SecurityMode) -> None:
+    usual = ClientFloors.usual(clients, mode)
+    assert usual.modes == {mode}
+    assert usual.maximum_population == clients
+    assert usual.minimum_cohort == max(2, clients // 2)
+    assert 10 * usual.assumed_corrupted >= clients
+    assert usual.privacy_bits == 100
+
+
+@pytest.mark.parametrize("clients", [1, 0, -3])
+def test_usual_floors_for_nobody_are_refused(clients: int) -> None:
+    with pytest.raises(InvalidParameters, match="maximum_population"):
+        ClientFloors.usual(clients)
+
+
+def test_usual_floors_take_an_application_s_own_values() -> None:
+    own = ClientFloors.usual(100, corrupted=3, minimum_cohort=80, maximum_length=5, suites=frozenset({Suite.HYBRID}))
+    assert (own.assumed_corrupted, own.minimum_cohort, own.maximum_length) == (3, 80, 5)
+    assert own.suites == {Suite.HYBRID}
