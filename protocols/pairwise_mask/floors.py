@@ -9,9 +9,8 @@ from typing import Final, cast
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
+from .thresholds import CURIOUS_PRIVACY_BITS, least_privacy_bits
 
-LEAST_PRIVACY_BITS: Final = 40
-USUAL_PRIVACY_BITS: Final = 100
 USUAL_LENGTH: Final = 1 << 28
 
 
@@ -34,7 +33,8 @@ class ClientFloors:
     """How many clients, counted absolutely, the adversary is assumed to hold among all that could ever be invited; a
     fraction of the invited would let a server raise it by leaving honest clients out."""
     privacy_bits: int
-    """The chance that a random graph betrays a client is at most 2^-privacy_bits."""
+    """The chance that one random graph betrays a client is at most 2^-privacy_bits. In ``active`` mode it is at most
+    2^-100 whatever stands here, because the server may try many (``thresholds``)."""
 
     @classmethod
     def usual(  # noqa: PLR0913 -- one for each floor that an application may have a reason to set
@@ -46,7 +46,7 @@ class ClientFloors:
         minimum_cohort: int | None = None,
         maximum_length: int = USUAL_LENGTH,
         suites: frozenset[Suite] = frozenset(Suite),
-        privacy_bits: int = USUAL_PRIVACY_BITS,
+        privacy_bits: int = CURIOUS_PRIVACY_BITS,
     ) -> ClientFloors:
         """Return floors for an application that knows how many clients it has, and has no reason for others.
 
@@ -104,12 +104,16 @@ class ClientFloors:
             ),
             (self.assumed_corrupted < 0, f"assumed_corrupted is {self.assumed_corrupted}; it is not negative"),
             (
-                self.privacy_bits < LEAST_PRIVACY_BITS,
-                f"privacy_bits is {self.privacy_bits}; below {LEAST_PRIVACY_BITS} a random graph protects nobody",
+                self.privacy_bits < CURIOUS_PRIVACY_BITS,
+                f"privacy_bits is {self.privacy_bits}; below {CURIOUS_PRIVACY_BITS} a random graph protects nobody",
             ),
         ):
             if unsafe:
                 raise InvalidParameters(sentence)
+
+    def privacy_bits_in(self, mode: SecurityMode) -> int:
+        """Return what the client insists on in a mode, which is never less than that mode's least."""
+        return max(self.privacy_bits, least_privacy_bits(mode))
 
     def admit(  # noqa: PLR0913 -- one for each floor
         self,

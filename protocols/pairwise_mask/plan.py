@@ -21,7 +21,15 @@ from .configuration import (
     require_range,
 )
 from .graph import MAXIMUM_POPULATION, Topology
-from .thresholds import Assumptions, ThresholdRule, find_committee, find_neighbourhood
+from .thresholds import (
+    CORRECTNESS_BITS,
+    MAXIMUM_BITS,
+    Assumptions,
+    ThresholdRule,
+    find_committee,
+    find_neighbourhood,
+    least_privacy_bits,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +60,8 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
     authority: bytes = NO_AUTHORITY,
     minimum_cohort: int | None = None,
     maximum_weight: int = 1,
-    privacy_bits: int = 40,
-    correctness_bits: int = 30,
+    privacy_bits: int | None = None,
+    correctness_bits: int = CORRECTNESS_BITS,
     check_words: int = LEAST_CHECK_WORDS,
     task: bytes = b"federated training",
     model_digest: bytes = NO_DIGEST,
@@ -72,14 +80,18 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
         late: how many of the invited may fail to advertise at all.
         minimum_cohort: the least number of contributors whose sum is released; by default what the dropouts leave.
         maximum_weight: the largest weight of one client.
-        privacy_bits: without a public beacon the server can try several rosters for a graph that it likes; add the
-            logarithm of the number of tries that it is granted, 100 in all where it is granted 2^60.
+        privacy_bits: the chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the least
+            that the mode allows: 100 in ``active`` mode, where the server is granted 2^60 tries, and 40 in
+            ``semi_honest`` mode.
 
     Raises:
         InvalidParameters: no such session is safe; the message says what to relax.
     """
     for name, value in (("population", population), ("corrupted", corrupted), ("dropped", dropped), ("late", late)):
         require_range(name, value, 0, MAXIMUM_POPULATION)
+    if privacy_bits is None:
+        privacy_bits = least_privacy_bits(mode)
+    require_range(f"privacy_bits in {mode} mode", privacy_bits, least_privacy_bits(mode), MAXIMUM_BITS)
     least = population - late
     if minimum_cohort is None:
         minimum_cohort = max(LEAST_COHORT, least - dropped)

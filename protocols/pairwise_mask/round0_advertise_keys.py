@@ -282,7 +282,9 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
         raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers", round_name=ROUND)
     try:
         configuration.require_population(
-            roster.population, corrupted=member.floors.assumed_corrupted, privacy_bits=member.floors.privacy_bits
+            roster.population,
+            corrupted=member.floors.assumed_corrupted,
+            privacy_bits=member.floors.privacy_bits_in(configuration.mode),
         )
     except InvalidParameters as error:
         raise PeerMisbehaved(

@@ -4,12 +4,17 @@ The assumptions are counts, not fractions, and corruption is static: a server th
 fraction of corrupted ones, and a client that assumes a fraction would follow it. Who is corrupted is fixed before the
 graph seed is known; who drops out is the server's choice wherever the rule is split-proof.
 
+Every probability here is that of one drawn graph. A server without a public beacon can try as many graphs as it can
+make rosters, by leaving clients out and by having a corrupted client sign other keys, at some 30 us each. The tries
+multiply the probability, so in ``active`` mode the least is 100 bits: 2^60 tries leave 2^-40.
+
 All events are about drawing neighbours or members without replacement, so they are tails of hypergeometric
 distributions, computed in logarithms. Every computed tail is raised by more than its rounding error, so that rounding
 can cost a larger degree but never lets an unsafe one pass.
 
 Notation: n, C, D, sigma, eta are ``population``, ``corrupted``, ``dropped``, ``privacy_bits``, ``correctness_bits``;
-k, t, c a neighbourhood's ``degree``, ``threshold``, ``corrupted``; q, tau a committee's ``size``, ``quorum``.
+k, t, c, h a neighbourhood's ``degree``, ``threshold``, ``corrupted``, ``window``; q, tau a committee's ``size``,
+``quorum``.
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ from secagg.parameters import LEAST_THRESHOLD, SecurityMode
 
 from .graph import LEAST_DEGREE, LEAST_POPULATION, MAXIMUM_POPULATION, Topology
 
-PRIVACY_BITS: Final = 40
+PRIVACY_BITS: Final = 100
+CURIOUS_PRIVACY_BITS: Final = 40
+"""Enough against a server that follows the protocol, and so draws one graph."""
 CORRECTNESS_BITS: Final = 30
 MAXIMUM_BITS: Final = 256
 LARGEST_SEARCHED: Final = 4096
@@ -52,29 +59,37 @@ class ThresholdRule(StrEnum):
     """t > (k + c) / 2: nobody's two secrets are both reconstructed. Tabulated for comparison, and used by no session: a
     server that has seen the graph can still choose survivors whose sum falls into parts that it learns one by one."""
     SPLIT_PROOF = "split_proof"
-    """t = k / 2 + c + 1: whichever survivors the server chooses, every sum that is revealed covers all honest ones.
+    """t = k / 2 + h + 1: whichever survivors the server chooses, every sum that is revealed covers all honest ones.
 
     Suppose it opens a part of them and not the rest. Going round the ring, some honest survivor u of the part is
-    followed by one that is not of it. No mask joins the two, so they are more than k / 2 apart, and all neighbours of u
-    on that side are dropped or corrupted. At most k / 2 + c holders answer for u, which is fewer than t. This takes
-    survivors that all honest clients agree upon, and uploads whose masks are the agreed ones."""
+    followed by one that is not of it. No mask joins the two, so they are more than k / 2 apart, and all k / 2 clients
+    after u are dropped or corrupted. Elsewhere the part begins again, with a v before whom the same holds. The two
+    half-windows are disjoint, and one of them has at most h corrupted clients, so at most k / 2 + h holders answer for
+    u or for v, which is fewer than t. This takes survivors that all honest clients agree upon, and uploads whose masks
+    are the agreed ones. The threshold is never below (k + c) / 2 + 1, at which nobody's two secrets are both
+    reconstructed even where no certificate stands between."""
 
-    def threshold(self, degree: int, corrupted: int) -> int:
-        """Return the threshold for this many neighbours, of whom at most this many are corrupted."""
+    def threshold(self, degree: int, corrupted: int, window: int) -> int:
+        """Return the threshold for a number of neighbours.
+
+        Args:
+            corrupted: how many of them no client has more corrupted of.
+            window: how many corrupted clients no two disjoint half-windows both have more of.
+        """
         match self:
             case ThresholdRule.SEMI_HONEST:
                 return max(LEAST_THRESHOLD, corrupted + 1)
             case ThresholdRule.NO_DOUBLE_REVEAL:
                 return max(LEAST_THRESHOLD, (degree + corrupted) // 2 + 1)
             case ThresholdRule.SPLIT_PROOF:
-                return max(LEAST_THRESHOLD, degree // 2 + corrupted + 1)
+                return max(LEAST_THRESHOLD, degree // 2 + window + 1, (degree + corrupted) // 2 + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """What a session is planned to withstand.
 
-    Over the choice of the graph, privacy fails with probability 2^-privacy_bits at most. With no more than ``dropped``
+    Over the choice of one graph, privacy fails with probability 2^-privacy_bits at most. With no more than ``dropped``
     dropouts, none of them on purpose, somebody lacks surviving neighbours with probability 2^-correctness_bits at most,
     and the certificate lacks members of the committee likewise.
     """
@@ -115,11 +130,14 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """The degree and threshold of a sparse graph, and how many neighbours of any one client may be corrupted."""
+    """The degree and threshold of a sparse graph, and what they assume of corrupted neighbours."""
 
     degree: int
     threshold: int
     corrupted: int
+    """How many corrupted neighbours no client has more of."""
+    window: int
+    """How many corrupted clients no two disjoint half-windows both have more of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +168,8 @@ def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbo
             obstacle = "honest survivors could be cut off: assume fewer corrupted or fewer dropped clients"
             continue
         bound = corrupted_neighbours(population, corrupted, degree, privacy)
-        threshold = rule.threshold(degree, bound)
+        window = corrupted_in_window(population, corrupted, degree, privacy)
+        threshold = rule.threshold(degree, bound, window)
         if threshold > degree:
             obstacle = "corrupted neighbours are too many: assume fewer corrupted clients, or fewer privacy_bits"
             continue
@@ -158,7 +177,7 @@ def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbo
         if too_few + log(population) > -correctness * _LN2:
             obstacle = "too few neighbours survive: assume fewer dropped or fewer corrupted clients"
             continue
-        return Neighbourhood(degree, threshold, bound)
+        return Neighbourhood(degree, threshold, bound, window)
     raise InvalidParameters(
         f"no sparse graph of {population} clients and degree up to {min(population - 1, LARGEST_SEARCHED)} withstands "
         f"{corrupted} corrupted and {dropped} dropped ones under the rule {rule}; at the end, {obstacle}"
@@ -192,6 +211,11 @@ def find_committee(assumptions: Assumptions) -> Committee:
 # --- What a client insists on -----------------------------------------------------------------------------------------
 
 
+def least_privacy_bits(mode: SecurityMode) -> int:
+    """Return the least ``privacy_bits`` that a session of this mode is planned for, and that a client insists on."""
+    return PRIVACY_BITS if mode is SecurityMode.ACTIVE else CURIOUS_PRIVACY_BITS
+
+
 def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumptions
     topology: Topology,
     mode: SecurityMode,
@@ -209,7 +233,7 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
         dropped: how many clients may drop out, independently of the graph; only a sparse ``semi_honest`` session is cut
             apart by dropouts, and this is checked there.
 
-    Implements: [BIK+17] section 6 (full); the split-proof rule (sparse, ``active``).
+    Implements: [BIK+17] section 6 (full); the split-proof rule (sparse, ``active``). Claim PM-5.
     Raises:
         InvalidParameters: no threshold within the degree protects the client.
     """
@@ -224,7 +248,11 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
         threshold = max(LEAST_THRESHOLD, 1 + (corrupted if relies_on_server else (population + corrupted) // 2))
     else:
         rule = ThresholdRule.SEMI_HONEST if relies_on_server else ThresholdRule.SPLIT_PROOF
-        threshold = rule.threshold(degree, corrupted_neighbours(population, corrupted, degree, privacy_bits))
+        threshold = rule.threshold(
+            degree,
+            corrupted_neighbours(population, corrupted, degree, privacy_bits),
+            corrupted_in_window(population, corrupted, degree, privacy_bits),
+        )
         if relies_on_server and not _stays_connected(population, corrupted + dropped, degree, privacy_bits):
             raise InvalidParameters(
                 f"with {corrupted} corrupted and {dropped} dropped of {population} clients, a sparse graph of degree "
@@ -264,14 +292,33 @@ def require_committee(population: int, corrupted: int, size: int, quorum: int, b
 
 def corrupted_neighbours(population: int, corrupted: int, degree: int, bits: int = PRIVACY_BITS) -> int:
     """Return how many corrupted neighbours no client has more of, but with probability 2^-(bits + 1)."""
+    _require_lattice(population, corrupted, degree, bits)
+    # The client that counts is honest, and all of its neighbours are others.
+    return _most_drawn(population - 1, min(corrupted, population - 1), degree, -(bits + 1) * _LN2 - log(population))
+
+
+def corrupted_in_window(population: int, corrupted: int, degree: int, bits: int = PRIVACY_BITS) -> int:
+    """Return how many corrupted clients no two disjoint half-windows both have more of, but with 2^-(bits + 1).
+
+    There are n (n - k + 1) / 2 pairs of disjoint runs of k / 2 clients. The corrupted in the one make those in the
+    other less likely, so both have more than h with probability Pr[Hyp(n - 1, C, k / 2) > h]^2 at most; and they
+    cannot where 2 (h + 1) exceeds all that are corrupted.
+    """
+    _require_lattice(population, corrupted, degree, bits)
+    pairs = population * (population - degree + 1) // 2
+    both = -(bits + 1) * _LN2 - log(pairs)
+    # Counted among the others of an honest client, as the neighbours are.
+    drawn = _most_drawn(population - 1, min(corrupted, population - 1), degree // 2, both / 2)
+    return min(drawn, min(corrupted, population) // 2)
+
+
+def _require_lattice(population: int, corrupted: int, degree: int, bits: int) -> None:
     _require("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
     _require("corrupted", corrupted, 0)
     _require("degree", degree, LEAST_DEGREE, population - 1)
     if degree % 2 != 0:
         raise InvalidParameters(f"the degree of a sparse graph is even; got {degree}")
     _require("bits", bits, 1, MAXIMUM_BITS)
-    # The client that counts is honest, and all of its neighbours are others.
-    return _most_drawn(population - 1, min(corrupted, population - 1), degree, -(bits + 1) * _LN2 - log(population))
 
 
 def _corrupted_members(population: int, corrupted: int, size: int, bits: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.protocols.pairwise_mask.thresholds import CURIOUS_PRIVACY_BITS
 from secagg.protocols.pairwise_mask import Topology
 
 PREFIX: Final = "secagg-"
@@ -46,7 +47,8 @@ class SecAggSettings:
     """The least number of clients whose sum is released; 0 means what the threshold leaves."""
     corrupted: int = 1
     """How many clients may work together with the server."""
-    privacy_bits: int = 40
+    privacy_bits: int = 0
+    """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
     compression: str = FIXED_POINT
     """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
     part that is left of every matrix; where indices are counted ``pq``, or ``pq-64x8`` for 64 codewords of 8 values."""
@@ -244,7 +246,11 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("threshold", lambda value: 0.0 <= value <= 1.0, "is a part of the clients, in 0.0..1.0"),
     ("minimum_cohort", lambda value: value == 0 or value >= LEAST_COHORT, f"is 0 or at least {LEAST_COHORT}"),
     ("corrupted", lambda value: value >= 0, "is not negative"),
-    ("privacy_bits", lambda value: value >= 40, "is at least 40"),  # noqa: PLR2004 -- the library's own floor
+    (
+        "privacy_bits",
+        lambda value: value == 0 or value >= CURIOUS_PRIVACY_BITS,
+        f"is 0 or at least {CURIOUS_PRIVACY_BITS}",
+    ),
     (
         "modulus_bits",
         lambda value: _LEAST_RING <= value <= _GREATEST_RING,

@@ -53,7 +53,7 @@ class SessionSetup:
     layout: Layout = SMALL_LAYOUT
     maximum_weight: int = 1
     minimum_cohort: int = 3
-    privacy_bits: int = 40
+    privacy_bits: int = 100
     model_digest: bytes = NO_DIGEST
     round_number: int = 0
     attempt: int = 0

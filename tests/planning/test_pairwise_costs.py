@@ -37,7 +37,7 @@ def test_a_session_of_pairwise_masks_sends_what_the_model_says(clients: int, sui
 
 def test_a_server_removes_a_mask_of_each_contributor_and_those_of_dropouts_edges() -> None:
     costs = pairwise_costs(Layout((RingSegment(32, 1000),)), 100, Suite.CLASSIC)
-    masks = 95 + 5 * 22
+    masks = 95 + 5 * 16
     # The weight has a ring of its own, of one word.
     assert costs.work == Work(masks * (1000 * 4 // 16 + 1), (95 + masks) * 1001)
     assert costs.corrupted == 5

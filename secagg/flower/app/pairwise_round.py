@@ -119,7 +119,7 @@ class SecureRound:
             authority=task.roster.authority if task.roster else NO_AUTHORITY,
             minimum_cohort=settings.minimum_cohort or None,
             maximum_weight=settings.maximum_weight if settings.weighting == "examples" else 1,
-            privacy_bits=settings.privacy_bits,
+            privacy_bits=settings.privacy_bits or None,
             task=task.task.encode(),
             model_digest=model_digest(task.sent),
             round_number=task.round_number,

@@ -301,11 +301,12 @@ def test_a_plan_is_safe_for_every_number_of_advertisers_that_it_allows_for(  # n
     except InvalidParameters:
         reject()
     configuration = plan.configuration
-    assert (plan.corrupted, plan.dropped, plan.privacy_bits) == (corrupted, dropped, 40)
+    bits = {SecurityMode.ACTIVE: 100, SecurityMode.SEMI_HONEST: 40}[mode]
+    assert (plan.corrupted, plan.dropped, plan.privacy_bits) == (corrupted, dropped, bits)
     assert configuration.maximum_population == population
     assert configuration.minimum_cohort >= max(2, population - late - dropped)
     for advertised in {population - late, population}:
-        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=40, dropped=dropped)
+        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=bits, dropped=dropped)
         holders = configuration.degree_among(advertised) - (dropped if topology is Topology.FULL else 0)
         assert configuration.threshold <= holders
         if mode is SecurityMode.ACTIVE:
@@ -388,6 +389,8 @@ def test_counts_are_integers_in_range(name: str, value: Any) -> None:
         {"dropped": 12, "topology": Topology.FULL},
         {"mode": SecurityMode.SEMI_HONEST, "corrupted": 17, "topology": Topology.FULL},
         {"privacy_bits": 0},
+        {"privacy_bits": 99},
+        {"privacy_bits": 39, "mode": SecurityMode.SEMI_HONEST},
         {"correctness_bits": 0},
         {"maximum_weight": 0},
         {"check_words": 3},

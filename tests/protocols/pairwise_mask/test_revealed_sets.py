@@ -235,25 +235,29 @@ def test_an_edge_of_one_client_is_refused() -> None:
 # --- The split-proof threshold, from the server's side ----------------------------------------------------------------
 
 
-def what_servers_learn(graph: Graph, corrupted: int, threshold: int) -> Iterator[tuple[Clients, frozenset[Clients]]]:
+def what_servers_learn(graph: Graph, window: int, threshold: int) -> Iterator[tuple[Clients, frozenset[Clients]]]:
     """Yield the honest survivors and what is revealed, for each choice of survivors and of corrupted clients.
 
     Everybody uploads, also those whom the server declares dropped. Holders who are not declared dropped give the one
-    share that the survivors call for; corrupted holders give all that they hold. No honest client has more than
-    ``corrupted`` corrupted neighbours.
+    share that the survivors call for; corrupted holders give all that they hold. Of a half-window after an honest
+    client and a disjoint one before an honest client, one has no more than ``window`` corrupted clients.
     """
     positions = range(graph.population)
     neighbours = [graph.neighbours(position) for position in positions]
     masked_with = {position: set(peers) for position, peers in enumerate(neighbours)}
+    after = [{v for v in neighbours[u] if graph.sends_edge_seed(u, v)} for u in positions]
+    before = [{v for v in neighbours[u] if graph.sends_edge_seed(v, u)} for u in positions]
+    disjoint = [(u, v) for u in positions for v in positions if not after[u] & before[v]]
     for rest in product(KINDS, repeat=graph.population - 1):
         label = ("alive", *rest)
-        around = [sum(label[peer] == "corrupted" for peer in peers) for peers in neighbours]
-        if any(around[position] > corrupted for position in positions if label[position] != "corrupted"):
+        bad = {position for position in positions if label[position] == "corrupted"}
+        if any(min(len(after[u] & bad), len(before[v] & bad)) > window for u, v in disjoint if not {u, v} & bad):
             continue
+        around = [len(bad & {*peers}) for peers in neighbours]
         giving = [sum(label[peer] != "dropped" for peer in peers) for peers in neighbours]
         opened = {position for position in positions if giving[position] >= threshold}
         taken = {position for position in positions if around[position] >= threshold}
-        alive, dropped, bad = ({position for position in positions if label[position] == kind} for kind in KINDS)
+        alive, dropped = ({position for position in positions if label[position] == kind} for kind in KINDS[:2])
         seen = transcript(
             masked_with,
             self_mask_seeds=opened & alive | taken,
@@ -263,18 +267,18 @@ def what_servers_learn(graph: Graph, corrupted: int, threshold: int) -> Iterator
         yield clients(*alive), revealed_sets(seen)
 
 
-@pytest.mark.parametrize("corrupted", [0, 1])
-def test_no_choice_of_survivors_reveals_less_than_the_sum_of_all_honest_ones(corrupted: int) -> None:
+@pytest.mark.parametrize("window", [0, 1])
+def test_no_choice_of_survivors_reveals_less_than_the_sum_of_all_honest_ones(window: int) -> None:
     graph = Graph(Topology.SPARSE, 10, 4, bytes(32))
-    threshold = ThresholdRule.SPLIT_PROOF.threshold(4, corrupted)
-    learned = list(what_servers_learn(graph, corrupted, threshold))
+    threshold = ThresholdRule.SPLIT_PROOF.threshold(4, 0, window)
+    learned = list(what_servers_learn(graph, window, threshold))
     assert all(revealed <= {survivors} for survivors, revealed in learned)
     assert any(revealed == {survivors} for survivors, revealed in learned if len(survivors) < 9)
 
 
 def test_a_threshold_against_double_reveals_lets_a_server_choose_survivors_whose_sum_falls_apart() -> None:
     graph = Graph(Topology.SPARSE, 10, 4, bytes(32))
-    threshold = ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 1)
+    threshold = ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 1, 1)
     assert any(len(revealed) > 1 for _, revealed in what_servers_learn(graph, 1, threshold))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from itertools import product
+from itertools import accumulate, combinations, product
 from math import comb, isqrt, log
 from typing import Any
 
@@ -23,9 +23,11 @@ from secagg.protocols.pairwise_mask.thresholds import (
     Committee,
     Neighbourhood,
     ThresholdRule,
+    corrupted_in_window,
     corrupted_neighbours,
     find_committee,
     find_neighbourhood,
+    least_privacy_bits,
     least_threshold,
     require_committee,
 )
@@ -56,20 +58,30 @@ def exact_corrupted(population: int, corrupted: int, degree: int, bits: int) -> 
     return next(c for c in range(degree + 1) if exact_tail(c + 1, population - 1, corrupted, degree) <= allowed)
 
 
-def exact_neighbourhood(assumed: Assumptions, rule: ThresholdRule) -> tuple[int, int, int] | None:
+def exact_window(population: int, corrupted: int, degree: int, bits: int) -> int:
+    pairs, allowed = Fraction(population * (population - degree + 1), 2), Fraction(1, 2 ** (bits + 1))
+    return next(
+        h
+        for h in range(degree // 2 + 1)
+        if 2 * (h + 1) > min(corrupted, population)
+        or pairs * exact_tail(h + 1, population - 1, min(corrupted, population - 1), degree // 2) ** 2 <= allowed
+    )
+
+
+def exact_neighbourhood(assumed: Assumptions, rule: ThresholdRule) -> tuple[int, int, int, int] | None:
     n, privacy = assumed.population, assumed.privacy_bits
     for k in range(2, n, 2):
-        c = exact_corrupted(n, assumed.corrupted, k, privacy)
+        c, h = exact_corrupted(n, assumed.corrupted, k, privacy), exact_window(n, assumed.corrupted, k, privacy)
         t = {
             ThresholdRule.SEMI_HONEST: c + 1,
             ThresholdRule.NO_DOUBLE_REVEAL: (k + c) // 2 + 1,
-            ThresholdRule.SPLIT_PROOF: k // 2 + c + 1,
+            ThresholdRule.SPLIT_PROOF: max(k // 2 + h + 1, (k + c) // 2 + 1),
         }[rule]
         t = max(2, t)
         connected = exact_cut(n, assumed.corrupted + assumed.dropped, k) <= Fraction(1, 2 ** (privacy + 1))
         lost = 1 - exact_tail(t, n - 1, n - 1 - assumed.dropped, k)
         if connected and t <= k and n * lost <= Fraction(1, 2**assumed.correctness_bits):
-            return k, t, c
+            return k, t, c, h
     return None
 
 
@@ -100,25 +112,31 @@ def assumptions(draw: st.DrawFn, most: int = 300, fraction: float = 0.4) -> Assu
 
 # --- The finders ------------------------------------------------------------------------------------------------------
 
+# Degree and threshold: the three rules at 40 bits, and the split-proof one at 100.
 TABLE = [
-    (100, "0.05", "0.05", (12, 6, 5), (16, 11, 5), (22, 17, 5)),
-    (300, "0.05", "0.05", (26, 14, 13), (42, 29, 15), (62, 47, 15)),
-    (1000, "0.05", "0.05", (34, 18, 17), (62, 43, 22), (104, 80, 27)),
-    (10**4, "0.05", "0.05", (38, 21, 20), (74, 51, 27), (134, 103, 35)),
-    (10**4, "0.1", "0.1", (60, 32, 31), (144, 98, 51), (320, 244, 83)),
-    (10**4, "0.2", "0.1", (90, 55, 54), (216, 157, 97), (808, 662, 257)),
-    (10**4, "0.1", "0.3", (126, 48, 47), (936, 555, 173), (2644, 1701, 378)),
-    (10**5, "0.05", "0.05", (40, 22, 21), (80, 55, 29), (146, 112, 38)),
-    (10**6, "0.05", "0.05", (44, 24, 23), (86, 59, 31), (158, 121, 41)),
+    (100, "0.05", "0.05", (12, 6), (16, 11), (16, 11), (16, 11)),
+    (300, "0.05", "0.05", (26, 14), (42, 29), (42, 29), (42, 29)),
+    (1000, "0.05", "0.05", (34, 18), (62, 43), (64, 45), (88, 66)),
+    (1000, "0.1", "0.1", (52, 28), (114, 78), (124, 86), (162, 118)),
+    (10**4, "0.05", "0.05", (38, 21), (74, 51), (80, 56), (108, 80)),
+    (10**4, "0.1", "0.1", (60, 32), (144, 98), (154, 106), (210, 152)),
+    (10**4, "0.2", "0.1", (90, 55), (216, 157), (232, 170), (320, 244)),
+    (10**4, "0.1", "0.3", (126, 48), (936, 555), (1002, 598), (1254, 764)),
+    (10**5, "0.05", "0.05", (40, 22), (80, 55), (86, 60), (118, 87)),
+    (10**6, "0.05", "0.05", (44, 24), (86, 59), (96, 67), (126, 93)),
 ]
+Row = tuple[int, str, str, tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
+
+
+def assumed_in(row: Row, bits: int) -> Assumptions:
+    return Assumptions.from_fractions(*row[:3], privacy_bits=bits)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: "-".join(map(str, row[:3])))
-def test_the_table_of_the_design_is_reproduced(row: tuple[int, str, str, *tuple[tuple[int, int, int], ...]]) -> None:
-    population, corrupted, dropped, *expected = row
-    assumed = Assumptions.from_fractions(population, corrupted, dropped)
-    found = [find_neighbourhood(assumed, rule) for rule in ThresholdRule]
-    assert found == [Neighbourhood(*triple) for triple in expected]
+def test_the_table_of_the_design_is_reproduced(row: Row) -> None:
+    found = [find_neighbourhood(assumed_in(row, 40), rule) for rule in ThresholdRule]
+    found.append(find_neighbourhood(assumed_in(row, 100), SPLIT_PROOF))
+    assert [(one.degree, one.threshold) for one in found] == list(row[3:])
 
 
 @pytest.mark.parametrize(
@@ -143,8 +161,9 @@ def test_committees_are_pinned(
 
 
 def test_a_seed_that_can_be_ground_takes_a_larger_neighbourhood() -> None:
-    assumed = Assumptions.from_fractions(10**4, 0.05, 0.05, privacy_bits=100)
-    assert find_neighbourhood(assumed, SPLIT_PROOF) == Neighbourhood(212, 172, 65)
+    assumed = Assumptions.from_fractions(10**4, 0.05, 0.05)
+    assert assumed.privacy_bits == 100
+    assert find_neighbourhood(assumed, SPLIT_PROOF) == Neighbourhood(108, 80, corrupted=48, window=25)
 
 
 @given(assumptions(most=60), st.sampled_from(ThresholdRule))
@@ -169,15 +188,21 @@ def test_the_found_committee_is_the_first_that_exact_fractions_admit(assumed: As
         assert find_committee(assumed) == Committee(*expected)
 
 
-@pytest.mark.parametrize("row", TABLE[:4] + TABLE[-1:], ids=lambda row: str(row[0]))
-def test_what_the_table_holds_is_exactly_safe_and_two_neighbours_fewer_are_not(row: Any) -> None:
-    assumed = Assumptions.from_fractions(*row[:3])
-    n, (k, t, c) = assumed.population, row[-1]
-    assert exact_corrupted(n, assumed.corrupted, k, 40) == c
+@pytest.mark.parametrize("row", [*TABLE[:3], TABLE[4], TABLE[-1]], ids=lambda row: str(row[0]))
+@pytest.mark.parametrize(("bits", "column"), [(40, 5), (100, 6)])
+def test_what_the_table_holds_is_exactly_safe_and_two_neighbours_fewer_are_not(
+    row: Row, bits: int, column: int
+) -> None:
+    assumed, (k, t) = assumed_in(row, bits), row[column]
+    n, fewer = assumed.population, k - 2
+    h = exact_window(n, assumed.corrupted, k, bits)
+    c = exact_corrupted(n, assumed.corrupted, k, bits)
+    assert t == max(k // 2 + h + 1, (k + c) // 2 + 1) > c
     assert n * (1 - exact_tail(t, n - 1, n - 1 - assumed.dropped, k)) <= Fraction(1, 2**30)
-    fewer = k - 2
-    t = fewer // 2 + exact_corrupted(n, assumed.corrupted, fewer, 40) + 1
-    assert n * (1 - exact_tail(t, n - 1, n - 1 - assumed.dropped, fewer)) > Fraction(1, 2**30)
+    t = fewer // 2 + exact_window(n, assumed.corrupted, fewer, bits) + 1
+    connected = exact_cut(n, assumed.corrupted + assumed.dropped, fewer) <= Fraction(1, 2 ** (bits + 1))
+    lost = n * (1 - exact_tail(t, n - 1, n - 1 - assumed.dropped, fewer))
+    assert not connected or lost > Fraction(1, 2**30)
 
 
 def test_everyone_certifies_where_no_part_of_them_would_do() -> None:
@@ -210,7 +235,7 @@ def test_finders_end_where_no_graph_exists_in_a_large_population() -> None:
     [
         (Assumptions(population=2, corrupted=0, dropped=0), SPLIT_PROOF, "use a full graph"),
         (Assumptions(population=20, corrupted=0, dropped=19), SPLIT_PROOF, "fewer corrupted or fewer dropped"),
-        (Assumptions(population=40, corrupted=20, dropped=0), SPLIT_PROOF, "fewer corrupted clients, or fewer privacy"),
+        (Assumptions(population=41, corrupted=40, dropped=0), SPLIT_PROOF, "fewer corrupted clients, or fewer privacy"),
         (Assumptions(population=40, corrupted=8, dropped=15), SPLIT_PROOF, "fewer dropped or fewer corrupted"),
     ],
 )
@@ -223,25 +248,31 @@ def test_a_refusal_says_what_to_relax(assumed: Assumptions, rule: ThresholdRule,
 
 
 @cache
-def splits(population: int, degree: int) -> tuple[int, ...]:
-    """Return, for each bound on corrupted neighbours, the greatest threshold at which a server can split the survivors.
+def splits(population: int, degree: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the greatest threshold at which a server can split the survivors, for each bound on the corrupted.
 
-    The server chooses who is alive (0), dropped (1) or corrupted (2). It opens a part of the honest survivors if no
-    mask joins the part to the others, and each member has as many holders, alive or corrupted, as the threshold.
+    The bounds are those on all neighbours of an honest client, and then those that one of any two disjoint half-windows
+    keeps. The server chooses who is alive (0), dropped (1) or corrupted (2). It opens a part of the honest survivors if
+    no mask joins the part to the others, and each member has as many holders, alive or corrupted, as the threshold.
     """
     graph = Graph(SPARSE, population, degree, bytes(32))
     neighbours = [graph.neighbours(position) for position in range(population)]
-    worst = [0] * (degree + 1)
+    after = [{v for v in neighbours[u] if graph.sends_edge_seed(u, v)} for u in range(population)]
+    before = [{v for v in neighbours[u] if graph.sends_edge_seed(v, u)} for u in range(population)]
+    disjoint = [(u, v) for u in range(population) for v in range(population) if not after[u] & before[v]]
+    by_corrupted, by_window = [0] * (degree + 1), [0] * (degree + 1)
     for labels in product((0, 1, 2), repeat=population - 1):
         label = (0, *labels)
         alive = {position for position in range(population) if label[position] == 0}
+        bad = {position for position in range(population) if label[position] == 2}
         parts = list(parts_of(alive, neighbours))
         if len(parts) > 1:
-            honest = [position for position in range(population) if label[position] != 2]
-            corrupted = max(sum(label[other] == 2 for other in neighbours[position]) for position in honest)
+            corrupted = max(len(bad & {*neighbours[position]}) for position in {*range(population)} - bad)
+            window = max(min(len(after[u] & bad), len(before[v] & bad)) for u, v in disjoint if not {u, v} & bad)
             opened = max(min(sum(label[other] != 1 for other in neighbours[one]) for one in part) for part in parts)
-            worst[corrupted] = max(worst[corrupted], opened)
-    return tuple(max(worst[: bound + 1]) for bound in range(degree + 1))
+            by_corrupted[corrupted] = max(by_corrupted[corrupted], opened)
+            by_window[window] = max(by_window[window], opened)
+    return tuple(accumulate(by_corrupted, max)), tuple(accumulate(by_window, max))
 
 
 def parts_of(alive: set[int], neighbours: list[tuple[int, ...]]) -> Iterator[set[int]]:
@@ -257,57 +288,65 @@ def parts_of(alive: set[int], neighbours: list[tuple[int, ...]]) -> Iterator[set
 
 @pytest.mark.parametrize(("population", "degree"), [(8, 4), (9, 4), (10, 4), (10, 6)])
 def test_the_split_proof_threshold_never_splits_the_survivors(population: int, degree: int) -> None:
-    for corrupted, greatest in enumerate(splits(population, degree)[: degree // 2 + 1]):
-        assert SPLIT_PROOF.threshold(degree, corrupted) > greatest
+    for window, greatest in enumerate(splits(population, degree)[1][: degree // 2 + 1]):
+        assert SPLIT_PROOF.threshold(degree, 0, window) > greatest
 
 
-def test_the_split_proof_threshold_is_the_least_that_never_splits() -> None:
-    assert SPLIT_PROOF.threshold(4, 0) - 1 == splits(8, 4)[0]
-    assert SPLIT_PROOF.threshold(4, 1) - 1 == splits(10, 4)[1]
+def test_one_share_less_splits_the_survivors() -> None:
+    assert SPLIT_PROOF.threshold(4, 0, 0) - 1 == splits(8, 4)[1][0]
+    assert SPLIT_PROOF.threshold(4, 0, 1) - 1 == splits(10, 4)[1][1]
 
 
 def test_a_threshold_against_double_reveals_does_not_keep_the_survivors_together() -> None:
     # Nobody's two secrets are reconstructed, and still two parts of the honest survivors are opened one by one.
-    assert ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 1) == 3 <= splits(10, 4)[1]
-    assert ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 2) == 4 <= splits(10, 4)[2]
+    assert ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 1, 0) == 3 <= splits(10, 4)[0][1]
+    assert ThresholdRule.NO_DOUBLE_REVEAL.threshold(4, 2, 0) == 4 <= splits(10, 4)[0][2]
 
 
 def test_rules_are_ordered_and_never_below_two() -> None:
     for degree in range(2, 40, 2):
         for corrupted in range(degree // 2):
-            weak, middle, strong = (rule.threshold(degree, corrupted) for rule in ThresholdRule)
-            assert 2 <= weak <= middle <= strong
+            for window in range(corrupted + 1):
+                weak, middle, strong = (rule.threshold(degree, corrupted, window) for rule in ThresholdRule)
+                assert 2 <= weak <= middle <= strong
 
 
 # --- What a client insists on -----------------------------------------------------------------------------------------
 
 
 def test_a_server_that_drops_honest_advertisers_is_refused() -> None:
-    # 500 corrupted are five in a hundred of 10,000. Of 2,000 that a server kept they are a quarter: any one client has
-    # more corrupted neighbours than the table's 35 with probability 0.34, and no threshold within the degree is safe.
-    assert least_threshold(SPARSE, ACTIVE, population=10**4, degree=134, corrupted=500) == 103
-    assert corrupted_neighbours(10**4, 500, 134) == 35
-    assert round(float(exact_tail(36, 1999, 500, 134)), 2) == 0.34
-    kept = [corrupted_neighbours(population, 500, 134) for population in range(10_000, 1_000, -1000)]
+    # 500 corrupted are five in a hundred of 10,000. Of 2,000 that a server kept they are a quarter, and of 1,000 half:
+    # a half-window has more than the 25 counted on with probability 0.7, and no threshold within the degree is safe.
+    offer: dict[str, int] = {"degree": 108, "corrupted": 500}
+    assert least_threshold(SPARSE, ACTIVE, population=10**4, **offer) == 80
+    assert (corrupted_neighbours(10**4, 500, 108), corrupted_in_window(10**4, 500, 108)) == (48, 25)
+    assert round(float(exact_tail(26, 999, 500, 54)), 1) == 0.7
+    kept = [corrupted_in_window(population, 500, 108) for population in range(10_000, 1_000, -1000)]
     assert kept == sorted(set(kept))
-    assert corrupted_neighbours(2000, 500, 134) == 76 == exact_corrupted(2000, 500, 134, 40)
-    with pytest.raises(InvalidParameters, match="500 corrupted of 2000"):
-        least_threshold(SPARSE, ACTIVE, population=2000, degree=134, corrupted=500)
+    assert corrupted_in_window(2000, 500, 108) == 44 == exact_window(2000, 500, 108, 100)
+    assert least_threshold(SPARSE, ACTIVE, population=2000, **offer) == 101
+    with pytest.raises(InvalidParameters, match="500 corrupted of 1000"):
+        least_threshold(SPARSE, ACTIVE, population=1000, **offer)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: "-".join(map(str, row[:3])))
-def test_a_client_insists_on_what_the_finder_found(row: Any) -> None:
-    assumed = Assumptions.from_fractions(*row[:3])
-    for mode, (degree, threshold, _) in ((SEMI_HONEST, row[3]), (ACTIVE, row[5])):
-        insisted = least_threshold(
-            SPARSE,
-            mode,
-            population=assumed.population,
-            degree=degree,
-            corrupted=assumed.corrupted,
-            dropped=assumed.dropped,
-        )
-        assert insisted == threshold
+@pytest.mark.parametrize(("mode", "bits", "column"), [(SEMI_HONEST, 40, 3), (ACTIVE, 40, 5), (ACTIVE, 100, 6)])
+def test_a_client_insists_on_what_the_finder_found(row: Row, mode: SecurityMode, bits: int, column: int) -> None:
+    assumed, (degree, threshold) = assumed_in(row, bits), row[column]
+    insisted = least_threshold(
+        SPARSE,
+        mode,
+        population=assumed.population,
+        degree=degree,
+        corrupted=assumed.corrupted,
+        dropped=assumed.dropped,
+        privacy_bits=bits,
+    )
+    assert insisted == threshold
+
+
+def test_a_client_insists_on_100_bits_against_a_server_that_may_deviate() -> None:
+    assert (least_privacy_bits(SEMI_HONEST), least_privacy_bits(ACTIVE)) == (40, 100)
 
 
 @given(st.integers(3, 200), st.integers(0, 250))
@@ -334,13 +373,13 @@ def test_a_bound_beyond_the_population_counts_everybody_else() -> None:
 
 
 def test_dropouts_that_may_cut_a_sparse_graph_apart_are_refused_where_the_server_is_relied_upon() -> None:
-    offer: dict[str, int] = {"population": 1000, "degree": 34, "corrupted": 50}
+    offer: dict[str, int] = {"population": 1000, "degree": 34, "corrupted": 50, "privacy_bits": 40}
     assert least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=50) == 18
     with pytest.raises(InvalidParameters, match="300 dropped"):
         least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=300)
     with pytest.raises(InvalidParameters, match="1000 dropped"):
         least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=10**5000)
-    assert least_threshold(SPARSE, ACTIVE, population=1000, degree=104, corrupted=50, dropped=900) == 80
+    assert least_threshold(SPARSE, ACTIVE, population=1000, degree=88, corrupted=50, dropped=900) == 66
 
 
 @given(st.integers(4, 80), st.data())
@@ -380,13 +419,13 @@ def test_a_found_committee_is_admitted_and_one_signature_fewer_is_not(assumed: A
 
 
 def test_a_committee_that_the_corrupted_may_fill_is_refused() -> None:
-    require_committee(10**4, 500, 52, 36)
+    require_committee(10**4, 500, 78, 59)
     with pytest.raises(InvalidParameters, match="insist on a larger committee"):
         require_committee(10**4, 500, 9, 9)
-    with pytest.raises(InvalidParameters, match="it takes 36"):
-        require_committee(10**4, 500, 52, 35)
+    with pytest.raises(InvalidParameters, match="it takes 59"):
+        require_committee(10**4, 500, 78, 58)
     with pytest.raises(InvalidParameters, match="500 corrupted of 600"):
-        require_committee(600, 500, 52, 36)
+        require_committee(600, 500, 78, 59)
     with pytest.raises(InvalidParameters, match="50 corrupted of 50"):
         require_committee(50, 10**9, 50, 50)
 
@@ -427,6 +466,29 @@ def test_the_bound_on_corrupted_neighbours_is_exact(population: int, data: st.Da
     assert corrupted_neighbours(population, corrupted, degree, bits) == exact_corrupted(
         population, corrupted, degree, bits
     )
+
+
+@given(st.integers(3, 300), st.data())
+def test_the_bound_on_two_half_windows_is_exact(population: int, data: st.DataObject) -> None:
+    degree = 2 * data.draw(st.integers(1, (population - 1) // 2))
+    corrupted, bits = data.draw(st.integers(0, population)), data.draw(st.integers(1, 200))
+    assert corrupted_in_window(population, corrupted, degree, bits) == exact_window(population, corrupted, degree, bits)
+
+
+@pytest.mark.parametrize(("population", "degree"), [(9, 4), (11, 4), (11, 6)])
+def test_no_more_sets_of_corrupted_clients_break_the_premise_than_the_union_bound_says(
+    population: int, degree: int
+) -> None:
+    width, pairs = degree // 2, population * (population - degree + 1) // 2
+    runs = [frozenset((first + step) % population for step in range(width)) for first in range(population)]
+    disjoint = [(one, other) for one, other in combinations(runs, 2) if not one & other]
+    assert len(disjoint) == pairs
+    for corrupted in range(1, population):
+        chosen = [frozenset(places) for places in combinations(range(population), corrupted)]
+        for bound in range(width):
+            broken = sum(any(min(len(one & bad), len(other & bad)) > bound for one, other in disjoint) for bad in chosen)
+            tail = exact_tail(bound + 1, population, corrupted, width)
+            assert Fraction(broken, len(chosen)) <= pairs * tail**2
 
 
 @given(st.integers(3, 3000), st.data())
