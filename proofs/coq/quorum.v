@@ -167,9 +167,13 @@ End Session.
 
 Section OneSum.
 Variables (client : finType) (corrupted committee : {set client}).
-Variables (threshold quorum minimum_cohort c : nat).
+Variables (threshold quorum minimum_cohort window : nat).
 Variables (signs : client -> {set client} * {set client} -> bool).
 Variables shows_self shows_root shows_edge masks_with : client -> client -> bool.
+
+(* What is revealed is one sum over all honest contributors of a certified pair.        *)
+Notation one_sum joins i := (exists p, [/\ certified corrupted committee quorum signs p,
+    minimum_cohort <= #|p.2| & forall j : honest corrupted, connect joins i j = (val j \in p.2)]).
 
 (* Full graph: a threshold above the number of corrupted clients is enough here.        *)
 Theorem full_graph_reveals_one_sum (neighbours := fun u v : client => u != v) :
@@ -179,56 +183,58 @@ Theorem full_graph_reveals_one_sum (neighbours := fun u v : client => u != v) :
   forall i : honest corrupted,
   is_open (joined neighbours threshold shows_root shows_edge masks_with)
           (covered corrupted neighbours threshold shows_self shows_root shows_edge masks_with) i ->
-  exists2 contributors : {set client}, minimum_cohort <= #|contributors|
-    & forall j : honest corrupted,
-      connect (joined neighbours threshold shows_root shows_edge masks_with) i j
-      = (val j \in contributors).
+  one_sum (joined neighbours threshold shows_root shows_edge masks_with) i.
 Proof.
 move=> duties beyond i open_i.
 have few v : v \notin corrupted -> #|[set h in corrupted | neighbours v h]| <= #|corrupted|.
   by move=> _; apply: subset_leq_card; apply/subsetP => h; rewrite inE => /andP[].
-have [p [_ cohort inside closed _]] := open_component duties few beyond open_i.
-exists p.2 => // j; apply/idP/idP => [|j_in]; first exact: inside.
+have [p [cert cohort inside closed _]] := open_component duties few beyond open_i.
+exists p; split=> // j; apply/idP/idP => [|j_in]; first exact: inside.
 have [<-|differ] := eqVneq i j; first exact: connect0.
 by apply: closed (connect0 _ i) j_in _; rewrite /neighbours (inj_eq val_inj).
 Qed.
 
-(* Sparse graph: t >= k/2 + c + 1.                                                       *)
+(* Sparse graph: t >= k/2 + window + 1, where of a half-window after an honest client and a    *)
+(* disjoint one before an honest client, one has at most window corrupted clients. Honest      *)
+(* includes those who dropped out. That a drawn graph has the property, but for a small   *)
+(* probability, is for thresholds.py.                                                     *)
 Theorem sparse_graph_reveals_one_sum (last degree : nat) (place : client -> 'I_last.+1)
     (neighbours := split.neighbours degree place) :
-  injective place ->
+  injective place -> degree./2.*2 <= last ->
   obligations corrupted committee neighbours quorum minimum_cohort
     signs shows_self shows_root shows_edge masks_with ->
-  (forall v, v \notin corrupted -> #|[set h in corrupted | neighbours v h]| <= c) ->
-  degree./2 + c + 1 <= threshold ->
+  (forall u v, u \notin corrupted -> v \notin corrupted ->
+     [disjoint split.ahead degree place u & split.behind degree place v] ->
+     #|corrupted :&: split.ahead degree place u| <= window
+     \/ #|corrupted :&: split.behind degree place v| <= window) ->
+  degree./2 + window + 1 <= threshold ->
   forall i : honest corrupted,
   is_open (joined neighbours threshold shows_root shows_edge masks_with)
           (covered corrupted neighbours threshold shows_self shows_root shows_edge masks_with) i ->
-  exists2 contributors : {set client}, minimum_cohort <= #|contributors|
-    & forall j : honest corrupted,
-      connect (joined neighbours threshold shows_root shows_edge masks_with) i j
-      = (val j \in contributors).
+  one_sum (joined neighbours threshold shows_root shows_edge masks_with) i.
 Proof.
-move=> place_inj duties few large i open_i.
-have beyond : c < threshold by apply: leq_trans large; rewrite addn1 ltnS leq_addl.
-have [p [_ cohort inside closed supported]] := open_component duties few beyond open_i.
-exists p.2 => // j; set joins := joined _ _ _ _ _.
+move=> place_inj room duties windows large i open_i.
+have few v : v \notin corrupted -> #|[set w in corrupted | neighbours v w]| <= degree./2 + window.
+  by move=> nc; apply: (split.total_two_windows place_inj room) => disjoint; apply: windows.
+have beyond : degree./2 + window < threshold by rewrite -addn1.
+have [p [cert cohort inside closed supported]] := open_component duties few beyond open_i.
+exists p; split=> // j; set joins := joined _ _ _ _ _.
 pose part := [set val k | k in connect joins i].
 have partP (k : honest corrupted) : (val k \in part) = connect joins i k.
   by rewrite (mem_imset _ _ val_inj).
 have inside_part : part \subset p.2 :\: corrupted.
   by apply/subsetP => u /imsetP[k ik ->]; rewrite inE (valP k) inside.
-have few_part u : u \in part -> #|[set h in corrupted | neighbours u h]| <= c.
-  by case/imsetP => k _ ->; apply: few (valP k).
+have honest_part u : u \in part -> u \notin corrupted by case/imsetP => k _ ->; apply: (valP k).
 have closed_part u v : u \in part -> v \in p.2 :\: corrupted -> neighbours u v -> v \in part.
   case/imsetP => k ik ->; rewrite inE => /andP[nc v_in] near.
   by have := closed k (Sub v nc) ik; rewrite SubK -partP SubK; apply.
 have supported_part u : u \in part ->
-    threshold <= #|[set h in (p.2 :\: corrupted) :|: corrupted | neighbours u h]|.
+    threshold <= #|[set w in (p.2 :\: corrupted) :|: corrupted | neighbours u w]|.
   case/imsetP => k ik ->; apply: leq_trans (supported k ik) _; apply: subset_leq_card.
-  by apply/subsetP => h; rewrite !inE; case: (h \in corrupted); rewrite ?orbT ?orbF.
-rewrite -partP; case: (split_proof place_inj large inside_part few_part closed_part supported_part).
-  by move=> ->; rewrite inE (valP j).
+  by apply/subsetP => w; rewrite !inE; case: (w \in corrupted); rewrite ?orbT ?orbF.
+rewrite -partP; case: (split_proof place_inj large inside_part _ closed_part supported_part) => [u u'||].
+- by move=> /honest_part nc /honest_part nc'; apply: windows.
+- by move=> ->; rewrite inE (valP j).
 by move=> nobody; have := connect0 joins i; rewrite -partP nobody inE.
 Qed.
 
@@ -248,28 +254,54 @@ Qed.
 End OneSum.
 
 (* The premises do not contradict each other, and the conclusions are not about nothing:  *)
-(* in a run without dropouts or corruption all obligations hold and every sum is open.    *)
-Section HonestRun.
-Variables (client : finType) (threshold : nat).
-Notation neighbours := (fun u v : client => u != v).
-Notation everybody := [set: client].
+(* on any graph, in runs with dropouts and corrupted clients, all obligations hold and    *)
+(* every contributor's sum is open. A contributed; the corrupted sign and show all they can.  *)
+Section Witness.
+Variables (client : finType) (corrupted A : {set client}) (neighbours : rel client).
+Variables (threshold quorum minimum_cohort : nat).
+Hypotheses (sym : symmetric neighbours).
+Hypothesis quorum_high : #|client| + #|corrupted| < 2 * quorum.
+Hypothesis quorum_met : quorum <= #|A :|: corrupted|.
+Hypothesis cohort : minimum_cohort <= #|A|.
+Hypothesis holders : forall v, v \notin corrupted ->
+  threshold <= #|[set h in A :|: corrupted | neighbours v h]|.
 
-Theorem honest_runs_meet_the_obligations : 0 < #|client| -> threshold < #|client| ->
-  obligations set0 everybody neighbours #|client| #|client|
-    (fun _ p => p == (everybody, everybody)) neighbours (fun _ _ => false) (fun _ _ => false) neighbours
-  /\ forall i : honest set0,
-     is_open (joined neighbours threshold (fun _ _ => false) (fun _ _ => false) neighbours)
-       (covered set0 neighbours threshold neighbours (fun _ _ => false) (fun _ _ => false) neighbours) i.
+Definition signs (m : client) (p : {set client} * {set client}) := (m \in A) && (p == (setT, A)).
+Definition shows_self h v := [&& neighbours v h, h \in A & v \in A].
+Definition shows_root h v := [&& neighbours v h, h \in A & v \notin A].
+Definition no_edge (_ _ : client) := false.
+
+Lemma certified_run : certified corrupted setT quorum signs (setT, A).
 Proof.
-move=> some_client low; split.
-  split=> // [m p p' _ /eqP -> /eqP -> //|h v _ differ|].
-    exists (everybody, everybody); split; rewrite ?inE //; split; rewrite ?inE ?cardsT //.
-    by rewrite /certified -cardsT; apply: subset_leq_card; apply/subsetP => m; rewrite !inE eqxx orbT.
-  by rewrite setI0 cards0 addn0 cardsT; lia.
-move=> i; apply/forallP => j; apply/implyP; rewrite inE => /orP[|/existsP[k /and3P[_]]].
-  rewrite /known => /negP[]; apply: leq_trans (_ : #|[set~ val j]| <= _).
-    by rewrite cardsC1 -ltnS prednK.
-  by apply: subset_leq_card; apply/subsetP => h; rewrite !inE /= eq_sym => ->.
-by rewrite eq_sym => ->.
+apply: leq_trans quorum_met _; apply: subset_leq_card; apply/subsetP => h.
+by rewrite !inE /signs eqxx andbT orbC.
 Qed.
-End HonestRun.
+
+Theorem runs_meet_the_obligations :
+  obligations corrupted setT neighbours quorum minimum_cohort signs shows_self shows_root no_edge neighbours
+  /\ forall i : honest corrupted, val i \in A ->
+     is_open (joined neighbours threshold shows_root no_edge neighbours)
+       (covered corrupted neighbours threshold shows_self shows_root no_edge neighbours) i.
+Proof.
+split.
+  split=> //.
+  - by move=> m p p' _ /andP[_ /eqP ->] /andP[_ /eqP ->].
+  - move=> h v _ /and3P[_ hA vA]; exists (setT, A); split=> //; split=> //; [exact: certified_run|exact: subsetT].
+  - move=> h v _ /and3P[_ hA vA]; exists (setT, A) => //; split=> //; [exact: certified_run|exact: subsetT].
+  - by rewrite cardsT setTI.
+have self v : v \notin corrupted -> v \in A -> known corrupted neighbours threshold shows_self v.
+  move=> nc vA; apply: leq_trans (holders nc) _; apply: subset_leq_card; apply/subsetP => h.
+  by rewrite !inE /shows_self vA andbT => /andP[hh ->]; rewrite /= orbC.
+have root v : v \notin corrupted -> v \notin A -> known corrupted neighbours threshold shows_root v.
+  move=> nc vA; apply: leq_trans (holders nc) _; apply: subset_leq_card; apply/subsetP => h.
+  by rewrite !inE /shows_root vA andbT => /andP[hh ->]; rewrite /= orbC.
+move=> i iA.
+have inA (j : honest corrupted) : connect (joined neighbours threshold shows_root no_edge neighbours) i j -> val j \in A.
+  case/connectP => p path_p ->; elim: p i iA path_p {j} => [|k p IH] i iA //= /andP[].
+  case/andP => /and5P[_ _ nk _ _] _ path_p; apply: (IH k) path_p => //.
+  by apply: contraR nk => kA; apply: root; rewrite ?(valP k).
+apply/forallP => d; apply/implyP; rewrite inE => /orP[unknown|/existsP[k /and3P[_ dk]]]; last first.
+  by rewrite sym dk.
+by apply: contra unknown => /inA dA; apply: self; rewrite ?(valP d).
+Qed.
+End Witness.

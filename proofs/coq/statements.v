@@ -1,10 +1,11 @@
 (* Every theorem in full, on one page. A theory whose theorem says less than its     *)
 (* statement here does not compile. Short definitions are written out; the others     *)
 (* are uploads, noise, is_open, component_sum (masks.v), lift, element (ring.v),       *)
-(* generate, evaluate (dpf.v), neighbours (split.v), obligations, known, joined,       *)
-(* covered (quorum.v), and those are what there is to read beside this page.           *)
+(* generate, evaluate (dpf.v), neighbours, ahead, behind (split.v), obligations, known, *)
+(* joined, covered (quorum.v), transcript (transcripts.v), and those are what there is  *)
+(* to read beside this page.                                                           *)
 From mathcomp Require Import all_ssreflect all_algebra.
-Require masks shamir ring dpf one_hot split quorum.
+Require masks shamir ring dpf one_hot split quorum transcripts one_sum.
 Set Implicit Arguments. Unset Strict Implicit. Unset Printing Implicit Defensive.
 Import GRing.Theory Num.Theory.
 Local Open Scope ring_scope.
@@ -234,21 +235,34 @@ Theorem split_proof : forall (client : finType) (last degree : nat) (place : cli
   injective place ->
   let after (u v : client) : nat := (place v - place u)%R in
   let neighbours u v := (0 < after u v <= degree./2) || (0 < after v u <= degree./2) in
-  forall (contributing corrupted S : {set client}) (threshold c : nat),
-  degree./2 + c + 1 <= threshold ->
+  let ahead u := [set v | 0 < after u v <= degree./2] in
+  let behind u := [set v | 0 < after v u <= degree./2] in
+  forall (contributing corrupted S : {set client}) (threshold h : nat),
+  degree./2 + h + 1 <= threshold ->
   S \subset contributing ->
-  (forall u, u \in S -> #|[set v in corrupted | neighbours u v]| <= c) ->
+  (forall u v, u \in S -> v \in S -> [disjoint ahead u & behind v] ->
+     #|corrupted :&: ahead u| <= h \/ #|corrupted :&: behind v| <= h) ->
   (forall u v, u \in S -> v \in contributing -> neighbours u v -> v \in S) ->
   (forall u, u \in S -> threshold <= #|[set v in contributing :|: corrupted | neighbours u v]|) ->
   S = contributing \/ S = set0.
 Proof.
-move=> client last degree place inj after neighbours contributing corrupted S threshold c.
+move=> client last degree place inj after neighbours ahead behind contributing corrupted S threshold h.
 exact: split.split_proof.
 Qed.
 
+Theorem two_answers_share_an_honest_holder : forall (client : finType) (last degree : nat)
+    (place : client -> 'I_last.+1), injective place ->
+  let neighbours := split.neighbours degree place in
+  forall (corrupted A B : {set client}) (threshold c : nat) (v : client),
+  degree + c < 2 * threshold ->
+  #|[set w in corrupted | neighbours v w]| <= c ->
+  (forall w, w \in A :|: B -> neighbours v w) -> threshold <= #|A| -> threshold <= #|B| ->
+  exists2 w, w \in A :&: B & w \notin corrupted.
+Proof. move=> client last degree place inj neighbours; exact: split.two_answers_share_an_honest_holder. Qed.
+
 Section Session.
 Variables (client : finType) (corrupted committee : {set client}).
-Variables (threshold quorum minimum_cohort c : nat).
+Variables (threshold quorum minimum_cohort c window : nat).
 Variable signs : client -> {set client} * {set client} -> bool.
 Variables shows_self shows_root shows_edge masks_with : client -> client -> bool.
 Notation obliged neighbours := (quorum.obligations corrupted committee neighbours quorum minimum_cohort
@@ -257,11 +271,13 @@ Notation joined neighbours :=
   (@quorum.joined client corrupted neighbours threshold shows_root shows_edge masks_with).
 Notation is_open neighbours i := (forall d, d \in quorum.covered corrupted neighbours threshold
     shows_self shows_root shows_edge masks_with -> ~~ connect (joined neighbours) i d).
+Notation certified p := (quorum <= #|[set m in committee | (m \in corrupted) || signs m p]|).
+Notation one_sum neighbours i := (exists p, [/\ certified p, minimum_cohort <= #|p.2|
+  & forall j, connect (joined neighbours) i j = (val j \in p.2)]).
 
 Theorem certificate_unique : forall neighbours : rel client, obliged neighbours ->
   forall p p' : {set client} * {set client},
-  quorum <= #|[set m in committee | (m \in corrupted) || signs m p]| ->
-  quorum <= #|[set m in committee | (m \in corrupted) || signs m p']| -> p = p'.
+  certified p -> certified p' -> p = p'.
 Proof. by move=> neighbours duties p p'; apply: quorum.certificate_unique duties p p'. Qed.
 
 Theorem never_both : forall neighbours : rel client, obliged neighbours ->
@@ -277,8 +293,7 @@ Qed.
 
 Theorem full_graph_reveals_one_sum : obliged (fun u v => u != v) -> #|corrupted| < threshold ->
   forall i : {v : client | v \notin corrupted}, is_open (fun u v => u != v) i ->
-  exists2 contributors : {set client}, minimum_cohort <= #|contributors|
-    & forall j, connect (joined (fun u v => u != v)) i j = (val j \in contributors).
+  one_sum (fun u v => u != v) i.
 Proof.
 move=> duties beyond i open_i; apply: (quorum.full_graph_reveals_one_sum duties beyond).
 by apply/forallP => d; apply/implyP => /open_i.
@@ -286,15 +301,16 @@ Qed.
 
 Theorem sparse_graph_reveals_one_sum : forall (last degree : nat) (place : client -> 'I_last.+1),
   let neighbours := split.neighbours degree place in
-  injective place -> obliged neighbours ->
-  (forall v, v \notin corrupted -> #|[set h in corrupted | neighbours v h]| <= c) ->
-  degree./2 + c + 1 <= threshold ->
-  forall i : {v : client | v \notin corrupted}, is_open neighbours i ->
-  exists2 contributors : {set client}, minimum_cohort <= #|contributors|
-    & forall j, connect (joined neighbours) i j = (val j \in contributors).
+  let ahead := split.ahead degree place in
+  let behind := split.behind degree place in
+  injective place -> degree./2.*2 <= last -> obliged neighbours ->
+  (forall u v, u \notin corrupted -> v \notin corrupted -> [disjoint ahead u & behind v] ->
+     #|corrupted :&: ahead u| <= window \/ #|corrupted :&: behind v| <= window) ->
+  degree./2 + window + 1 <= threshold ->
+  forall i : {v : client | v \notin corrupted}, is_open neighbours i -> one_sum neighbours i.
 Proof.
-move=> last degree place neighbours inj duties few large i open_i.
-apply: (quorum.sparse_graph_reveals_one_sum inj duties few large).
+move=> last degree place neighbours ahead behind inj room duties windows large i open_i.
+apply: (quorum.sparse_graph_reveals_one_sum inj room duties windows large).
 by apply/forallP => d; apply/implyP => /open_i.
 Qed.
 
@@ -304,15 +320,67 @@ Theorem one_sum_is_large : forall (linked : rel {v : client | v \notin corrupted
   (forall j, connect linked i j = (val j \in contributors)) ->
   minimum_cohort - #|corrupted| <= #|[set j | connect linked i j]|.
 Proof. exact: quorum.one_sum_is_large. Qed.
+
+Theorem one_open_component : forall neighbours : rel client, obliged neighbours ->
+  (forall i : {v : client | v \notin corrupted}, is_open neighbours i -> one_sum neighbours i) ->
+  forall i i', is_open neighbours i -> is_open neighbours i' -> connect (joined neighbours) i i'.
+Proof.
+move=> neighbours duties sums i i' open_i open_i'.
+apply: (one_sum.one_open_component duties) => [j open_j||]; last 2 first.
+- by apply/forallP => d; apply/implyP => /open_i.
+- by apply/forallP => d; apply/implyP => /open_i'.
+by apply: sums => d d_in; move/forallP/(_ d)/implyP: open_j; apply.
+Qed.
+
+Theorem sum_only : forall (G : finZmodType) (neighbours : rel client),
+  symmetric neighbours -> irreflexive neighbours -> obliged neighbours ->
+  (forall i : {v : client | v \notin corrupted}, is_open neighbours i -> one_sum neighbours i) ->
+  forall id : {v : client | v \notin corrupted} -> nat, injective id ->
+  let added (i j : {v : client | v \notin corrupted}) :=
+    [&& neighbours (val i) (val j), masks_with (val i) (val j) & masks_with (val j) (val i)] in
+  let alone := quorum.covered corrupted neighbours threshold shows_self shows_root shows_edge masks_with in
+  forall (x x' : {v : client | v \notin corrupted} -> G) (y : {ffun _ -> G}) (r : masks.coins _ G),
+  (forall p : {set client} * {set client}, certified p -> minimum_cohort <= #|p.2| ->
+     (\sum_(j : {v : client | v \notin corrupted} | val j \in p.2) x j
+      = \sum_(j : {v : client | v \notin corrupted} | val j \in p.2) x' j)%R) ->
+  #|[set s | transcripts.transcript id added (joined neighbours) setT alone x y r s]|
+  = #|[set s | transcripts.transcript id added (joined neighbours) setT alone x' y r s]|.
+Proof.
+move=> G neighbours sym irr duties sums id inj added alone x x' y r same.
+apply: (one_sum.sum_only sym irr _ inj) same => j open_j.
+by apply: sums => d d_in; move/forallP/(_ d)/implyP: open_j; apply.
+Qed.
 End Session.
 
-Theorem honest_runs_meet_the_obligations : forall (client : finType) (threshold : nat),
-  0 < #|client| -> threshold < #|client| ->
-  let differ := fun u v : client => u != v in
-  quorum.obligations set0 [set: client] differ #|client| #|client|
-    (fun _ p => p == ([set: client], [set: client])) differ
-    (fun _ _ => false) (fun _ _ => false) differ
-  /\ forall i : quorum.honest set0,
-     masks.is_open (quorum.joined differ threshold (fun _ _ => false) (fun _ _ => false) differ)
-       (quorum.covered set0 differ threshold differ (fun _ _ => false) (fun _ _ => false) differ) i.
-Proof. exact: quorum.honest_runs_meet_the_obligations. Qed.
+Theorem transcripts_hide : forall (client : finType) (G : finZmodType) (id : client -> nat)
+    (joined0 joined : rel client) (covered0 covered : {set client}),
+  symmetric joined0 -> irreflexive joined0 -> symmetric joined -> subrel joined joined0 ->
+  covered \subset covered0 -> injective id ->
+  let revealed (p : client * client) :=
+    ((p.1 == p.2) && (p.1 \in covered0) && (p.1 \notin covered)) || (joined0 p.1 p.2 && ~~ joined p.1 p.2) in
+  let transcript (x : client -> G) y (r s : masks.coins client G) :=
+    (masks.uploads joined0 covered0 id x s == y) && [forall p, revealed p ==> (s p == r p)] in
+  forall (x x' : client -> G) (y : {ffun client -> G}) (r : masks.coins client G),
+  (forall i, (forall d, d \in covered -> ~~ connect joined i d) ->
+    (\sum_(j | connect joined i j) x j = \sum_(j | connect joined i j) x' j)%R) ->
+  #|[set s | transcript x y r s]| = #|[set s | transcript x' y r s]|.
+Proof.
+move=> client G id joined0 joined covered0 covered sym0 irr0 sym sub csub inj revealed transcript x x' y r same.
+apply: (transcripts.transcripts_hide irr0 sym sub csub inj) => i open_i.
+by apply: same => d d_in; move/forallP/(_ d)/implyP: open_i; apply.
+Qed.
+
+Theorem runs_meet_the_obligations : forall (client : finType) (corrupted A : {set client})
+    (neighbours : rel client) (threshold quorum minimum_cohort : nat),
+  symmetric neighbours ->
+  #|client| + #|corrupted| < 2 * quorum -> quorum <= #|A :|: corrupted| -> minimum_cohort <= #|A| ->
+  (forall v, v \notin corrupted -> threshold <= #|[set h in A :|: corrupted | neighbours v h]|) ->
+  let signs (m : client) (p : {set client} * {set client}) := (m \in A) && (p == (setT, A)) in
+  let shows_self h v := [&& neighbours v h, h \in A & v \in A] in
+  let shows_root h v := [&& neighbours v h, h \in A & v \notin A] in
+  let no_edge (_ _ : client) := false in
+  quorum.obligations corrupted setT neighbours quorum minimum_cohort signs shows_self shows_root no_edge neighbours
+  /\ forall i : quorum.honest corrupted, val i \in A ->
+     masks.is_open (quorum.joined neighbours threshold shows_root no_edge neighbours)
+       (quorum.covered corrupted neighbours threshold shows_self shows_root no_edge neighbours) i.
+Proof. move=> *; exact: quorum.runs_meet_the_obligations. Qed.

@@ -55,6 +55,12 @@ class KeyAdvertisement:
     credential: Credential | None
 
     @property
+    def public_keys(self) -> tuple[bytes, ...]:
+        """Every key that it names; each is one client's alone."""
+        keys = self.channel_key, self.mask_key
+        return keys if self.credential is None else (*keys, self.credential.identity_key)
+
+    @property
     def entry(self) -> bytes:
         """What the roster holds of it; the commitment serves the server alone unless it is signed."""
         keys = self.channel_key + self.mask_key
@@ -93,6 +99,12 @@ class VerifiedAdvertiser:
     keys: PublishedKeys
     identity: VerifiedIdentity | None
     self_mask_commitment: bytes = field(repr=False)
+
+    @property
+    def public_keys(self) -> tuple[bytes, ...]:
+        """Every key that it named; each is one client's alone."""
+        keys = self.keys.channel.encoded, self.keys.mask.encoded
+        return keys if self.identity is None else (*keys, self.identity.public_key)
 
 
 def sign_advertisement(unsigned: KeyAdvertisement, member: Member) -> KeyAdvertisement:

@@ -9,6 +9,7 @@ from typing import Final, cast
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
+
 from .thresholds import CURIOUS_PRIVACY_BITS, least_privacy_bits
 
 USUAL_LENGTH: Final = 1 << 28

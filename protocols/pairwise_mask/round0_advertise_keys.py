@@ -35,7 +35,7 @@ from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_openin
 from .member import Member
 from .merkle import NODE_BYTES, MerkleTree, recover_root
 from .roster import Roster, encode_clients, entry_digest, roster_of
-from .suites import MaskKeys, OwnKeys, PublishedKeys, key_suite
+from .suites import MaskKeys, OwnKeys, key_suite
 
 ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20
@@ -195,7 +195,11 @@ def accept_advertised_keys(member: Member, state: Advertised, message: Advertise
         neighbour: verify_entry(entry, roster.clients[neighbour], configuration, member.authority)
         for neighbour, entry in zip(neighbours, message.entries, strict=True)
     }
-    _require_distinct_keys(state.keys.published, advertisers.values())
+    own = state.keys.published
+    own_keys = [own.channel.encoded, own.mask.encoded]
+    if member.certificate is not None:
+        own_keys.append(member.certificate.public_key)
+    _require_distinct_keys(own.client, own_keys, advertisers.values())
     return VerifiedKeySet(roster, position, neighbours, advertisers)
 
 
@@ -220,7 +224,7 @@ def check_advertisement(
         )
     authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
     advertiser = verify_advertisement(message, configuration, authority, relay=())
-    for key in (message.channel_key, message.mask_key):
+    for key in message.public_keys:
         if other := owners.get(key):
             raise PeerMisbehaved(
                 f"{message.client} and {other} advertise one and the same key",
@@ -296,16 +300,18 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
     return roster
 
 
-def _require_distinct_keys(own: PublishedKeys, neighbours: Iterable[VerifiedAdvertiser]) -> None:
-    owner: dict[bytes, ClientId] = {own.channel.encoded: own.client, own.mask.encoded: own.client}
+def _require_distinct_keys(
+    client: ClientId, own_keys: Iterable[bytes], neighbours: Iterable[VerifiedAdvertiser]
+) -> None:
+    owner = dict.fromkeys(own_keys, client)
     for neighbour in neighbours:
-        for key in (neighbour.keys.channel, neighbour.keys.mask):
-            other = owner.setdefault(key.encoded, neighbour.keys.client)
+        for key in neighbour.public_keys:
+            other = owner.setdefault(key, neighbour.keys.client)
             if other != neighbour.keys.client:
                 raise PeerMisbehaved(
                     f"one key stands for {other} and for {neighbour.keys.client}",
                     reason=Reason.PUBLIC_KEY_REUSED,
-                    culprits=[p for p in (other, neighbour.keys.client, ServerId()) if p != own.client],
+                    culprits=[p for p in (other, neighbour.keys.client, ServerId()) if p != client],
                 )
 
 

@@ -368,7 +368,7 @@ class Server(Confined):
                 culprits={sender},
             )
         self._verified[sender] = check_advertisement(self.configuration, self._owners, advertisement)
-        self._owners |= {advertisement.channel_key: sender, advertisement.mask_key: sender}
+        self._owners |= dict.fromkeys(advertisement.public_keys, sender)
 
     def _accept_upload(self, sender: ClientId, message: bytes) -> None:
         position = self._position_of(sender)

@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
-from secagg.protocols.pairwise_mask.thresholds import CURIOUS_PRIVACY_BITS
 from secagg.protocols.pairwise_mask import Topology
+from secagg.protocols.pairwise_mask.thresholds import CURIOUS_PRIVACY_BITS
 
 PREFIX: Final = "secagg-"
 PAIRWISE: Final = "pairwise"

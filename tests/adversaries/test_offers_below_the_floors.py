@@ -202,6 +202,18 @@ def test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the
     refused(session, victim, message, PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})
 
 
+def test_a_threshold_for_a_graph_that_is_drawn_once_ends_a_session_in_active_mode(refused: Refused) -> None:
+    # At 40 bits 31 would do for 30 corrupted of 100 clients. This server may try many rosters.
+    session = InsecurePairwiseSession(SessionSetup(population=100, topology=Topology.SPARSE))
+    victim = session.client_ids[4]
+    floors = replace(session.floors, assumed_corrupted=30, privacy_bits=40)
+    session.clients[victim] = session.enrol(victim, floors=floors)
+    careless(session, replace(session.server.configuration, degree=32, threshold=31, quorum=66))
+    message = roster_for(session).message_to(4).encode()
+    error = refused(session, victim, message, PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})
+    assert "must lie in 32..32" in str(error)
+
+
 @pytest.mark.parametrize(
     "weakness", [{"quorum": 4}, {"committee_size": 3, "quorum": 2}], ids=["quorum too small", "committee too small"]
 )

@@ -9,6 +9,8 @@
 | invented clients | the authority's certificates (active) |
 | certificates and signatures altered, of another authority, or of another attempt | the same |
 | two clients shown different lists, or offered different models | the context, in every key and signature |
+| one certified identity under two names | an identity key is one client's alone: server and neighbours check |
+| one roster after another, for a graph that the server likes | `privacy_bits` pays for the tries: 100 in active mode |
 | a key of low order, in a second encoding, or used twice | checked by the server and by every neighbour |
 
 ``semi_honest`` mode claims nothing against a server that puts keys of its own in the roster; a test says so.
@@ -38,6 +40,7 @@ from secagg.protocols.pairwise_mask.merkle import MerkleTree
 from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, PublishedRoster
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.thresholds import corrupted_in_window
 from secagg.session.certificates import Certificate, issue_certificate
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, insecure_signing_key
@@ -334,6 +337,63 @@ def test_a_bad_key_that_the_server_lets_pass_is_stopped_by_every_neighbour(
         culprits = {attacker} if active else {attacker, ServerId()}
     refused(session, victim, message, kind, reason, culprits)
     goes_on(session, without=[victim])
+
+
+def under_one_identity(
+    session: InsecurePairwiseSession, client: ClientId, other: ClientId, keys: KeyAdvertisement
+) -> KeyAdvertisement:
+    """Return an advertisement in a client's name that is certified and signed with another's identity key."""
+    shared = session.signing_keys[other]
+    certificate = issue_certificate(session.authority_key, client, shared.public_key)
+    return sign_advertisement(keys, replace(session.member(client), signing_key=shared, certificate=certificate))
+
+
+@pytest.mark.parametrize("twin", ["another neighbour's", "the client's own"])
+def test_one_identity_under_two_names_is_stopped_by_every_neighbour(
+    twin: str, refused: Refused, goes_on: GoesOn
+) -> None:
+    # The authority was careless: with it, one client would count as several among those who may be corrupted.
+    session = at_rosters()
+    victim, attacker = session.client_ids[0], session.client_ids[5]
+    other = victim if twin == "the client's own" else session.client_ids[4]
+    entries = advertised(session)
+    entries[attacker] = under_one_identity(session, attacker, other, entries[attacker])
+    session.take(victim)
+    message = shown(session, victim, entries)
+    culprits = {other, attacker, ServerId()} - {victim}
+    refused(session, victim, message, PeerMisbehaved, Reason.PUBLIC_KEY_REUSED, culprits)
+    goes_on(session, without=[victim])
+
+
+def test_one_identity_under_two_names_is_stopped_by_the_server() -> None:
+    session = InsecurePairwiseSession()
+    session.reach(ServerState.AWAITING_KEY_ADVERTISEMENTS)
+    *_, other, attacker = session.client_ids
+    session.take(attacker)
+    session.deliver(session.pending)
+    (message,) = session.clients[attacker].receive(session.server.offer)
+    keys = KeyAdvertisement.decode(message, session.server.configuration)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(attacker, under_one_identity(session, attacker, other, keys).encode())
+    assert (caught.value.reason, caught.value.culprits) == (Reason.PUBLIC_KEY_REUSED, {other, attacker})
+
+
+def test_a_server_that_may_try_many_rosters_finds_a_graph_that_is_rare_in_one_try() -> None:
+    # A corrupted client that signs other keys changes the root, and with it the graph. Eight of 24 are corrupted.
+    session = at_rosters(population=24, topology=Topology.SPARSE)
+    configuration, opening = session.server.configuration, session.server.roster.opening
+    configuration = replace(configuration, degree=8, threshold=8)
+    listed, bad = encode_clients(session.client_ids), set(range(8))
+    once, many = corrupted_in_window(24, 8, 8, 5), corrupted_in_window(24, 8, 8, session.floors.privacy_bits)
+    worst = 0
+    for attempt in range(3000):
+        graph = roster_of(configuration, listed, attempt.to_bytes(32, "big"), opening).graph
+        after = [{v for v in graph.neighbours(u) if graph.sends_edge_seed(u, v)} for u in range(24)]
+        counts = sorted((len(window & bad) for window in after), reverse=True)
+        full = [window for window in after if len(window & bad) == counts[0]]
+        if any(not one & other for one in full for other in full):
+            worst = max(worst, counts[0])
+    assert once < worst <= many
 
 
 @pytest.mark.parametrize("mode", SecurityMode)

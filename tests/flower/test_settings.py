@@ -55,7 +55,7 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-minimum-cohort", 1, "secagg-minimum-cohort is 0 or at least 2"),
         ("secagg-corrupted", -1, "secagg-corrupted is not negative"),
         ("secagg-corrupted", True, "secagg-corrupted is an integer"),
-        ("secagg-privacy-bits", 39, "secagg-privacy-bits is at least 40"),
+        ("secagg-privacy-bits", 39, "secagg-privacy-bits is 0 or at least 40"),
         ("secagg-compression", "zip", "secagg-compression is fixed-point, scalar-2"),
         ("secagg-compression", "scalar-17", "secagg-compression"),
         ("secagg-compression", "scalar-1", "secagg-compression"),

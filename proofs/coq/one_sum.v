@@ -1,0 +1,56 @@
+(* Active mode with ideal masks, on either graph: there is one open component, and      *)
+(* whatever the server asks for after it has seen the uploads, every transcript is      *)
+(* explained equally often by any two inputs with equal sums over the honest            *)
+(* contributors of the certified set.                                                   *)
+From mathcomp Require Import all_ssreflect all_algebra.
+Require Import masks split quorum transcripts.
+Set Implicit Arguments. Unset Strict Implicit. Unset Printing Implicit Defensive.
+Import GRing.Theory.
+
+Section OneSum.
+Variables (client : finType) (G : finZmodType) (corrupted committee : {set client}).
+Variables (neighbours : rel client) (threshold quorum minimum_cohort : nat).
+Variables (signs : client -> {set client} * {set client} -> bool).
+Variables shows_self shows_root shows_edge masks_with : client -> client -> bool.
+Hypotheses (sym : symmetric neighbours) (irr : irreflexive neighbours).
+Hypothesis duties : obligations corrupted committee neighbours quorum minimum_cohort
+    signs shows_self shows_root shows_edge masks_with.
+Let H := honest corrupted.
+(* The masks that two honest clients both added, and those of them that are still unknown. *)
+Let added (i j : H) :=
+  [&& neighbours (val i) (val j), masks_with (val i) (val j) & masks_with (val j) (val i)].
+Let unknown := @joined client corrupted neighbours threshold shows_root shows_edge masks_with.
+Let alone := covered corrupted neighbours threshold shows_self shows_root shows_edge masks_with.
+Notation opened i := (is_open unknown alone i).
+
+(* As sparse_graph_reveals_one_sum and full_graph_reveals_one_sum conclude.                 *)
+Hypothesis revealed_sums : forall i, opened i ->
+  exists p, [/\ certified corrupted committee quorum signs p, (minimum_cohort <= #|p.2|)%N
+    & forall j, connect unknown i j = (val j \in p.2)].
+
+Theorem one_open_component (i i' : H) : opened i -> opened i' -> connect unknown i i'.
+Proof.
+move=> /revealed_sums[p [cert _ same]] /revealed_sums[p' [cert' _ same']].
+by rewrite same (certificate_unique duties cert cert') -same' connect0.
+Qed.
+
+Variable id : H -> nat.
+Hypothesis id_inj : injective id.
+
+Theorem sum_only (x x' : H -> G) (y : {ffun H -> G}) (r : masks.coins _ G) :
+  (forall p, certified corrupted committee quorum signs p -> (minimum_cohort <= #|p.2|)%N ->
+     \sum_(j : H | val j \in p.2) x j = \sum_(j : H | val j \in p.2) x' j)%R ->
+  #|[set s | transcript id added unknown [set: H] alone x y r s]|
+  = #|[set s | transcript id added unknown [set: H] alone x' y r s]|.
+Proof.
+move=> same; apply: transcripts_hide => //.
+- by move=> i; rewrite /added irr.
+- move=> i j; rewrite /unknown /joined /unknown_mask (sym (val i)).
+  by do !case: (known _ _ _ _ _) => //=; case: (neighbours _ _); case: (shows_edge (val i) (val j));
+     case: (shows_edge (val j) (val i)); case: (masks_with (val i) (val j)); case: (masks_with (val j) (val i)).
+- by move=> i j /and3P[/and5P[n _ _ _ _] a b]; rewrite /added n a b.
+- exact: subsetT.
+move=> i /revealed_sums[p [cert cohort comp]].
+by rewrite /masks.component_sum (eq_bigl _ _ comp) [RHS](eq_bigl _ _ comp); apply: same.
+Qed.
+End OneSum.
