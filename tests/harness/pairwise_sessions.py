@@ -234,7 +234,7 @@ class InsecurePairwiseSession:
             match altered.receiver:
                 case ServerId():
                     self._hand_to_server(altered)
-                case ClientId():
+                case _:
                     self._hand_to_client(altered)
 
     def _hand_to_server(self, delivery: Delivery) -> None:
