@@ -328,7 +328,7 @@ class Explorer:
         if signer in self.setup.corrupted:
             return self.world.sign(signer, statement), True
         if shown.kind(signer) != GENUINE:
-            return self.world.sign_as_impostor(statement), True
+            return self.world.sign_as_impostor(signer, statement), True
         made = pool.get(signer, {})
         if statement in made:
             return made[statement], True

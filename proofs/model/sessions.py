@@ -135,7 +135,7 @@ class World:
         self.authority = _signing_key(b"authority")
         self.rogue = _signing_key(b"rogue authority")
         self.keys = {client: _signing_key(b"client %d" % client) for client in setup.everyone}
-        self.impostor_key = _signing_key(b"impostor")
+        self.impostor_keys = {client: _signing_key(b"impostor %d" % client) for client in setup.everyone}
         self._ran = dict[tuple[Party, int, tuple[bytes, ...]], Answers]()
         self._published = dict[Shown, PublishedRoster]()
         self._dealt = dict[tuple[Shown, int], dict[int, bytes]]()
@@ -169,7 +169,7 @@ class World:
         """Return a client at the beginning of an attempt, with coins that are its own in this attempt."""
         number, kind = party
         active = self.setup.mode is SecurityMode.ACTIVE
-        signing_key = self.keys[number] if kind == GENUINE else self.impostor_key
+        signing_key = self.keys[number] if kind == GENUINE else self.impostor_keys[number]
         issuer = self.authority if kind == GENUINE else self.rogue
         return Client(
             client_id(number),
@@ -378,9 +378,9 @@ class World:
         """Sign anything: what the adversary does with a corrupted client's key."""
         return ideal.IdealSignatureKey(self.keys[signer].public_key).sign(statement)
 
-    def sign_as_impostor(self, statement: bytes) -> bytes:
-        """Sign anything with the key that stands beside the names of those whom the server has replaced."""
-        return ideal.IdealSignatureKey(self.impostor_key.public_key).sign(statement)
+    def sign_as_impostor(self, signer: int, statement: bytes) -> bytes:
+        """Sign anything with the key that stands beside the name of one whom the server has replaced."""
+        return ideal.IdealSignatureKey(self.impostor_keys[signer].public_key).sign(statement)
 
     # --- Private ----------------------------------------------------------------------------------------------------
 
