@@ -5,7 +5,7 @@ from __future__ import annotations
 from .client import Client
 from .configuration import SessionConfiguration
 from .graph import Topology
-from .member import ClientInput, SessionTerms
+from .member import ClientInput, LateInput, SessionTerms
 from .plan import SessionPlan, plan_session
 from .revealed_sets import Transcript, revealed_sets
 from .server import Outgoing, Server
@@ -15,6 +15,7 @@ __all__ = [
     "Client",
     "ClientInput",
     "ClientState",
+    "LateInput",
     "Outgoing",
     "Server",
     "ServerState",

@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from hmac import compare_digest
 from threading import RLock
 
 from secagg.crypto.entropy import Coins
-from secagg.crypto.secret import Confined
-from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage, blaming
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import (
+    InvalidParameters,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    UnexpectedMessage,
+    blaming,
+)
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.latch import Latch
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
+from .client_record import ClientRecord, Recording
 from .configuration import SessionConfiguration
 from .floors import ClientFloors
 from .member import ClientInput, Member, SessionTerms
+from .resumed_step import BEFORE_UPLOAD, step_of
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys
 from .round2_masked_input import Masked, mask_input
@@ -36,7 +48,8 @@ class Client(Confined):
     """A client of a session, without input or output of its own: bytes in, bytes out.
 
     Security: a client lives in one process and in one memory. It cannot be pickled, and it refuses to go on in a forked
-        process; a machine that is resumed from a snapshot must not go on with it either, which it cannot notice.
+        process; a machine that is resumed from a snapshot must not go on with it either, which it cannot notice. With
+        a latch it can be suspended, and resumed in another process, once.
     Claim PM-6: the model checker drives this class; it decides from its messages alone.
     """
 
@@ -53,6 +66,7 @@ class Client(Confined):
         certificate: Certificate | None = None,
         terms: SessionTerms | None = None,
         threads: int = 1,
+        latch: Latch | None = None,
     ) -> None:
         """Prepare to take part.
 
@@ -64,6 +78,7 @@ class Client(Confined):
             authority: who certifies identities; for active mode, with the client's own key and certificate.
             terms: what the session has to be about; an offer about something else is refused.
             threads: how many threads expand masks.
+            latch: where records of suspended sessions are numbered; a client without one cannot be suspended.
         """
         for name, value, kind in (
             ("client", client, ClientId),
@@ -71,17 +86,18 @@ class Client(Confined):
             ("floors", floors, ClientFloors),
             ("authority", authority or Authority, Authority if authority else type),
         ):
-            if type(value) is not kind:
+            if not isinstance(value, kind):
                 raise Misuse(f"{name} is a {kind.__name__}; got {type(value).__name__}")
         if certificate is not None and certificate.client != client:
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
         if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
+        self._recording = None if latch is None else Recording(latch, coins)
         self._member = Member(
             client=client,
             floors=floors,
             capacity=capacity,
-            coins=coins,
+            coins=coins if self._recording is None else self._recording.coins,
             authority=authority,
             signing_key=signing_key,
             certificate=certificate,
@@ -158,7 +174,17 @@ class Client(Confined):
             raise
         self._state = state
         self._answered[kind] = (digest, reply)
+        if self._recording is not None:
+            self._recording.note(kind, message)
+            if state is ClientState.COMPLETED:
+                self._recording.end()
         return list(reply)
+
+    def forget_upload(self) -> None:
+        """Keep the upload no more, which is as large as the model; asked for again, nothing is answered."""
+        with self._lock:
+            if before := self._answered.get(MessageKind.DELIVERED_SHARES):
+                self._answered[MessageKind.DELIVERED_SHARES] = (before[0], [])
 
     def abort(self) -> None:
         """Leave the session and overwrite every secret; the input stays spent if it was uploaded."""
@@ -211,6 +237,108 @@ class Client(Confined):
             self._step.wipe()
         self._step = None
         self._answered.clear()
+        if self._recording is not None:
+            self._recording.end()
+
+    # --- Between two messages -----------------------------------------------------------------------------------------
+
+    def suspend(self) -> Secret:
+        """Return the record that ``resume`` goes on from; this object answers no more.
+
+        Raises:
+            Misuse: the client has no latch, has not advertised its keys yet, or has nothing left to do.
+        """
+        with self._lock:
+            if self._recording is None:
+                raise Misuse("a client is suspended with a latch alone, which lets each record be resumed once")
+            if self._step is None:
+                raise Misuse(f"a client that is {self._state} holds nothing that it could go on with")
+            name, number = self._recording.number()
+            record = ClientRecord(
+                name=name,
+                number=number,
+                state=self._state,
+                client=self.client,
+                offer=self._recording.offer,
+                advertised_keys=self._recording.advertised_keys,
+                answered=self._answered,
+            )
+            match self._step:
+                case Advertised() | Shared():
+                    record.coins = self._recording.coins.drawn
+                    record.edges = self._step.edges if isinstance(self._step, Shared) else {}
+                case Masked() | Confirmed():
+                    masked = self._step.masked if isinstance(self._step, Confirmed) else self._step
+                    record.sharers = masked.sharers.encode()
+                    record.contributors = self._step.contributors.encode() if isinstance(self._step, Confirmed) else b""
+                    record.shares, record.edge_seeds = masked.shares, masked.edge_seeds
+            encoded = record.encode()
+            # The session goes on, so its number stays in the latch.
+            self._recording.coins.wipe()
+            self._recording = None
+            self._abort()
+            return encoded
+
+    @classmethod
+    def resume(  # noqa: PLR0913 -- what a client brings into a session
+        cls,
+        suspended: Secret,
+        client_input: ClientInput,
+        *,
+        latch: Latch,
+        floors: ClientFloors,
+        capacity: int,
+        coins: Coins,
+        authority: Authority | None = None,
+        signing_key: SigningKey | None = None,
+        certificate: Certificate | None = None,
+        terms: SessionTerms | None = None,
+        threads: int = 1,
+    ) -> Client:
+        """Go on from a record, in whichever process, and overwrite it.
+
+        Raises:
+            MalformedMessage: it is no record.
+            Misuse: it was resumed before, is not the newest, or its session is over.
+            InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
+        """
+        with suspended:
+            record = ClientRecord.decode(suspended)
+        try:
+            latch.claim(record.name, record.number)
+            client = cls(
+                record.client,
+                client_input,
+                floors=floors,
+                capacity=capacity,
+                coins=coins,
+                authority=authority,
+                signing_key=signing_key,
+                certificate=certificate,
+                terms=terms,
+                threads=threads,
+            )
+            client._go_on(record, Recording(latch, coins, record))
+        except BaseException:
+            record.wipe()
+            raise
+        return client
+
+    def _go_on(self, record: ClientRecord, recording: Recording) -> None:
+        self._recording, self._member = recording, replace(self._member, coins=recording.coins)
+        try:
+            self._configuration = configuration = SessionConfiguration.decode(record.offer)
+            configuration.require_floors(self._member.floors)
+            if self._terms is not None:
+                self._terms.require(configuration)
+            if record.state in BEFORE_UPLOAD:
+                self._input.require_fits(configuration)
+            self._step = step_of(record, self._member, configuration)
+            recording.coins.stop()
+        except BaseException:
+            self._abort()
+            raise
+        self._state, self._answered = record.state, record.answered
 
     def _unexpected(self, kind: MessageKind) -> UnexpectedMessage:
         due = CLIENT_TRANSITIONS.get(self._state)

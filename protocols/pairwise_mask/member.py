@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from secagg.contract import Payload
@@ -84,11 +85,7 @@ class ClientInput(Confined):
         """
         if self.is_spent:
             raise _spent()
-        payload, weight = self._unspent[0]
-        if payload.layout != configuration.layout:
-            raise InvalidParameters("the input belongs to another layout than the session; encode it for this session")
-        if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
-            raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
+        _require_fits(configuration, *self._unspent[0])
 
     def spend(self) -> tuple[Payload, int]:
         """Hand the input over for its one upload.
@@ -108,6 +105,50 @@ class ClientInput(Confined):
 
     def __repr__(self) -> str:
         return f"<ClientInput{', spent' if self.is_spent else ''}>"
+
+
+class LateInput(ClientInput):
+    """An input that is made when the upload is due and not before, such as one that is trained meanwhile."""
+
+    def __init__(self, make: Callable[[SessionConfiguration], tuple[Payload, int]]) -> None:
+        """Take what makes an encoded update and its weight, called once; what it raises ends the session."""
+        self._maker = [make]
+        self._configuration: SessionConfiguration | None = None
+
+    def require_fits(self, configuration: SessionConfiguration) -> None:
+        """Note the session, which what is made is held to.
+
+        Raises:
+            Misuse: the input is spent.
+        """
+        if self.is_spent:
+            raise _spent()
+        self._configuration = configuration
+
+    def spend(self) -> tuple[Payload, int]:
+        """Make the input and hand it over.
+
+        Raises:
+            Misuse: it was handed over before.
+            InvalidParameters: what is made does not fit the session.
+        """
+        if self.is_spent or self._configuration is None:
+            raise _spent()
+        payload, weight = self._maker.pop()(self._configuration)
+        _require_fits(self._configuration, payload, weight)
+        return payload, weight
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it was handed over."""
+        return not self._maker
+
+
+def _require_fits(configuration: SessionConfiguration, payload: Payload, weight: int) -> None:
+    if payload.layout != configuration.layout:
+        raise InvalidParameters("the input belongs to another layout than the session; encode it for this session")
+    if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
+        raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
 
 
 def _spent() -> Misuse:

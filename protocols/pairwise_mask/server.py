@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from threading import RLock
@@ -32,12 +32,14 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import VerifiedIdentity
+from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
 from .advertisement import KeyAdvertisement, VerifiedAdvertiser
 from .client_set import ClientSet
 from .configuration import SessionConfiguration
 from .masking import MaskedVector
+from .open_round import OpenRound
 from .plan import SessionPlan
 from .recovery import Recovery, remove_masks, transcript_of
 from .revealed_sets import revealed_sets
@@ -51,6 +53,7 @@ from .server_record import ServerRecord
 from .transitions import SERVER_TRANSITIONS, ServerState
 
 _LOG = logging.getLogger(__name__)
+_FINAL = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
 Known = TypeVar("Known")
 """Whatever a closed round has fixed."""
 
@@ -79,6 +82,7 @@ class Server(Confined):
         self._sharers: ClientSet | None = None
         self._contributors: ClientSet | None = None
         self._answers = dict[int, RevealedShares]()
+        self._open: OpenRound | None = None
         self._lock = RLock()
         self.faults = list[PeerError]()
         """What clients did wrong without ending the session, each with its culprits."""
@@ -112,14 +116,44 @@ class Server(Confined):
     @property
     def awaited(self) -> frozenset[ClientId]:
         """Who may still send the message that is due; before the roster is fixed nobody knows."""
-        if self._published is None:
-            return frozenset()
-        heard = self._record.heard
-        return frozenset(
-            client
-            for position, client in enumerate(self.roster.clients)
-            if self._takes_part(position) and client not in heard and client not in self._record.excluded
-        )
+        with self._lock:
+            if self._open is None:
+                return frozenset()
+            return frozenset(self.roster.clients[position] for position in self._open.awaited)
+
+    @property
+    def turnout(self) -> Turnout:
+        """Whether closing the round now can succeed; counted, and asked after each answer.
+
+        In the first round it is never complete, because the platform alone knows whom it invited.
+        """
+        with self._lock:
+            if self._open is not None:
+                return self._open.turnout
+            heard = len(self._record.advertisements)
+            if heard >= self.configuration.maximum_population or self.state in _FINAL:
+                return Turnout.COMPLETE
+            return Turnout.ENOUGH if heard >= self.configuration.minimum_cohort else Turnout.TOO_FEW
+
+    def has_settled(self, client: ClientId) -> bool:
+        """Whether a client sent what is due, or may send nothing more."""
+        return client in self._record.heard or client in self._record.excluded
+
+    @property
+    def contributors(self) -> frozenset[ClientId]:
+        """Whose uploads were taken so far."""
+        return frozenset(self._record.views)
+
+    def drop(self, client: ClientId) -> None:
+        """Await a client no more and take nothing more from it; what it uploaded stays in the sum."""
+        with self._lock:
+            self._record.excluded.add(client)
+            self._settle(client)
+
+    def _settle(self, client: ClientId) -> None:
+        """Count a client out that has sent what is due, or may not send it any more."""
+        if self._open is not None and (position := self.roster.position_of(client)) is not None:
+            self._open.settle(position, has_answered=client in self._record.heard)
 
     def receive(self, sender: ClientId, message: bytes) -> None:
         """Take a message from a client that the transport has authenticated.
@@ -161,10 +195,12 @@ class Server(Confined):
             self._accept(kind, sender, message)
         except PeerError as error:
             self._record.excluded.add(sender)
+            self._settle(sender)
             self.faults.append(error)
             _LOG.warning("%s is excluded: %s", sender, error)
             raise
         self._record.seen.setdefault(sender, {})[kind] = digest
+        self._settle(sender)
 
     def close_round(self) -> Iterator[Outgoing]:
         """Wait for nobody else, and return the messages of the next round, made one at a time.
@@ -177,6 +213,7 @@ class Server(Confined):
         """
         with self._lock:
             self._close()
+            self._open = self._opened()
             return self.outgoing()
 
     def _close(self) -> None:
@@ -204,26 +241,57 @@ class Server(Confined):
 
     def outgoing(self) -> Iterator[Outgoing]:
         """Return the messages of the open round, made one at a time; as often as asked, always the same bytes."""
+        if self._open is None:
+            return iter(())
+        clients, opened = self.roster.clients, self._open
+        return (Outgoing(clients[position], opened.message(position)) for position in opened.members)
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        """Return the open round's message for one client; None if it has no part in the round, or was excluded."""
+        with self._lock:
+            if client in self._record.excluded or self.state in _FINAL:
+                return None
+            if self._open is None:
+                return self.offer
+            position = self.roster.position_of(client)
+            return self._open.message(position) if position is not None and position in self._open else None
+
+    def _opened(self) -> OpenRound | None:
+        """Return who takes part in the open round, how many answers are enough, and what its messages are."""
+        needed = self.configuration.minimum_cohort
         match self.state:
             case ServerState.AWAITING_ENCRYPTED_SHARES:
                 published = self._agreed(self._published)
                 everybody = range(self.roster.population)
-                return self._to_each(everybody, lambda position: published.message_to(position).encode())
+                return self._round_of(everybody, needed, lambda position: published.message_to(position).encode())
             case ServerState.AWAITING_MASKED_INPUTS:
                 sharers = self._agreed(self._sharers)
                 relayed = dict(self._relayed)
-                return self._to_each(
-                    sharers, lambda position: deliver_shares(self.roster, sharers, relayed, position).encode()
+                return self._round_of(
+                    sharers, needed, lambda position: deliver_shares(self.roster, sharers, relayed, position).encode()
                 )
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:
                 sharers, contributors = self._agreed(self._sharers), self._agreed(self._contributors)
                 context = self.roster.context.digest
                 survivors = SurvivorSet(context=context, sharers=sharers, contributors=contributors).encode()
-                return self._to_each(sorted(self._committee.intersection(contributors)), lambda _: survivors)
+                committee = sorted(self._committee.intersection(contributors))
+                return self._round_of(committee, self.configuration.quorum, lambda _: survivors)
             case ServerState.AWAITING_UNMASKING_SHARES:
-                return self._unmasking_requests(self._agreed(self._contributors))
+                return self._unmasking_round(self._agreed(self._sharers), self._agreed(self._contributors))
             case _:
-                return iter(())
+                return None
+
+    def _round_of(
+        self, members: Iterable[int], needed: int, message: Callable[[int], bytes], due: Collection[int] = ()
+    ) -> OpenRound:
+        threshold = self.configuration.threshold
+        opened = OpenRound(
+            tuple(members), message, needed=needed, due=due, threshold=threshold, graph=self.roster.graph
+        )
+        for client in {*self._record.heard, *self._record.excluded}:
+            if (position := self.roster.position_of(client)) is not None:
+                opened.settle(position, has_answered=client in self._record.heard)
+        return opened
 
     def unmask(self, progress: Callable[[int, int], None] | None = None) -> Aggregate:
         """Recover the masks that are left, remove them, and return the sum.
@@ -298,28 +366,15 @@ class Server(Confined):
             self._answers[position] = RevealedShares(
                 self.roster, self._agreed(self._sharers), self._agreed(self._contributors), position, sent
             )
+        self._open = self._opened()
 
     # --- Receiving ----------------------------------------------------------------------------------------------------
 
     def _may_send(self, client: ClientId) -> bool:
-        if self._published is None:
+        if self._open is None:
             return True
         position = self.roster.position_of(client)
-        return position is not None and self._takes_part(position)
-
-    def _takes_part(self, position: int) -> bool:
-        """Whether the client at a position belongs to the round that is open."""
-        match self.state:
-            case ServerState.AWAITING_ENCRYPTED_SHARES:
-                return True
-            case ServerState.AWAITING_MASKED_INPUTS:
-                return position in self._agreed(self._sharers)
-            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
-                return position in self._committee and position in self._agreed(self._contributors)
-            case ServerState.AWAITING_UNMASKING_SHARES:
-                return position in self._agreed(self._contributors)
-            case _:
-                return False
+        return position is not None and position in self._open
 
     def _accept(self, kind: MessageKind, sender: ClientId, message: bytes) -> None:
         match kind:
@@ -405,15 +460,16 @@ class Server(Confined):
         if self.configuration.mode is SecurityMode.ACTIVE:
             self._committee = frozenset(self.roster.committee)
 
-    def _unmasking_requests(self, contributors: ClientSet) -> Iterator[Outgoing]:
+    def _unmasking_round(self, sharers: ClientSet, contributors: ClientSet) -> OpenRound:
         published, record = self._agreed(self._published), self._record
         signatures = {self._position_of(client): signature for client, signature in record.signatures.items()}
         endorsements = endorsements_of(published, signatures)
-        return self._to_each(
+        views = dict(record.views)
+        return self._round_of(
             contributors,
-            lambda position: request_unmasking(
-                self.roster, contributors, record.views, endorsements, position
-            ).encode(),
+            self.configuration.threshold,
+            lambda position: request_unmasking(self.roster, contributors, views, endorsements, position).encode(),
+            due=tuple(sharers),
         )
 
     # --- Unmasking ----------------------------------------------------------------------------------------------------
@@ -443,10 +499,6 @@ class Server(Confined):
         return Aggregate(self.configuration.layout, total.inputs(), len(contributors), total.weight)
 
     # --- Small things -------------------------------------------------------------------------------------------------
-
-    def _to_each(self, positions: Iterable[int], message: Callable[[int], bytes]) -> Iterator[Outgoing]:
-        clients = self.roster.clients
-        return (Outgoing(clients[position], message(position)) for position in positions)
 
     def _set_of_clients(self, clients: Iterable[ClientId]) -> ClientSet:
         return self.roster.set_of(self._position_of(client) for client in clients)
@@ -479,6 +531,7 @@ class Server(Confined):
         self._forget()
 
     def _forget(self) -> None:
+        self._open = None
         self._answers.clear()
         self._record.answers.clear()
         self._relayed.clear()

@@ -16,9 +16,9 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.errors import InvalidParameters, Reason, SecAggError
 from secagg.flower.floors import NodeSettings
-from secagg.flower.sealed_state import StateDirectory
 from secagg.flower.settings import ENCLAVE, PAIRWISE, PROTOCOLS, TWO_SERVER
 from secagg.protocols.enclave.verified_enclave import Judge
+from secagg.session.sealed_state import StateDirectory
 
 from .enclave_member import seal_update
 from .logs import LOG, write_where_flower_does

@@ -18,7 +18,6 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
 from secagg.flower.floors import NodeSettings
-from secagg.flower.sealed_state import StateDirectory
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.remote_enclave import decode_attested_offer
@@ -26,6 +25,7 @@ from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence, Simula
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.verified_enclave import Judge, VerifiedEnclave
+from secagg.session.sealed_state import StateDirectory
 
 from .logs import LOG
 from .node_state import claim_round, state_of

@@ -7,7 +7,7 @@ from typing import Final
 from flwr.app import ConfigRecord, Context
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.flower.sealed_state import StateDirectory
+from secagg.session.sealed_state import StateDirectory
 
 STATE_RECORD: Final = "secagg.state"
 

@@ -6,22 +6,27 @@ trains then, encodes the difference, and masks it at once, so that no update eve
 
 from __future__ import annotations
 
+from typing import Final
+
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.contract import Payload
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.flower.floors import NodeSettings
-from secagg.flower.resumable_client import ResumableClient
-from secagg.flower.sealed_state import OpenState, StateDirectory
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import ClientState, SessionConfiguration, SessionTerms
+from secagg.protocols.pairwise_mask import Client, ClientState, LateInput, SessionConfiguration, SessionTerms
+from secagg.session.latch import FileLatch
+from secagg.session.sealed_state import OpenState, StateDirectory
 
 from .logs import LOG
 from .node_state import claim_round, state_of, take_sealed
 from .records import TRAIN_STAGE, Invitation, message_in, with_message
 from .trained_update import Training, agreed_update, require_capacity_for
+
+_MOST_WEIGHT: Final = (1 << 64) - 1
 
 
 def advertise_keys(
@@ -44,10 +49,13 @@ def advertise_keys(
     terms = _terms(invitation, configuration.model_digest)
     terms.require(configuration)
     claim_round(context, states, invitation.round_number)
-    client = ResumableClient(
+    client = Client(
         ClientId(context.node_id) if identity is None else identity.client,
+        LateInput(_nothing_trained),
         floors=floors,
         capacity=update.capacity,
+        coins=SystemCoins(),
+        latch=_latch(states),
         authority=identity.authority if identity else None,
         signing_key=identity.signing_key if identity else None,
         certificate=identity.certificate if identity else None,
@@ -83,17 +91,19 @@ def go_on(  # noqa: PLR0913, PLR0917 -- the mod's own parts
         training: Training | None = None
         is_training = record["stage"] == TRAIN_STAGE
 
-        def make_input() -> tuple[Payload, int]:
-            if training is None:
-                raise InvalidParameters("the message that an upload answers brings the model, and this one does not")
-            return training.encoded()
+        def make_input(configuration: SessionConfiguration) -> tuple[Payload, int]:
+            return _nothing_trained(configuration) if training is None else training.encoded()
 
         is_certified = bool(state_of(context).get("certified"))
         identity = settings.load_identity(context.node_config) if is_certified else None
-        client = ResumableClient.restore(
+        client = Client.resume(
             snapshot,
+            LateInput(make_input),
+            latch=_latch(states),
             floors=settings.floors(),
-            take_input=make_input,
+            # What an offer was held to before its keys were advertised.
+            capacity=_MOST_WEIGHT,
+            coins=SystemCoins(),
             authority=identity.authority if identity else None,
             signing_key=identity.signing_key if identity else None,
             certificate=identity.certificate if identity else None,
@@ -118,9 +128,17 @@ def go_on(  # noqa: PLR0913, PLR0917 -- the mod's own parts
             state.destroy()
 
 
-def _put_aside(context: Context, client: ResumableClient, state: OpenState) -> None:
-    with client.snapshot() as snapshot:
-        state_of(context)["sealed"] = state.seal(snapshot)
+def _put_aside(context: Context, client: Client, state: OpenState) -> None:
+    with client.suspend() as record:
+        state_of(context)["sealed"] = state.seal(record)
+
+
+def _latch(states: StateDirectory) -> FileLatch:
+    return FileLatch(states.folder / "latch")
+
+
+def _nothing_trained(_: SessionConfiguration) -> tuple[Payload, int]:
+    raise InvalidParameters("the message that an upload answers brings the model, and this one does not")
 
 
 def _terms(invitation: Invitation, model_digest: bytes) -> SessionTerms:

@@ -18,13 +18,13 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
 from secagg.flower.floors import NodeSettings
-from secagg.flower.sealed_state import StateDirectory
 from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.ledger import UploadLedger
 from secagg.protocols.two_servers.operators.relay_messages import RoundOffers, encode_halves
 from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
+from secagg.session.sealed_state import StateDirectory
 
 from .logs import LOG
 from .node_state import claim_round, state_of

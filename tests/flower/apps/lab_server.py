@@ -37,10 +37,10 @@ from secagg.flower import SecAggGrid, SecAggSettings
 from secagg.flower.app import pairwise_round as secure_round
 from secagg.flower.app.records import RECORD, message_in, with_message
 from secagg.flower.keys.identities import make_identities
-from secagg.flower.sealed_state import DIRECTORY_VARIABLE
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask.client_set import ClientSet
+from secagg.session.sealed_state import DIRECTORY_VARIABLE
 
 FOR_EVER = 600.0
 """Seconds that nothing takes, so that no machine is too slow for a scenario."""

@@ -11,7 +11,7 @@ import pytest
 
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
-from secagg.flower.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory
+from secagg.session.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory
 
 
 @pytest.fixture

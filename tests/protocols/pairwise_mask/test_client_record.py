@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from secagg.contract import Payload
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
-from secagg.flower.resumable_client import ResumableClient
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask import Client, ClientState, LateInput, ServerState, SessionConfiguration, Topology
+from secagg.protocols.pairwise_mask.client_record import ClientRecord, Recording
+from secagg.session.latch import FileLatch, Latch, MemoryLatch
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
@@ -24,7 +28,9 @@ BOTH_MODES = pytest.mark.parametrize("mode", SecurityMode)
 class PutAside:
     """Holds a client in bytes alone, between two messages."""
 
-    def __init__(self, session: InsecurePairwiseSession, client: ClientId, weight: int = 1) -> None:
+    def __init__(
+        self, session: InsecurePairwiseSession, client: ClientId, weight: int = 1, latch: Latch | None = None
+    ) -> None:
         member = session.member(client)
         self.client = client
         self.brings: dict[str, Any] = {
@@ -32,29 +38,37 @@ class PutAside:
             "authority": member.authority,
             "signing_key": member.signing_key,
             "certificate": member.certificate,
+            "capacity": 1 << 40,
+            "coins": session.setup.coins_of(f"client {client.value}, in parts"),
+            "latch": latch or MemoryLatch(),
         }
         self.session = session
         self.weight = weight
         self.made = 0
-        self.live: ResumableClient | None = ResumableClient(
-            client, take_input=self.make, capacity=1 << 40, **self.brings
-        )
+        self.live: Client | None = Client(client, LateInput(self.make), **self.brings)
         self.stored = b""
 
-    def make(self) -> tuple[Payload, int]:
+    def make(self, _: SessionConfiguration) -> tuple[Payload, int]:
         self.made += 1
         return self.session.payloads[self.client], self.weight
 
+    def resumed(self, **changes: Any) -> Client:
+        return Client.resume(Secret("record", self.stored), LateInput(self.make), **{**self.brings, **changes})
+
     def receive(self, message: bytes) -> list[bytes]:
-        client = self.live or ResumableClient.restore(
-            Secret("snapshot", self.stored), take_input=self.make, **self.brings
-        )
+        client = self.live or self.resumed()
         answers = client.receive(message)
         self.live = None
         if client.state is not ClientState.COMPLETED:
-            with client.snapshot() as snapshot:
-                self.stored = bytes(snapshot.expose())
+            with client.suspend() as record:
+                self.stored = bytes(record.expose())
         return answers
+
+
+def recording_of(client: Client) -> Recording:
+    recording = vars(client)["_recording"]
+    assert isinstance(recording, Recording)
+    return recording
 
 
 def session_of(setup: SessionSetup) -> InsecurePairwiseSession:
@@ -100,7 +114,7 @@ def test_an_input_for_another_session_is_refused_and_ends_the_clients_part() -> 
     held.weight = 0
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == session.client_ids[0])
-    client = ResumableClient.restore(Secret("snapshot", held.stored), take_input=held.make, **held.brings)
+    client = held.resumed()
     with pytest.raises(InvalidParameters, match="a weight is an integer in 1"):
         client.receive(delivered)
     assert client.state is ClientState.ABORTED
@@ -136,8 +150,8 @@ def test_of_its_own_secrets_a_client_that_has_uploaded_keeps_none() -> None:
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = session.clients[session.client_ids[0]]
     session.step()
-    early = ResumableClient.restore(Secret("snapshot", client.stored), **client.brings)  # type: ignore[attr-defined]
-    coins = [bytes(secret.expose()) for secret in early.coins.record]
+    early = ClientRecord.decode(Secret("record", client.stored))  # type: ignore[attr-defined]
+    coins = [bytes(secret.expose()) for secret in early.coins]
     assert len(coins) == 3
     assert all(secret in client.stored for secret in coins)  # type: ignore[attr-defined]
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
@@ -154,7 +168,7 @@ def test_coins_are_remembered_for_keys_alone_and_until_the_upload(mode: Security
     remembered = list[int]()
     for _ in range(3):
         session.step()
-        remembered.append(len(client.coins.record))
+        remembered.append(len(recording_of(client).coins.drawn))
     assert remembered == [3, 3, 0]
 
 
@@ -164,10 +178,11 @@ def test_a_client_that_leaves_remembers_nothing() -> None:
     assert client is not None
     session.clients[session.client_ids[0]] = client
     session.step()
-    (first, *_) = client.coins.record
+    coins = recording_of(client).coins
+    (first, *_) = coins.drawn
     client.abort()
     assert first.is_wiped
-    assert not client.coins.record
+    assert not coins.drawn
 
 
 def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_not_pickled() -> None:
@@ -175,7 +190,7 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
     session.step()
     held = session.clients[session.client_ids[0]]
     snapshot = Secret("snapshot", held.stored)  # type: ignore[attr-defined]
-    client = ResumableClient.restore(snapshot, **held.brings)  # type: ignore[attr-defined]
+    client = Client.resume(snapshot, LateInput(held.make), **held.brings)  # type: ignore[attr-defined]
     assert snapshot.is_wiped
     with pytest.raises(Misuse) as caught:
         pickle.dumps(client)
@@ -199,14 +214,92 @@ def test_a_client_without_a_session_has_nothing_to_put_aside() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     fresh = PutAside(session, session.client_ids[0]).live
     assert fresh is not None
-    with pytest.raises(Misuse, match="nothing that could be gone on with"):
-        fresh.snapshot()
+    with pytest.raises(Misuse, match="nothing that it could go on with"):
+        fresh.suspend()
 
 
 def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot() -> None:
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     session.step()
     held = session.clients[session.client_ids[0]]
-    strict = {**held.brings, "floors": replace(held.brings["floors"], minimum_cohort=8)}  # type: ignore[attr-defined]
+    floors = replace(held.brings["floors"], minimum_cohort=8)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="below 8"):
-        ResumableClient.restore(Secret("snapshot", held.stored), **strict)  # type: ignore[attr-defined]
+        held.resumed(floors=floors)  # type: ignore[attr-defined]
+
+
+# --- Two restores of one record ---------------------------------------------------------------------------------------
+
+
+def latches(folder: Path) -> list[Latch]:
+    return [MemoryLatch(), FileLatch(folder / "latch")]
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("which", [0, 1], ids=["in memory", "in a folder"])
+def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
+    mode: SecurityMode, which: int, tmp_path: Path
+) -> None:
+    """Two clients of one record would show both shares of a neighbour, each for another set of contributors."""
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    asked = session.client_ids[0]
+    held = PutAside(session, asked, latch=latches(tmp_path)[which])
+    session.clients[asked] = held  # type: ignore[assignment]
+    while session.server.state is not ServerState.AWAITING_UNMASKING_SHARES:
+        session.step()
+        if session.server.state is ServerState.COMPLETED:
+            break
+        stored = held.stored
+        first = held.resumed()
+        with pytest.raises(Misuse) as caught:
+            held.resumed()
+        assert caught.value.reason is Reason.ALREADY_SPENT
+        with first.suspend() as record:
+            held.stored = bytes(record.expose())
+        with pytest.raises(Misuse, match="not the newest"):
+            Client.resume(Secret("record", stored), LateInput(held.make), **held.brings)
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["in memory", "in a folder"])
+def test_when_a_client_left_no_record_of_its_session_is_resumed(which: int, tmp_path: Path) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0], latch=latches(tmp_path)[which])
+    held.receive(session.server.offer)
+    held.resumed().abort()
+    with pytest.raises(Misuse, match="session is over"):
+        held.resumed()
+
+
+def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
+    latch = FileLatch(tmp_path / "latch")
+    latch.begin(bytes(16))
+    won = list[int]()
+
+    def claim(turn: int) -> None:
+        with suppress(Misuse):
+            FileLatch(tmp_path / "latch").claim(bytes(16), 0)
+            won.append(turn)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(claim, range(32)))
+    assert len(won) == 1
+    latch.claim(bytes(16), 1)
+    latch.end(bytes(16))
+    with pytest.raises(Misuse):
+        latch.claim(bytes(16), 2)
+
+
+def test_a_client_without_a_latch_is_not_suspended() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    session.step()
+    with pytest.raises(Misuse, match="with a latch alone"):
+        session.clients[session.client_ids[0]].suspend()
+
+
+def test_a_record_that_is_cut_or_goes_on_is_refused() -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.ACTIVE))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    stored: bytes = session.clients[session.client_ids[0]].stored  # type: ignore[attr-defined]
+    for spoiled in (b"", stored[:7], stored[:-1], stored + b"!", stored[:60], stored[:8] + b"?" + stored[9:]):
+        with pytest.raises(MalformedMessage):
+            ClientRecord.decode(Secret("record", spoiled))

@@ -1,0 +1,266 @@
+"""What a client keeps between two messages, and its encoding, from which the client goes on in another process.
+
+Of what is public a record holds the offer and the roster that was shown, which are read and checked again by the
+functions of the rounds. Of the secrets it holds no more than the client itself still has: before it shares keys the
+coins from which its keys follow, after the upload its neighbours' shares alone. Its input is in none of them.
+
+Security: a record is a copy, which a ``Client`` never makes of itself otherwise. Each is numbered, and resumed once:
+    ``Client.resume`` claims the number in a ``Latch`` before it reads anything else. Seal records besides, so that an
+    older one cannot be opened; ``secagg.session.sealed_state`` does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.key_agreement import KEY_BYTES
+from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.errors import InternalError, MalformedMessage, Reason
+from secagg.identifiers import ClientId
+from secagg.session.latch import NAME_BYTES, Latch
+from secagg.wire import MessageKind, Reader, Writer
+
+from .suites import SHARES_BYTES
+from .transitions import ClientState
+
+_STATES: Final = tuple(ClientState)
+_SUSPENDED: Final = frozenset(
+    _STATES.index(state)
+    for state in ClientState
+    if state not in {ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED}
+)
+_MOST_BYTES: Final = (1 << 32) - 1
+_LENGTH: Final = struct.Struct(">Q")
+Answers = Mapping[MessageKind, tuple[bytes, list[bytes]]]
+"""By kind, the digest of what was answered, and the answer."""
+
+
+class RecordedCoins(Confined):
+    """Coins that are remembered until told otherwise, and drawn again in the same order from what was remembered.
+
+    So keys follow from them a second time, by the very function that drew them, and need not be kept themselves.
+    """
+
+    def __init__(self, coins: Coins, drawn: list[Secret] | None = None) -> None:
+        self._coins = coins
+        self.drawn = drawn or []
+        """What was drawn so far."""
+        self._replayed, self._remembers = 0, True
+
+    def draw(self, count: int) -> bytearray:
+        """Return the next coins."""
+        if self._replayed < len(self.drawn):
+            again = bytearray(self.drawn[self._replayed].expose())
+            self._replayed += 1
+            if len(again) != count:
+                raise InternalError("a client draws other coins than when it was suspended")
+            return again
+        fresh = draw_exactly(count, self._coins)
+        if self._remembers:
+            self.drawn.append(Secret("coins", fresh))
+            self._replayed += 1
+        return fresh
+
+    def stop(self) -> None:
+        """Remember nothing from here on; what is drawn for sharing is never needed again."""
+        self._remembers = False
+
+    def wipe(self) -> None:
+        """Overwrite what was drawn."""
+        for secret in self.drawn:
+            secret.wipe()
+        self.drawn.clear()
+        self._replayed = 0
+
+    def __repr__(self) -> str:
+        return f"<RecordedCoins, {len(self.drawn)} draws>"
+
+
+class Recording(Confined):
+    """What a client that can be suspended remembers besides its step, and where its records are numbered."""
+
+    def __init__(self, latch: Latch, coins: Coins, record: ClientRecord | None = None) -> None:
+        """Begin, or go on from a record whose number was claimed."""
+        self.coins = RecordedCoins(coins, None if record is None else record.coins)
+        self.offer = b"" if record is None else record.offer
+        self.advertised_keys = b"" if record is None else record.advertised_keys
+        self._latch, self._plain = latch, coins
+        self._name = b"" if record is None else record.name
+        self._number = 0 if record is None else record.number + 1
+
+    def note(self, kind: MessageKind, message: bytes) -> None:
+        """Remember a message that was answered, as far as it is needed later."""
+        if kind is MessageKind.SESSION_OFFER:
+            self.offer = message
+            self.coins.stop()
+        elif kind is MessageKind.ADVERTISED_KEYS:
+            self.advertised_keys = message
+        elif kind is MessageKind.DELIVERED_SHARES:
+            # From here on nothing of the client's own is left, as in every client.
+            self.coins.wipe()
+
+    def number(self) -> tuple[bytes, int]:
+        """Return the name and the number of the record that is made now."""
+        if not self._name:
+            self._name = bytes(draw_exactly(NAME_BYTES, self._plain))
+            self._latch.begin(self._name)
+        return self._name, self._number
+
+    def end(self) -> None:
+        """Wipe, and let no record of this session be resumed any more."""
+        self.coins.wipe()
+        if self._name:
+            self._latch.end(self._name)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientRecord:
+    """The memory of one client in one session."""
+
+    name: bytes
+    """Of the session in the latch."""
+    number: int
+    state: ClientState
+    client: ClientId
+    offer: bytes = field(repr=False)
+    advertised_keys: bytes = field(repr=False)
+    answered: dict[MessageKind, tuple[bytes, list[bytes]]] = field(repr=False)
+    coins: list[Secret] = field(default_factory=list[Secret], repr=False)
+    edges: dict[int, bytes] = field(default_factory=dict[int, bytes], repr=False)
+    """What the client sent for each edge that it is the one to send, until the upload."""
+    sharers: bytes = b""
+    contributors: bytes = b""
+    """Whom the client signed for; empty if it signed for nobody."""
+    shares: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
+    edge_seeds: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
+
+    def encode(self) -> Secret:
+        """Return the encoding: what is public behind its length, and then the secrets in the order of their mention."""
+        public = Writer(MessageKind.CLIENT_SNAPSHOT).fixed(self.name, NAME_BYTES).integer(self.number, 4)
+        public.integer(_STATES.index(self.state), 1).fixed(self.client.encode(), 8)
+        public.variable(self.offer, _MOST_BYTES).variable(self.advertised_keys, _MOST_BYTES)
+        _write_answers(self.answered, public)
+        public.integer(len(self.coins), 1)
+        for coins in self.coins:
+            public.integer(len(coins), 1)
+        public.integer(len(self.edges), 4)
+        for neighbour, edge in self.edges.items():
+            public.integer(neighbour, 4).variable(edge, _MOST_BYTES)
+        public.variable(self.sharers, _MOST_BYTES).variable(self.contributors, _MOST_BYTES)
+        for held in (self.shares, self.edge_seeds):
+            public.integer(len(held), 4)
+            for neighbour in held:
+                public.integer(neighbour, 4)
+        return _joined(public.finish(), [*self.coins, *self.shares.values(), *self.edge_seeds.values()])
+
+    @classmethod
+    def decode(cls, record: Secret) -> ClientRecord:
+        """Read a record back; its secrets are copies.
+
+        Raises:
+            MalformedMessage: it is no record.
+        """
+        view = record.expose()
+        if len(view) < _LENGTH.size:
+            raise _malformed()
+        (length,) = _LENGTH.unpack(view[: _LENGTH.size])
+        reader = Reader(bytes(view[_LENGTH.size : _LENGTH.size + length]), MessageKind.CLIENT_SNAPSHOT)
+        secrets = _Cut(view[_LENGTH.size + length :])
+        name, number, state = reader.fixed(NAME_BYTES), reader.integer(4), reader.integer(1)
+        if state not in _SUSPENDED:
+            raise _malformed()
+        try:
+            decoded = cls(
+                name=name,
+                number=number,
+                state=_STATES[state],
+                client=ClientId(reader.integer(8)),
+                offer=reader.variable(_MOST_BYTES),
+                advertised_keys=reader.variable(_MOST_BYTES),
+                answered=_read_answers(reader),
+                coins=[secrets.next("coins", reader.integer(1)) for _ in range(reader.integer(1))],
+                edges={reader.integer(4): reader.variable(_MOST_BYTES) for _ in range(reader.integer(4))},
+                sharers=reader.variable(_MOST_BYTES),
+                contributors=reader.variable(_MOST_BYTES),
+                shares={reader.integer(4): secrets.next("shares", SHARES_BYTES) for _ in range(reader.integer(4))},
+                edge_seeds={
+                    reader.integer(4): secrets.next("pairwise_seed", KEY_BYTES) for _ in range(reader.integer(4))
+                },
+            )
+            reader.finish()
+            secrets.finish()
+        except BaseException:
+            secrets.wipe()
+            raise
+        return decoded
+
+    def wipe(self) -> None:
+        """Overwrite the secrets."""
+        for secret in (*self.coins, *self.shares.values(), *self.edge_seeds.values()):
+            secret.wipe()
+
+
+class _Cut:
+    """Cuts secrets off, one behind the other."""
+
+    def __init__(self, rest: memoryview) -> None:
+        self._rest = rest
+        self._cut = list[Secret]()
+
+    def next(self, kind: str, size: int) -> Secret:
+        if len(self._rest) < size:
+            raise _malformed()
+        self._cut.append(Secret(kind, self._rest[:size]))
+        self._rest = self._rest[size:]
+        return self._cut[-1]
+
+    def finish(self) -> None:
+        if len(self._rest):
+            raise _malformed()
+
+    def wipe(self) -> None:
+        for secret in self._cut:
+            secret.wipe()
+
+
+def _write_answers(answered: Answers, public: Writer) -> None:
+    public.integer(len(answered), 1)
+    for kind, (digest, replies) in answered.items():
+        # The upload is not kept to be given again; it is as large as the model.
+        kept = [] if kind is MessageKind.DELIVERED_SHARES else replies
+        public.integer(kind, 2).fixed(digest, 32).integer(len(kept), 1)
+        for reply in kept:
+            public.variable(reply, _MOST_BYTES)
+
+
+def _read_answers(reader: Reader) -> dict[MessageKind, tuple[bytes, list[bytes]]]:
+    answered = dict[MessageKind, tuple[bytes, list[bytes]]]()
+    for _ in range(reader.integer(1)):
+        try:
+            kind = MessageKind(reader.integer(2))
+        except ValueError:
+            raise _malformed() from None
+        digest = reader.fixed(32)
+        answered[kind] = (digest, [reader.variable(_MOST_BYTES) for _ in range(reader.integer(1))])
+    return answered
+
+
+def _joined(public: bytes, secrets: list[Secret]) -> Secret:
+    joined = bytearray(_LENGTH.size + len(public) + sum(map(len, secrets)))
+    try:
+        joined[: _LENGTH.size] = _LENGTH.pack(len(public))
+        position = _LENGTH.size
+        for part in (public, *(secret.expose() for secret in secrets)):
+            joined[position : position + len(part)] = part
+            position += len(part)
+        return Secret("client record", joined)
+    finally:
+        overwrite(joined)
+
+
+def _malformed() -> MalformedMessage:
+    return MalformedMessage("a record of a client contradicts itself", reason=Reason.NOT_CANONICAL)

@@ -1,0 +1,408 @@
+"""Pairwise masks as a session: four or five stages, of which the third holds the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import RLock
+from typing import Final
+
+from secagg.contract import Payload
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
+from secagg.identifiers import ClientId
+from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.latch import Latch
+from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
+
+from .client import Client
+from .configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, SessionConfiguration
+from .graph import Topology
+from .member import LateInput, SessionTerms
+from .plan import SessionPlan, plan_session
+from .server import Server
+from .transitions import ClientState, ServerState
+
+STAGES: Final = {
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: Stage(name="advertise keys", takes_update=False),
+    ServerState.AWAITING_ENCRYPTED_SHARES: Stage(name="share keys", takes_update=False),
+    ServerState.AWAITING_MASKED_INPUTS: Stage(name="masked input", takes_update=True),
+    ServerState.AWAITING_SURVIVOR_SIGNATURES: Stage(name="consistency check", takes_update=False),
+    ServerState.AWAITING_UNMASKING_SHARES: Stage(name="unmasking", takes_update=False),
+}
+
+
+# --- The server -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairwiseSettings:
+    """What a session is planned for; ``plan_session`` says what each number means."""
+
+    mode: SecurityMode = SecurityMode.ACTIVE
+    suite: Suite = Suite.CLASSIC
+    topology: Topology = Topology.SPARSE
+    population: int | None = None
+    """How many clients are invited, where the platform does not say whom."""
+    corrupted: int = 0
+    dropped: int = 0
+    late: int = 0
+    minimum_cohort: int | None = None
+    maximum_weight: int = 1
+    privacy_bits: int = 40
+    correctness_bits: int = 30
+    check_words: int = LEAST_CHECK_WORDS
+    attempt: int = 0
+
+    def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
+        """Choose the parameters of one session.
+
+        Raises:
+            InvalidParameters: no such session is safe; the message says what to relax.
+        """
+        return plan_session(
+            subject.layout,
+            coins,
+            population=population,
+            corrupted=self.corrupted,
+            dropped=self.dropped,
+            late=self.late,
+            mode=self.mode,
+            suite=self.suite,
+            topology=self.topology,
+            authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
+            minimum_cohort=self.minimum_cohort,
+            maximum_weight=self.maximum_weight,
+            privacy_bits=self.privacy_bits,
+            correctness_bits=self.correctness_bits,
+            check_words=self.check_words,
+            task=subject.task,
+            model_digest=subject.model_digest or NO_DIGEST,
+            round_number=subject.round_number,
+            attempt=self.attempt,
+            application_digest=subject.terms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairwiseHelpers:
+    """What a server works with; it has no helper that it would have to ask."""
+
+    coins: Coins
+    authority: bytes = NO_AUTHORITY
+    """The public key of who certifies clients; for active mode."""
+    threads: int = 1
+
+
+def open_session(
+    subject: Subject, settings: PairwiseSettings, invited: frozenset[ClientId] | None, helpers: PairwiseHelpers
+) -> PairwiseServerSession:
+    """Begin a session.
+
+    Raises:
+        InvalidParameters: no such session is safe; the message says what to relax.
+    """
+    population = settings.population if invited is None else len(invited)
+    if population is None:
+        raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
+    plan = settings.plan(subject, population, helpers.authority, helpers.coins)
+    return PairwiseServerSession(Server(plan, threads=helpers.threads), invited)
+
+
+def restore_session(
+    snapshot: Secret, invited: frozenset[ClientId] | None, *, threads: int = 1
+) -> PairwiseServerSession:
+    """Go on with a session, in whichever process; its ``faults`` so far are not in the snapshot."""
+    return PairwiseServerSession(Server.restore(bytes(snapshot.expose()), threads=threads), invited)
+
+
+class PairwiseServerSession(Confined):
+    """The server's side; ``Server`` holds the latches and the mathematics."""
+
+    def __init__(self, server: Server, invited: frozenset[ClientId] | None) -> None:
+        """Show a server as a session; what it received so far counts."""
+        self._server, self._invited, self._lock = server, invited, RLock()
+        self._is_closed = self._is_over = False
+        self._unheard = None if invited is None else {client for client in invited if not server.has_settled(client)}
+        """Of the invited, who may still advertise keys."""
+
+    @property
+    def invitation(self) -> bytes:
+        """The offer."""
+        return self._server.offer
+
+    @property
+    def stage(self) -> Stage | None:
+        """The open stage."""
+        return None if self._is_closed else STAGES.get(self._server.state)
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """What clients did wrong so far."""
+        return tuple(self._server.faults)
+
+    @property
+    def _is_first(self) -> bool:
+        return self._server.state is ServerState.AWAITING_KEY_ADVERTISEMENTS
+
+    @property
+    def awaited(self) -> frozenset[ClientId] | None:
+        """Who may still answer."""
+        with self._lock:
+            if self.stage is None:
+                return frozenset()
+            if not self._is_first:
+                return self._server.awaited
+            return None if self._unheard is None else frozenset(self._unheard)
+
+    @property
+    def turnout(self) -> Turnout:
+        """Whether closing the stage now can succeed."""
+        with self._lock:
+            if self.stage is None or (self._is_first and self._unheard is not None and not self._unheard):
+                return Turnout.COMPLETE
+            return self._server.turnout
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        """Return the open stage's message for a client."""
+        with self._lock:
+            if self.stage is None or not self._is_invited(client):
+                return None
+            return self._server.message_to(client)
+
+    def _is_invited(self, client: ClientId) -> bool:
+        return self._invited is None or client in self._invited
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        """Take an answer."""
+        with self._lock:
+            if not self._is_invited(sender):
+                raise PeerMisbehaved(f"{sender} is not invited", reason=Reason.NOT_ELIGIBLE, culprits={sender})
+            if self._is_closed and not self._is_over:
+                raise UnexpectedMessage(
+                    expected="nothing: the last stage is closed", received="an answer", culprits={sender}
+                )
+            try:
+                self._server.receive(sender, message)
+            finally:
+                if self._is_first and self._unheard is not None and self._server.has_settled(sender):
+                    self._unheard.discard(sender)
+
+    def drop(self, client: ClientId) -> None:
+        """Await a client no more."""
+        with self._lock:
+            self._server.drop(client)
+            if self._unheard is not None:
+                self._unheard.discard(client)
+
+    def close_stage(self) -> None:
+        """Fix who answered, and open the next stage."""
+        with self._lock:
+            if self.stage is None:
+                raise Misuse("there is no stage to close")
+            if self._server.state is ServerState.AWAITING_UNMASKING_SHARES:
+                self._is_closed = True
+                return
+            try:
+                self._server.close_round()
+            except SecAggError:
+                self.abort()
+                raise
+
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        """Remove the masks and return the sum."""
+        with self._lock:
+            if not self._is_closed or self._is_over:
+                raise Misuse("close the last stage first; a session releases once")
+            counted = self._server.contributors
+            try:
+                aggregate = self._server.unmask(progress)
+            finally:
+                self.abort()
+            return Released(aggregate=aggregate, counted=counted, left_out={}, revealed=self._server.revealed)
+
+    def abort(self) -> None:
+        """End the session and wipe it."""
+        with self._lock:
+            if not self._is_over:
+                self._is_over = self._is_closed = True
+                if self._server.state is not ServerState.COMPLETED:
+                    self._server.abort()
+
+    def snapshot(self) -> Secret | None:
+        """Return what ``restore_session`` goes on from; None after the last stage was closed."""
+        with self._lock:
+            return None if self._is_closed else Secret("server session", self._server.snapshot())
+
+    def __repr__(self) -> str:
+        return f"<PairwiseServerSession, {self._server.state}>"
+
+
+# --- The client -------------------------------------------------------------------------------------------------------
+
+
+def _nothing_to_charge(task: bytes, round_number: int) -> None:
+    """Charge nobody: the platform's own loop sees to it that a client uploads once for each round."""
+
+
+class PairwiseMember(Confined):
+    """A client of sessions of pairwise masks."""
+
+    def __init__(  # noqa: PLR0913 -- what a client brings
+        self,
+        client: ClientId,
+        *,
+        floors: ClientFloors,
+        coins: Coins,
+        authority: Authority | None = None,
+        signing_key: SigningKey | None = None,
+        certificate: Certificate | None = None,
+        charge: Callable[[bytes, int], None] = _nothing_to_charge,
+        latch: Latch | None = None,
+        threads: int = 1,
+    ) -> None:
+        """Prepare to join sessions.
+
+        Args:
+            authority: who certifies identities; for active mode, with the client's own key and certificate.
+            charge: told of the task and the round before the update is made; raises to refuse, and is durable when it
+                returns, as ``RoundLedger.charge`` is.
+            latch: where suspended sessions are numbered; without one a session cannot be suspended.
+        """
+        self.client, self.charge, self.latch = client, charge, latch
+        self._floors, self._coins, self._threads = floors, coins, threads
+        self._authority, self._signing_key, self._certificate = authority, signing_key, certificate
+
+    def join(
+        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+    ) -> PairwiseClientSession:
+        """Begin, or go on with what was suspended."""
+        session = PairwiseClientSession(self, subject, update)
+        session.begin(self._client(session, subject, suspended))
+        return session
+
+    def _client(self, session: PairwiseClientSession, subject: Subject, suspended: Secret | None) -> Client:
+        if suspended is None:
+            return Client(
+                self.client,
+                LateInput(session.take),
+                floors=self._floors,
+                capacity=subject.capacity,
+                coins=self._coins,
+                authority=self._authority,
+                signing_key=self._signing_key,
+                certificate=self._certificate,
+                threads=self._threads,
+                latch=self.latch,
+            )
+        if self.latch is None:
+            raise Misuse("what was suspended is resumed with the latch that numbered it")
+        client = Client.resume(
+            suspended,
+            LateInput(session.take),
+            latch=self.latch,
+            floors=self._floors,
+            capacity=subject.capacity,
+            coins=self._coins,
+            authority=self._authority,
+            signing_key=self._signing_key,
+            certificate=self._certificate,
+            threads=self._threads,
+        )
+        configuration = client.configuration
+        try:
+            if client.client != self.client or configuration is None:
+                raise Misuse(f"what was suspended is that of {client.client} and not of {self.client}")
+            require_subject(subject, configuration)
+        except SecAggError:
+            client.abort()
+            raise
+        return client
+
+
+class PairwiseClientSession(Confined):
+    """A client's side; ``Client`` holds the latches and the mathematics."""
+
+    def __init__(self, member: PairwiseMember, subject: Subject, update: LateUpdate | None) -> None:
+        self._member, self._subject, self._update = member, subject, update
+        self._client: Client | None = None
+
+    def begin(self, client: Client) -> None:
+        """Work with this client, whose input ``take`` makes; for ``PairwiseMember.join``."""
+        self._client = client
+
+    @property
+    def _machine(self) -> Client:
+        if self._client is None:
+            raise Misuse("a session is begun with PairwiseMember.join")
+        return self._client
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self._member.client
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """What other clients sent that was of no use."""
+        return tuple(self._machine.complaints)
+
+    def answer(self, message: bytes) -> bytes:
+        """Return the answer to a message; the upload is handed out once."""
+        client = self._machine
+        if client.state is ClientState.AWAITING_OFFER:
+            require_subject(self._subject, SessionConfiguration.decode(message))
+        answers = client.receive(message)
+        client.forget_upload()
+        if not answers:
+            raise Misuse("the upload was handed over before, and nothing keeps it", reason=Reason.ALREADY_SPENT)
+        return answers[0]
+
+    def take(self, configuration: SessionConfiguration) -> tuple[Payload, int]:
+        """Charge the ledger and make the update; all that can be checked without it was."""
+        if self._update is None:
+            raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
+        self._member.charge(configuration.task, configuration.round_number)
+        update = self._update.take()
+        if update.model_digest != configuration.model_digest:
+            raise InvalidParameters(
+                "the session is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
+            )
+        return update.payload, update.weight
+
+    def suspend(self) -> Secret | None:
+        """Return the record that ``join`` goes on from, and answer no more."""
+        client = self._machine
+        if client.state in (ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED):
+            client.abort()
+            return None
+        return client.suspend()
+
+    def abort(self) -> None:
+        """Leave and wipe."""
+        self._machine.abort()
+
+    def __repr__(self) -> str:
+        return f"<PairwiseClientSession of {self.client}>"
+
+
+def require_subject(subject: Subject, configuration: SessionConfiguration) -> None:
+    """Refuse an offer about something else; a model that the client is sent later is compared with its update.
+
+    Raises:
+        InvalidParameters: naming what differs.
+    """
+    terms = SessionTerms(
+        task=subject.task,
+        model_digest=configuration.model_digest if subject.model_digest is None else subject.model_digest,
+        round_number=subject.round_number,
+        application_digest=subject.terms,
+    )
+    terms.require(configuration)
+    if configuration.layout != subject.layout:
+        raise InvalidParameters(
+            "the offer has another layout than this client's codec; offer what the client trained for",
+            reason=Reason.BELOW_FLOOR,
+        )

@@ -1,0 +1,55 @@
+"""Files that are on disk when a call returns: made once, or replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from secagg.errors import InvalidParameters
+
+
+def require_own_folder(folder: Path) -> None:
+    """Make a folder for this user alone, or take one that is.
+
+    Raises:
+        InvalidParameters: somebody else owns it, or may look into it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
+        raise InvalidParameters(f"{folder} must be this user's alone; remove it, or name another folder")
+
+
+def create(path: Path) -> None:
+    """Make an empty file that was not there; one caller alone gets this.
+
+    Raises:
+        FileExistsError: it is there.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Put data in the place of a file, so that a crash leaves the one or the other and never a part."""
+    beside = path.with_name(path.name + ".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let what was made, renamed or removed in a folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
