@@ -49,23 +49,27 @@ class SealLedger(Confined):
             Misuse: the ledger is for another task.
             PeerMisbehaved: the model was answered before, or the budget is spent.
         """
-        if task != self.task:
-            raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
         with self._lock:
-            is_repeat = version <= self.last_version
-            if is_repeat and not (self.repeats_allowed and is_noised and version == self.last_version):
-                raise PeerMisbehaved(
-                    f"an update of model {self.last_version} was sealed before, and this is of model {version}; two "
-                    "releases that differ in one client give that client away, so train on a newer model",
-                    reason=Reason.ALREADY_ANSWERED,
-                )
-            if self.maximum_seals is not None and self.seals >= self.maximum_seals:
-                raise PeerMisbehaved(
-                    f"this client has sealed {self.seals} uploads, which is its budget for the task",
-                    reason=Reason.BUDGET_SPENT,
-                )
+            self.require_open(task, version, is_noised=is_noised)
             self.seals += 1
             self.last_version = version
+
+    def require_open(self, task: bytes, version: int, *, is_noised: bool) -> None:
+        """Refuse what ``charge`` would refuse, before anything is trained; nothing changes."""
+        if task != self.task:
+            raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
+        is_repeat = version <= self.last_version
+        if is_repeat and not (self.repeats_allowed and is_noised and version == self.last_version):
+            raise PeerMisbehaved(
+                f"an update of model {self.last_version} was sealed before, and this is of model {version}; two "
+                "releases that differ in one client give that client away, so train on a newer model",
+                reason=Reason.ALREADY_ANSWERED,
+            )
+        if self.maximum_seals is not None and self.seals >= self.maximum_seals:
+            raise PeerMisbehaved(
+                f"this client has sealed {self.seals} uploads, which is its budget for the task",
+                reason=Reason.BUDGET_SPENT,
+            )
 
     def encode(self) -> bytes:
         """Return the record to store."""

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Final
 
-from secagg.contract import Payload
+from secagg.contract import Payload, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.parameters import ClientFloors, SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.latch import Latch
+from secagg.session.latch import Latch, MemoryLatch
+from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
+from secagg.session.simulated_keys import SimulatedKeys
 
 from .client import Client
 from .configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, SessionConfiguration
-from .graph import Topology
+from .graph import MAXIMUM_POPULATION, Topology
 from .member import LateInput, SessionTerms
 from .plan import SessionPlan, plan_session
 from .server import Server
@@ -406,3 +408,69 @@ def require_subject(subject: Subject, configuration: SessionConfiguration) -> No
             "the offer has another layout than this client's codec; offer what the client trained for",
             reason=Reason.BELOW_FLOOR,
         )
+
+
+# --- In one process ---------------------------------------------------------------------------------------------------
+
+
+class PairwiseSimulation(Confined):
+    """A server and its clients in one process; see ``Simulation``."""
+
+    def __init__(self, settings: PairwiseSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+        """Draw the authority's key."""
+        del clock  # Nothing here expires.
+        self._settings, self._coins, self._threads = settings, coins, threads
+        self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
+        self._latch = MemoryLatch()
+
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PairwiseServerSession:
+        """Begin a session."""
+        authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
+        helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
+        return open_session(subject, self._settings, invited, helpers)
+
+    def member(self, client: ClientId) -> PairwiseMember:
+        """Return a client."""
+        settings = self._settings
+        key, certificate = (None, None) if self._keys is None else self._keys.of(client)
+        return PairwiseMember(
+            client,
+            floors=ClientFloors(
+                suites=frozenset({settings.suite}),
+                modes=frozenset({settings.mode}),
+                minimum_cohort=settings.minimum_cohort or LEAST_COHORT,
+                minimum_threshold=LEAST_THRESHOLD,
+                minimum_modulus_bits=1,
+                maximum_length=1 << 40,
+                maximum_population=settings.population or MAXIMUM_POPULATION,
+                assumed_corrupted=settings.corrupted,
+                privacy_bits=settings.privacy_bits,
+            ),
+            coins=self._coins,
+            authority=None if self._keys is None else self._keys.authority,
+            signing_key=key,
+            certificate=certificate,
+            latch=self._latch,
+            threads=self._threads,
+        )
+
+    @property
+    def bytes_between(self) -> int:
+        """Nothing: there are no helpers."""
+        return 0
+
+    def close(self) -> None:
+        """End; nothing outlives a session."""
+
+
+ENTRY: Final = ProtocolEntry(
+    name="pairwise",
+    summary="pairwise masks: one server, four or five exchanges, any number of dropouts that was planned for",
+    settings=PairwiseSettings,
+    segments=frozenset({RingSegment}),
+    stages=tuple(stage.name for stage in STAGES.values()),
+    open_session=open_session,
+    helpers=PairwiseHelpers,
+    simulate=PairwiseSimulation,
+    resumes=True,
+)

@@ -47,16 +47,9 @@ class UploadLedger(Confined):
             Misuse: the ledger is for another task, or this very update was uploaded before.
             PeerMisbehaved: the round was answered before, or is older than one that was.
         """
-        if task != self.task:
-            raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
         digest = hashlib.sha256(bind(Label.INDEXING_SPENT_UPDATE, payload.encode())).digest()
         with self._lock:
-            if round_number <= self.last_round:
-                raise PeerMisbehaved(
-                    f"this client uploaded for round {self.last_round}, and is asked for round {round_number}; rounds "
-                    "go up, and each has one upload",
-                    reason=Reason.ALREADY_ANSWERED,
-                )
+            self.require_open(task, round_number)
             if digest in self._spent:
                 raise Misuse(
                     "this update was uploaded for an earlier round, and two sums that differ in one client give that "
@@ -65,6 +58,17 @@ class UploadLedger(Confined):
                 )
             self.last_round = round_number
             self._spent = [*self._spent, digest][-REMEMBERED:]
+
+    def require_open(self, task: bytes, round_number: int) -> None:
+        """Refuse a round that ``charge`` would refuse, before anything is trained; nothing changes."""
+        if task != self.task:
+            raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
+        if round_number <= self.last_round:
+            raise PeerMisbehaved(
+                f"this client uploaded for round {self.last_round}, and is asked for round {round_number}; rounds go "
+                "up, and each has one upload",
+                reason=Reason.ALREADY_ANSWERED,
+            )
 
     def encode(self) -> bytes:
         """Return the record to store."""

@@ -116,6 +116,15 @@ class IndexingServer(Confined):
                 self._state.remember(message, opener.open(upload))
             return upload_id
 
+    def sender_of(self, message: bytes) -> ClientId:
+        """Return who made this server's half of an upload, as the authority certifies; nothing is taken yet.
+
+        Raises:
+            AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage: as for ``receive``.
+        """
+        with self._lock:
+            return self._state.opener.read(owned_bytes(message)).header.client
+
     def deal(self, message: bytes) -> bytes:
         """Take a dealer's batch, in index sharing, and return its id; the same batch again changes nothing.
 

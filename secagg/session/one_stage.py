@@ -23,6 +23,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 
+from .connection import HelperLost
 from .roles import LateUpdate, Released, Stage, Subject, Turnout
 
 
@@ -135,9 +136,9 @@ class OneStageServerSession(Confined, ABC):
                 self._leave(sender)
                 self._faults.append(error)
                 raise
-            except ConnectionError:
+            except (ConnectionError, Misuse) as error:
                 self.abort()
-                raise
+                raise _lost(error) from error
             self._seen[sender] = digest
             self._open -= 1
 
@@ -161,7 +162,10 @@ class OneStageServerSession(Confined, ABC):
                 raise Misuse("there is no stage to close")
             if len(self._seen) < self._minimum:
                 raise ThresholdNotMet(needed=self._minimum, present=len(self._seen), what="uploads")
-            self._settle()
+            try:
+                self._settle()
+            except Misuse as error:
+                raise _lost(error) from error
             self._is_closed = True
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
@@ -171,6 +175,8 @@ class OneStageServerSession(Confined, ABC):
                 raise Misuse("close the last stage first; a session releases once")
             try:
                 return self._sum(progress)
+            except Misuse as error:
+                raise _lost(error) from error
             finally:
                 self.abort()
 
@@ -198,6 +204,11 @@ class OneStageServerSession(Confined, ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {len(self._seen)} uploads{', over' if self._is_over else ''}>"
+
+
+def _lost(error: Exception) -> ConnectionError:
+    """Return what a helper's error means here: one that refuses a call as out of order has forgotten the session."""
+    return error if isinstance(error, ConnectionError) else HelperLost(f"a helper has left the session: {error}")
 
 
 class OneStageClientSession(Confined, ABC):

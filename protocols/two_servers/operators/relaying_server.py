@@ -75,6 +75,16 @@ class RelayingServer(Confined):
                 # It is not the fault of whoever uploaded last; the round ends with it.
                 self._failure = error
 
+    def settle(self) -> None:
+        """Decide with server 1 about what was received since the last batch.
+
+        Raises:
+            PeerError, Misuse: the round failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._check()
+
     def finish(self) -> RoundResult:
         """Decide about all uploads, and release the sum with server 1.
 
@@ -82,10 +92,8 @@ class RelayingServer(Confined):
             ThresholdNotMet: too few uploads were taken; nothing is released.
             PeerError, Misuse: the round failed; nothing is released by this server.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.settle()
         zero = self._zero
-        self._check()
         commitment = zero.agree(self._ask(zero.close()))
         share = zero.open(self._ask(commitment))
         return zero.combine(self._ask(share))

@@ -1,0 +1,383 @@
+"""One buffer of an enclave as a session: one stage; evidence is judged before anything is trained or sealed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from fractions import Fraction
+from typing import ClassVar, Final
+
+from secagg.contract import IndexSegment, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
+from secagg.session.registry import Clock, ProtocolEntry
+from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.simulated_keys import SimulatedKeys
+from secagg.wire import MessageKind, Reader, Writer
+
+from .attestation import Evidence
+from .client import Client
+from .floors import EnclaveFloors
+from .host import EnclaveConnection, Host, split_upload
+from .ledger import SealLedger
+from .plan import DEFAULT_LIFETIME, plan_enclave
+from .privacy.sensitivity import Adjacency
+from .process import SIMULATED, encode_attested_offer
+from .remote_enclave import decode_attested_offer
+from .simulated_enclave import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
+from .trusted.configuration import EnclaveConfiguration, ReleaseForm
+from .trusted.histogram import Accumulation
+from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp, SealedUpload
+from .trusted.noise import NoiseKind
+from .verified_enclave import Judge, VerifiedEnclave
+
+STAGE: Final = "sealed upload"
+_VERSION_BYTES: Final = 8
+_MOST_BYTES: Final = (1 << 32) - 1
+
+
+# --- The host ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveSettings:
+    """What an epoch is configured for; ``plan_enclave`` says what each value means."""
+
+    suite: Suite = Suite.HYBRID
+    minimum_cohort: int = LEAST_COHORT
+    maximum_cohort: int = 1 << 16
+    maximum_weight: int = 1
+    staleness_weights: tuple[int, ...] = (1,)
+    form: ReleaseForm = ReleaseForm.DECODED_SUM
+    accumulation: Accumulation = Accumulation.OBLIVIOUS
+    noise_multiplier: Fraction | None = None
+    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: tuple[int, ...] = ()
+    releases_per_client: int = 1
+    adjacency: Adjacency = Adjacency.REPLACE
+    lifetime: timedelta = DEFAULT_LIFETIME
+
+    def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+        """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
+
+        Raises:
+            InvalidParameters, CapacityExceeded: no enclave can; the message says what to change.
+        """
+        has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
+        return plan_enclave(
+            task=subject.task,
+            layout=subject.layout,
+            tables=subject.tables if has_indices else (),
+            capacity=subject.capacity,
+            authority=authority,
+            minimum_cohort=self.minimum_cohort,
+            maximum_cohort=self.maximum_cohort,
+            now=now,
+            lifetime=self.lifetime,
+            suite=self.suite,
+            form=self.form,
+            accumulation=self.accumulation,
+            maximum_weight=self.maximum_weight,
+            staleness_weights=self.staleness_weights,
+            noise_multiplier=self.noise_multiplier,
+            noise_kind=self.noise_kind,
+            l2_bounds=self.l2_bounds,
+            releases_per_client=self.releases_per_client,
+            adjacency=self.adjacency,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveHelpers:
+    """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
+
+    configuration: EnclaveConfiguration
+    """That of the epoch, from ``EnclaveSettings.plan``."""
+    connection: EnclaveConnection
+    offer: EnclaveOffer
+    evidence: Evidence | SimulatedEvidence
+
+
+def open_session(
+    subject: Subject, settings: EnclaveSettings, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
+) -> EnclaveServerSession:
+    """Open a buffer of an epoch that runs.
+
+    Raises:
+        InvalidParameters: the epoch is for another task or layout, or for other cohorts and weights than the settings.
+    """
+    configuration = helpers.configuration
+    for name, planned, wanted in (
+        ("task", configuration.task, subject.task),
+        ("layout", configuration.layout, subject.layout),
+        ("minimum_cohort", configuration.minimum_cohort, settings.minimum_cohort),
+        ("maximum_weight", configuration.maximum_weight, settings.maximum_weight),
+    ):
+        if planned != wanted:
+            raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")
+    host = Host(configuration, helpers.connection)
+    return EnclaveServerSession(host, encode_offer(helpers.offer, helpers.evidence), subject, invited)
+
+
+def encode_offer(offer: EnclaveOffer, evidence: Evidence | SimulatedEvidence) -> bytes:
+    """Return an epoch's offer with its evidence, as clients are shown it."""
+    if isinstance(evidence, SimulatedEvidence):
+        return encode_attested_offer(offer, SIMULATED, evidence.binding)
+    return encode_attested_offer(offer, evidence.format.value, evidence.document)
+
+
+def stamp_of(subject: Subject, model_digest: bytes | None) -> ModelStamp:
+    """Return what all uploads of a buffer have in common: the round, the model, and what else clients are told."""
+    bound = bind(
+        Label.SESSION_MODEL, subject.capacity.to_bytes(8, "big"), model_digest or bytes(DIGEST_BYTES), subject.terms
+    )
+    return ModelStamp(version=subject.round_number, digest=hashlib.sha256(bound).digest())
+
+
+class EnclaveServerSession(OneStageServerSession):
+    """The host's side of one buffer."""
+
+    name: ClassVar[str] = STAGE
+
+    def __init__(self, host: Host, attested: bytes, subject: Subject, invited: frozenset[ClientId] | None) -> None:
+        """Open the buffer.
+
+        Args:
+            attested: the epoch's offer with its evidence.
+        """
+        configuration, model = host.configuration, stamp_of(subject, subject.model_digest)
+        writer = Writer(MessageKind.ENCLAVE_INVITATION).variable(configuration.encode(), _MOST_BYTES)
+        writer.variable(attested, _MOST_BYTES).integer(model.version, _VERSION_BYTES)
+        invitation = writer.fixed(model.digest, DIGEST_BYTES).finish()
+        super().__init__(invitation, invited, configuration.minimum_cohort)
+        self._host = host
+        self._is_released = False
+        host.open_buffer(model.version, model.digest)
+
+    def _take(self, sender: ClientId, message: bytes) -> None:
+        sealed, _ = split_upload(message, self._host.configuration)
+        certified = SealedUpload.decode(sealed, self._host.configuration).header.certificate.client
+        if certified != sender:
+            raise PeerMisbehaved(
+                f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
+            )
+        self._host.receive(message)
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress  # One step.
+        aggregate, receipt = self._host.release()
+        self._is_released = True
+        counted = frozenset(self._seen)
+        return Released(
+            aggregate=aggregate, counted=counted, left_out={}, revealed=frozenset({counted}), receipt=receipt.encode()
+        )
+
+    def _wipe(self) -> None:
+        if self._is_released:
+            return
+        try:
+            self._host.give_up_buffer()
+        except (SecAggError, ConnectionError):
+            # An enclave that is lost, or that gave the buffer up itself, holds nothing more of it.
+            return
+
+
+# --- The client -------------------------------------------------------------------------------------------------------
+
+
+class EnclaveMember(Confined):
+    """A client of enclaves."""
+
+    def __init__(  # noqa: PLR0913 -- what a client brings
+        self,
+        *,
+        certificate: Certificate,
+        signing_key: SigningKey,
+        floors: EnclaveFloors,
+        judge: Judge,
+        ledger: SealLedger,
+        clock: Clock,
+        coins: Coins,
+        threads: int = 1,
+    ) -> None:
+        """Prepare to join sessions; the arguments are those of ``Client``, with a judge of evidence and a clock."""
+        self.certificate, self.signing_key, self.floors = certificate, signing_key, floors
+        self.judge, self.ledger, self.clock, self.coins, self.threads = judge, ledger, clock, coins, threads
+
+    def join(
+        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+    ) -> EnclaveClientSession:
+        """Begin; there is nothing to go on with."""
+        return EnclaveClientSession(self, subject, update, suspended)
+
+
+class EnclaveClientSession(OneStageClientSession):
+    """A client's side of one buffer."""
+
+    def __init__(
+        self, member: EnclaveMember, subject: Subject, update: LateUpdate | None, suspended: Secret | None
+    ) -> None:
+        super().__init__(member.certificate.client, subject, update, suspended)
+        self._member = member
+
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        member, subject = self._member, self._subject
+        configuration, offer, evidence, named = _decode_invitation(message)
+        if configuration.task != subject.task:
+            raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
+        if named.version != subject.round_number:
+            raise InvalidParameters("the buffer is of another round than this client's", reason=Reason.BELOW_FLOOR)
+        if subject.model_digest is not None:
+            _require_same(named, stamp_of(subject, subject.model_digest))
+        enclave = VerifiedEnclave(offer, evidence, configuration=configuration, judge=member.judge, now=member.clock())
+        tables = subject.tables if configuration.index_segments else ()
+        client = Client(
+            certificate=member.certificate,
+            signing_key=member.signing_key,
+            floors=member.floors,
+            layout=subject.layout,
+            tables=tables,
+            capacity=subject.capacity,
+            ledger=member.ledger,
+            coins=member.coins,
+            threads=member.threads,
+        )
+        # All that can be refused is refused before anything is trained; sealing checks it again, at its own time.
+        member.floors.admit(
+            configuration,
+            layout=subject.layout,
+            tables=tables,
+            maximum_seals=member.ledger.maximum_seals,
+            now=member.clock(),
+        )
+        member.ledger.require_open(configuration.task, named.version, is_noised=configuration.noise is not None)
+        made = update.take()
+        _require_same(named, stamp_of(subject, made.model_digest))
+        return client.seal(made.payload, enclave=enclave, model=named, weight=made.weight, now=member.clock()).encode()
+
+
+def _decode_invitation(
+    message: bytes,
+) -> tuple[EnclaveConfiguration, EnclaveOffer, Evidence | SimulatedEvidence, ModelStamp]:
+    reader = Reader(message, MessageKind.ENCLAVE_INVITATION)
+    configuration = EnclaveConfiguration.decode(reader.variable(_MOST_BYTES))
+    offer, evidence = decode_attested_offer(reader.variable(_MOST_BYTES))
+    model = ModelStamp(version=reader.integer(_VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
+    reader.finish()
+    return configuration, offer, evidence, model
+
+
+def _require_same(named: ModelStamp, own: ModelStamp) -> None:
+    if named != own:
+        raise InvalidParameters(
+            "the buffer is about another model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
+        )
+
+
+# --- In one process ---------------------------------------------------------------------------------------------------
+
+
+class EnclaveSimulation(Confined):
+    """A simulated enclave, its host and its clients; see ``Simulation``. There is an epoch for each layout."""
+
+    def __init__(self, settings: EnclaveSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+        """Draw the authority's key; an epoch begins with the first session."""
+        self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
+        self._keys = SimulatedKeys(coins)
+        self._ledgers = dict[ClientId, SealLedger]()
+        self._enclave: _CountedEnclave | None = None
+        self._task = b""
+
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> EnclaveServerSession:
+        """Open a buffer, of the epoch that runs if it is for this layout."""
+        self._task = subject.task
+        running = self._enclave
+        if running is None or not running.is_for(subject):
+            count = 0 if running is None else running.bytes_between
+            self.close()
+            configuration = self._settings.plan(subject, self._keys.authority, self._clock())
+            enclave = SimulatedEnclave(configuration, coins=self._coins, threads=self._threads)
+            running = self._enclave = _CountedEnclave(enclave, count)
+        enclave = running.enclave
+        helpers = EnclaveHelpers(
+            configuration=enclave.configuration, connection=running, offer=enclave.offer, evidence=enclave.evidence
+        )
+        return open_session(subject, self._settings, invited, helpers)
+
+    def member(self, client: ClientId) -> EnclaveMember:
+        """Return a client."""
+        settings, (key, certificate) = self._settings, self._keys.of(client)
+        return EnclaveMember(
+            certificate=certificate,
+            signing_key=key,
+            floors=EnclaveFloors(
+                suites=frozenset({settings.suite}),
+                minimum_cohort=settings.minimum_cohort,
+                maximum_length=1 << 40,
+                authority=self._keys.authority.public_key,
+                maximum_weight=settings.maximum_weight,
+                histograms_accepted=settings.form is ReleaseForm.HISTOGRAM,
+                direct_accepted=settings.accumulation is Accumulation.DIRECT,
+            ),
+            judge=SimulatedJudge(),
+            ledger=self._ledgers.setdefault(client, SealLedger(self._task)),
+            clock=self._clock,
+            coins=self._coins,
+            threads=self._threads,
+        )
+
+    @property
+    def bytes_between(self) -> int:
+        """How many bytes went into and out of the enclave."""
+        return 0 if self._enclave is None else self._enclave.bytes_between
+
+    def close(self) -> None:
+        """End the epoch."""
+        if self._enclave is not None:
+            self._enclave.enclave.destroy()
+
+
+class _CountedEnclave(Confined):
+    """An enclave whose messages are counted."""
+
+    def __init__(self, enclave: SimulatedEnclave, count: int) -> None:
+        self.enclave, self.bytes_between = enclave, count
+
+    def is_for(self, subject: Subject) -> bool:
+        configuration = self.enclave.configuration
+        return (configuration.task, configuration.layout) == (subject.task, subject.layout)
+
+    def open_buffer(self, version: int, model_digest: bytes) -> None:
+        self.enclave.open_buffer(version, model_digest)
+
+    def receive(self, message: bytes) -> int:
+        self.bytes_between += len(message)
+        return self.enclave.receive(message)
+
+    def release(self) -> bytes:
+        released = self.enclave.release()
+        self.bytes_between += len(released)
+        return released
+
+    def give_up_buffer(self) -> None:
+        self.enclave.give_up_buffer()
+
+
+ENTRY: Final = ProtocolEntry(
+    name="enclave",
+    summary="an attested enclave behind an untrusted host: one exchange, any segment",
+    settings=EnclaveSettings,
+    segments=frozenset({RingSegment, IndexSegment}),
+    stages=(STAGE,),
+    open_session=open_session,
+    helpers=EnclaveHelpers,
+    simulate=EnclaveSimulation,
+)

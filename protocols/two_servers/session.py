@@ -1,0 +1,399 @@
+"""Two servers as a session of the one that clients reach: one stage, and a helper behind a connection."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Final
+
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.connection import Ask
+from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
+from secagg.session.registry import Clock, ProtocolEntry
+from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.simulated_keys import SimulatedKeys
+from secagg.wire import MessageKind, Reader, Writer
+
+from .client import Client
+from .configuration import IndexingConfiguration, SharingMode
+from .floors import IndexingFloors
+from .journal import NoJournal
+from .ledger import UploadLedger
+from .operators.relay_messages import RoundOffers, decode_halves, encode_halves
+from .operators.relaying_server import RelayingServer
+from .operators.server_keys import ServerKeys, new_server_keys
+from .operators.standing_rules import StandingFloors, StandingRounds
+from .operators.standing_server import StandingServer, asking
+from .release import RoundResult
+from .server import IndexingServer
+from .server_messages import RoundStamp, ServerOffer
+
+STAGE: Final = "shared upload"
+_MOST_BYTES: Final = (1 << 32) - 1
+_MOST_LANES: Final = 1 << 40
+
+
+# --- Server 0 ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoServersSettings:
+    """What a round is configured for; ``IndexingConfiguration`` says what each value means."""
+
+    suite: Suite = Suite.CLASSIC
+    is_checked: bool = True
+    """Whether clients prove that each of their indices is one vote."""
+    depth: int | None = None
+    minimum_cohort: int = LEAST_COHORT
+    maximum_cohort: int | None = None
+    """By default all who are invited."""
+    maximum_rejections: int = 0
+    weights: tuple[int, ...] = (1,)
+    lifetime: timedelta = timedelta(hours=12)
+
+    @property
+    def mode(self) -> SharingMode:
+        """How indices are shared."""
+        return SharingMode.CHECKED_POINT_FUNCTIONS if self.is_checked else SharingMode.UNCHECKED_POINT_FUNCTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoServersHelpers:
+    """Server 0's keys, and how it reaches server 1."""
+
+    keys: ServerKeys
+    """Server 0's own; whoever loaded them wipes them, after the last session."""
+    server_one: bytes
+    """The public key of server 1."""
+    authority: bytes
+    """The public key of who certifies clients."""
+    ask: Ask
+    coins: Coins
+    clock: Clock
+    is_simulated: bool = False
+    """Whether server 1 is in this process, which protects nobody from it; clients are told."""
+    threads: int = 1
+
+
+def open_session(
+    subject: Subject, settings: TwoServersSettings, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
+) -> TwoServersSession:
+    """Begin a round with server 1.
+
+    Raises:
+        InvalidParameters, PeerMisbehaved: the settings do not fit, or server 1 takes no part.
+        AuthenticationFailed: what answers is not server 1.
+        ConnectionError: server 1 cannot be reached.
+    """
+    most = settings.maximum_cohort or (None if invited is None else len(invited))
+    if most is None:
+        raise InvalidParameters("settings.maximum_cohort says how many upload at most, unless the invited are named")
+    signing_key = helpers.keys.signing_key()
+    configuration = IndexingConfiguration(
+        task=subject.task,
+        suite=settings.suite,
+        authority=helpers.authority,
+        server_keys=(signing_key.public_key, helpers.server_one),
+        layout=bound_layout(subject, subject.model_digest),
+        mode=settings.mode,
+        depth=settings.depth,
+        minimum_cohort=settings.minimum_cohort,
+        maximum_cohort=most,
+        maximum_rejections=settings.maximum_rejections,
+        weights=settings.weights,
+        expiry=int((helpers.clock() + settings.lifetime).timestamp()),
+    )
+    zero = IndexingServer(
+        configuration,
+        ServerId(0),
+        round_number=subject.round_number,
+        signing_key=signing_key,
+        pair_key=helpers.keys.pair_key,
+        # A round that this process forgets is over; the next one has another number.
+        journal=NoJournal(),
+        coins=helpers.coins,
+        threads=helpers.threads,
+    )
+    try:
+        return TwoServersSession(subject, zero, helpers.ask, invited, is_simulated=helpers.is_simulated)
+    except BaseException:
+        zero.wipe()
+        raise
+
+
+def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
+    """Return a layout whose version is of model, capacity and terms too: two servers know nothing of these."""
+    bound = bind(
+        Label.SESSION_LAYOUT,
+        subject.layout.version,
+        subject.capacity.to_bytes(8, "big"),
+        model_digest or bytes(hashlib.sha256().digest_size),
+        subject.terms,
+    )
+    return Layout(subject.layout.segments, hashlib.sha256(bound).digest())
+
+
+class TwoServersSession(OneStageServerSession):
+    """Server 0's side of one round."""
+
+    name: ClassVar[str] = STAGE
+
+    def __init__(
+        self,
+        subject: Subject,
+        zero: IndexingServer,
+        ask: Ask,
+        invited: frozenset[ClientId] | None,
+        *,
+        is_simulated: bool,
+    ) -> None:
+        """Begin the round at server 1, and open the stage."""
+        self._subject, self._zero, self._relaying = subject, zero, RelayingServer(zero, ask)
+        shown = RoundOffers(is_simulated=is_simulated, offers=self._relaying.begin())
+        writer = Writer(MessageKind.TWO_SERVERS_INVITATION).variable(zero.configuration.encode(), _MOST_BYTES)
+        invitation = writer.variable(shown.encode(), _MOST_BYTES).finish()
+        super().__init__(invitation, invited, zero.configuration.minimum_cohort)
+
+    def _take(self, sender: ClientId, message: bytes) -> None:
+        certified = self._zero.sender_of(decode_halves(message)[0])
+        if certified != sender:
+            raise PeerMisbehaved(
+                f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
+            )
+        self._relaying.receive(message)
+
+    def _settle(self) -> None:
+        self._relaying.settle()
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress  # The servers say three things each, whatever the size.
+        found = self._relaying.finish()
+        left_out = _left_out(found, self._minimum)
+        self._faults += [error for error in left_out.values() if isinstance(error, PeerMisbehaved)]
+        sums, counted = found.aggregate, frozenset(found.counted)
+        return Released(
+            aggregate=Aggregate(self._subject.layout, sums.values, sums.contributors, sums.total_weight),
+            counted=counted,
+            left_out=left_out,
+            revealed=frozenset({counted}),
+        )
+
+    def _wipe(self) -> None:
+        self._zero.wipe()
+
+
+def _left_out(found: RoundResult, minimum: int) -> dict[ClientId, SecAggError]:
+    errors: dict[ClientId, SecAggError] = {
+        client: ThresholdNotMet(needed=minimum, present=0, what="uploads of this client's weight")
+        for client in found.left_out
+    }
+    for client, sentence in found.rejected.items():
+        errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits={client})
+    return errors
+
+
+# --- The client -------------------------------------------------------------------------------------------------------
+
+
+class TwoServersMember(Confined):
+    """A client of two servers."""
+
+    def __init__(  # noqa: PLR0913 -- what a client brings
+        self,
+        *,
+        certificate: Certificate,
+        signing_key: SigningKey,
+        floors: IndexingFloors,
+        ledger: UploadLedger,
+        clock: Clock,
+        coins: Coins,
+        accepts_simulated: bool = False,
+        threads: int = 1,
+    ) -> None:
+        """Prepare to join sessions; the arguments are those of ``Client``, with a clock.
+
+        Args:
+            accepts_simulated: whether a second server that the first one simulates is good enough; for rehearsals.
+        """
+        self.certificate, self.signing_key, self.floors, self.ledger = certificate, signing_key, floors, ledger
+        self.clock, self.coins, self.accepts_simulated, self.threads = clock, coins, accepts_simulated, threads
+
+    def join(
+        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+    ) -> TwoServersClientSession:
+        """Begin; there is nothing to go on with."""
+        return TwoServersClientSession(self, subject, update, suspended)
+
+
+class TwoServersClientSession(OneStageClientSession):
+    """A client's side of one round."""
+
+    def __init__(
+        self, member: TwoServersMember, subject: Subject, update: LateUpdate | None, suspended: Secret | None
+    ) -> None:
+        super().__init__(member.certificate.client, subject, update, suspended)
+        self._member = member
+
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        member, subject = self._member, self._subject
+        reader = Reader(message, MessageKind.TWO_SERVERS_INVITATION)
+        configuration = IndexingConfiguration.decode(reader.variable(_MOST_BYTES))
+        shown = RoundOffers.decode(reader.variable(_MOST_BYTES))
+        reader.finish()
+        self._require_subject(configuration, shown)
+        # All that can be refused is refused before anything is trained; sharing checks it again, at its own time.
+        member.floors.admit(configuration, layout=configuration.layout, now=member.clock())
+        for index, offer in enumerate(shown.offers):
+            stamp = RoundStamp(context=configuration.context, round_number=subject.round_number, server=ServerId(index))
+            ServerOffer.decode(offer, configuration, stamp)
+        member.ledger.require_open(configuration.task, subject.round_number)
+        made = update.take()
+        layout = bound_layout(subject, made.model_digest)
+        _require_same(configuration.layout, layout)
+        if made.payload.layout != subject.layout:
+            raise InvalidParameters("the update has another layout than this client's codec; encode it with that one")
+        client = Client(
+            certificate=member.certificate,
+            signing_key=member.signing_key,
+            floors=member.floors,
+            layout=layout,
+            capacity=subject.capacity,
+            ledger=member.ledger,
+            coins=member.coins,
+            threads=member.threads,
+        )
+        halves = client.share(
+            Payload(layout, made.payload.values),
+            configuration=configuration,
+            round_number=subject.round_number,
+            offers=shown.offers,
+            now=member.clock(),
+            weight=made.weight,
+        )
+        return encode_halves(*halves)
+
+    def _require_subject(self, configuration: IndexingConfiguration, shown: RoundOffers) -> None:
+        subject = self._subject
+        if configuration.task != subject.task:
+            raise InvalidParameters("the servers count for another task than this client's", reason=Reason.BELOW_FLOOR)
+        if configuration.layout.segments != subject.layout.segments:
+            raise InvalidParameters("the servers count another layout than this client's", reason=Reason.BELOW_FLOOR)
+        if subject.model_digest is not None:
+            _require_same(configuration.layout, bound_layout(subject, subject.model_digest))
+        if shown.is_simulated and not self._member.accepts_simulated:
+            raise InvalidParameters(
+                "the second server is simulated by the first, which protects nobody from it", reason=Reason.BELOW_FLOOR
+            )
+
+
+def _require_same(named: Layout, own: Layout) -> None:
+    if named != own:
+        raise InvalidParameters(
+            "the round is about another codec, model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
+        )
+
+
+# --- In one process ---------------------------------------------------------------------------------------------------
+
+
+class TwoServersSimulation(Confined):
+    """Both servers and their clients in one process; see ``Simulation``."""
+
+    def __init__(self, settings: TwoServersSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+        """Draw the keys of the authority and of both servers."""
+        self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
+        self._keys = SimulatedKeys(coins)
+        self._zero, self._one = new_server_keys(coins)
+        self._server_keys = self._zero.signing_key().public_key, self._one.signing_key().public_key
+        floors = StandingFloors(
+            task_prefix=b"",
+            authority=self._keys.authority.public_key,
+            server_keys=self._server_keys,
+            modes=frozenset({settings.mode}),
+            minimum_cohort=LEAST_COHORT,
+            maximum_cohort=(1 << 24) - 1,
+            maximum_lanes=_MOST_LANES,
+            maximum_weight=max(settings.weights),
+            maximum_lifetime=2 * settings.lifetime,
+        )
+        standing = StandingServer(
+            self._one, StandingRounds(floors, NoJournal()), coins=coins, clock=clock, threads=threads
+        )
+        self._asked, self._standing, self._count = asking(standing.answer), standing, 0
+        self._ledgers = dict[ClientId, UploadLedger]()
+        self._task = b""
+
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> TwoServersSession:
+        """Begin a round; its number is above that of the last one."""
+        self._task = subject.task
+        helpers = TwoServersHelpers(
+            keys=self._zero,
+            server_one=self._server_keys[1],
+            authority=self._keys.authority.public_key,
+            ask=self._ask,
+            coins=self._coins,
+            clock=self._clock,
+            is_simulated=True,
+            threads=self._threads,
+        )
+        return open_session(subject, self._settings, invited, helpers)
+
+    def _ask(self, request: bytes) -> bytes:
+        answer = self._asked(request)
+        self._count += len(request) + len(answer)
+        return answer
+
+    def member(self, client: ClientId) -> TwoServersMember:
+        """Return a client."""
+        settings, (key, certificate) = self._settings, self._keys.of(client)
+        return TwoServersMember(
+            certificate=certificate,
+            signing_key=key,
+            floors=IndexingFloors(
+                suites=frozenset({settings.suite}),
+                authority=self._keys.authority.public_key,
+                server_keys=self._server_keys,
+                minimum_cohort=settings.minimum_cohort,
+                maximum_length=_MOST_LANES,
+                maximum_weight=max(settings.weights),
+                modes=frozenset({settings.mode}),
+            ),
+            ledger=self._ledgers.setdefault(client, UploadLedger(self._task)),
+            clock=self._clock,
+            coins=self._coins,
+            accepts_simulated=True,
+            threads=self._threads,
+        )
+
+    @property
+    def bytes_between(self) -> int:
+        """How many bytes the servers sent each other."""
+        return self._count
+
+    def close(self) -> None:
+        """End server 1's round, and wipe both servers' keys."""
+        self._standing.end_round()
+        self._zero.wipe()
+        self._one.wipe()
+
+
+ENTRY: Final = ProtocolEntry(
+    name="two-servers",
+    summary="two servers that do not collude: one exchange, any segment, and no hardware to believe in",
+    settings=TwoServersSettings,
+    segments=frozenset({RingSegment, IndexSegment}),
+    stages=(STAGE,),
+    open_session=open_session,
+    helpers=TwoServersHelpers,
+    simulate=TwoServersSimulation,
+    reveals_weights=True,
+)

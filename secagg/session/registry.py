@@ -1,0 +1,136 @@
+"""Which secure sums there are: one registration for each, and nothing is imported before it is asked for.
+
+A consumer (a command, a training driver, a platform's plug-in) names a protocol and needs nothing deeper:
+
+    entry = find("enclave")
+    settings = entry.settings(maximum_weight=3)
+    with closing(entry.simulate(settings, coins=SystemCoins(), clock=now)) as world:
+        session = world.open(subject, invited)
+        client = world.member(client_id).join(subject, update)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+from secagg.contract import Layout, Segment
+from secagg.crypto.entropy import Coins
+from secagg.errors import InvalidParameters, Misuse
+from secagg.identifiers import ClientId
+
+from .roles import Member, ServerSession, Subject
+
+Clock = Callable[[], datetime]
+"""Returns the time, with a time zone."""
+
+
+class Simulation(Protocol):
+    """A protocol's server, helpers and clients in one process, from one session to the next. It protects nobody."""
+
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> ServerSession:
+        """Begin a session; ``None`` invites everybody."""
+
+    def member(self, client: ClientId) -> Member:
+        """Return a client, always with the same keys and ledger; its floors are what the settings just meet."""
+
+    @property
+    def bytes_between(self) -> int:
+        """How many bytes went between the server and its helpers so far; for ``Measured``."""
+
+    def close(self) -> None:
+        """End what outlives sessions, and wipe it."""
+
+
+class Simulate(Protocol):
+    """Makes a simulation."""
+
+    def __call__(self, settings: Any, *, coins: Coins, clock: Clock, threads: int = 1) -> Simulation:  # noqa: ANN401 -- the protocol's own class
+        """Draw the keys of everybody who is not a client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolEntry:
+    """One protocol, as far as a consumer needs to know it."""
+
+    name: str
+    summary: str
+    """One line, for a table of choices."""
+    settings: type[Any]
+    """A frozen dataclass of what a planner or a user chooses; its defaults are safe."""
+    segments: frozenset[type[Segment]]
+    """Which segments its sums can hold."""
+    stages: tuple[str, ...]
+    """The names of all stages that a session may have, in order; settings may leave some out."""
+    open_session: Callable[..., ServerSession]
+    """``open_session(subject, settings, invited, helpers)``."""
+    helpers: type[Any]
+    """What the server works with: coins, keys, connections."""
+    simulate: Simulate
+    resumes: bool = False
+    """Whether both sides can go on in another process."""
+    reveals_weights: bool = False
+    """Whether the server sees what each client weighs."""
+
+    def require_segments(self, layout: Layout) -> None:
+        """Refuse a layout that this protocol cannot sum.
+
+        Raises:
+            InvalidParameters: naming the segment.
+        """
+        for position, segment in enumerate(layout.segments):
+            if type(segment) not in self.segments:
+                raise InvalidParameters(
+                    f"segment {position} is a {type(segment).__name__}, which {self.name} does not sum; choose another "
+                    "protocol, or a scheme without it"
+                )
+
+
+_REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
+    "pairwise": "secagg.protocols.pairwise_mask.session",
+    "enclave": "secagg.protocols.enclave.session",
+    "two-servers": "secagg.protocols.two_servers.session",
+}
+"""By name, an entry, or the module whose ``ENTRY`` it is."""
+
+
+def names() -> tuple[str, ...]:
+    """Return what can be found, without importing any of it."""
+    return tuple(_REGISTERED)
+
+
+def find(name: str) -> ProtocolEntry:
+    """Return a protocol's entry.
+
+    Raises:
+        InvalidParameters: there is none of this name.
+    """
+    found = _REGISTERED.get(name)
+    if found is None:
+        raise InvalidParameters(f"there is no protocol {name!r}; there are {', '.join(_REGISTERED)}")
+    if isinstance(found, ProtocolEntry):
+        return found
+    entry = import_module(found).ENTRY
+    if not isinstance(entry, ProtocolEntry) or entry.name != name:
+        raise Misuse(f"{found}.ENTRY is no ProtocolEntry of the name {name!r}")
+    _REGISTERED[name] = entry
+    return entry
+
+
+def register(protocol: ProtocolEntry) -> None:
+    """Add a protocol of one's own.
+
+    Raises:
+        Misuse: the name is taken.
+    """
+    if protocol.name in _REGISTERED:
+        raise Misuse(f"there is a protocol {protocol.name!r} already; give this one another name")
+    _REGISTERED[protocol.name] = protocol
+
+
+def unregister(name: str) -> None:
+    """Take a protocol away; for tests."""
+    _REGISTERED.pop(name, None)
