@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
+from functools import partial
 from typing import ClassVar, Final
 
 from secagg.contract import IndexSegment, RingSegment
@@ -42,6 +43,7 @@ from .verified_enclave import Judge, VerifiedEnclave
 STAGE: Final = "sealed upload"
 _VERSION_BYTES: Final = 8
 _MOST_BYTES: Final = (1 << 32) - 1
+_MOST_UPLOADS: Final = 1 << 20
 
 
 # --- The host ---------------------------------------------------------------------------------------------------------
@@ -53,7 +55,8 @@ class EnclaveSettings:
 
     suite: Suite = Suite.HYBRID
     minimum_cohort: int = LEAST_COHORT
-    maximum_cohort: int = 1 << 16
+    maximum_cohort: int | None = None
+    """By default as many as the codec's capacity allows."""
     maximum_weight: int = 1
     staleness_weights: tuple[int, ...] = (1,)
     form: ReleaseForm = ReleaseForm.DECODED_SUM
@@ -71,6 +74,7 @@ class EnclaveSettings:
         Raises:
             InvalidParameters, CapacityExceeded: no enclave can; the message says what to change.
         """
+        heaviest = self.maximum_weight * max(self.staleness_weights)
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
         return plan_enclave(
             task=subject.task,
@@ -79,7 +83,7 @@ class EnclaveSettings:
             capacity=subject.capacity,
             authority=authority,
             minimum_cohort=self.minimum_cohort,
-            maximum_cohort=self.maximum_cohort,
+            maximum_cohort=self.maximum_cohort or min(subject.capacity // heaviest, _MOST_UPLOADS),
             now=now,
             lifetime=self.lifetime,
             suite=self.suite,
@@ -203,14 +207,18 @@ class EnclaveMember(Confined):
         signing_key: SigningKey,
         floors: EnclaveFloors,
         judge: Judge,
-        ledger: SealLedger,
+        ledger: Callable[[bytes], SealLedger],
         clock: Clock,
         coins: Coins,
         threads: int = 1,
     ) -> None:
-        """Prepare to join sessions; the arguments are those of ``Client``, with a judge of evidence and a clock."""
+        """Prepare to join sessions; the arguments are those of ``Client``, with a judge of evidence and a clock.
+
+        Args:
+            ledger: returns what this client has sealed for a task, restored from where it is stored.
+        """
         self.certificate, self.signing_key, self.floors = certificate, signing_key, floors
-        self.judge, self.ledger, self.clock, self.coins, self.threads = judge, ledger, clock, coins, threads
+        self.judge, self.ledger_of, self.clock, self.coins, self.threads = judge, ledger, clock, coins, threads
 
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
@@ -238,7 +246,7 @@ class EnclaveClientSession(OneStageClientSession):
         if subject.model_digest is not None:
             _require_same(named, stamp_of(subject, subject.model_digest))
         enclave = VerifiedEnclave(offer, evidence, configuration=configuration, judge=member.judge, now=member.clock())
-        tables = subject.tables if configuration.index_segments else ()
+        tables, ledger = subject.tables if configuration.index_segments else (), member.ledger_of(subject.task)
         client = Client(
             certificate=member.certificate,
             signing_key=member.signing_key,
@@ -246,7 +254,7 @@ class EnclaveClientSession(OneStageClientSession):
             layout=subject.layout,
             tables=tables,
             capacity=subject.capacity,
-            ledger=member.ledger,
+            ledger=ledger,
             coins=member.coins,
             threads=member.threads,
         )
@@ -255,10 +263,10 @@ class EnclaveClientSession(OneStageClientSession):
             configuration,
             layout=subject.layout,
             tables=tables,
-            maximum_seals=member.ledger.maximum_seals,
+            maximum_seals=ledger.maximum_seals,
             now=member.clock(),
         )
-        member.ledger.require_open(configuration.task, named.version, is_noised=configuration.noise is not None)
+        ledger.require_open(configuration.task, named.version, is_noised=configuration.noise is not None)
         made = update.take()
         _require_same(named, stamp_of(subject, made.model_digest))
         return client.seal(made.payload, enclave=enclave, model=named, weight=made.weight, now=member.clock()).encode()
@@ -292,13 +300,11 @@ class EnclaveSimulation(Confined):
         """Draw the authority's key; an epoch begins with the first session."""
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)
-        self._ledgers = dict[ClientId, SealLedger]()
+        self._ledgers = dict[tuple[ClientId, bytes], SealLedger]()
         self._enclave: _CountedEnclave | None = None
-        self._task = b""
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> EnclaveServerSession:
         """Open a buffer, of the epoch that runs if it is for this layout."""
-        self._task = subject.task
         running = self._enclave
         if running is None or not running.is_for(subject):
             count = 0 if running is None else running.bytes_between
@@ -328,11 +334,14 @@ class EnclaveSimulation(Confined):
                 direct_accepted=settings.accumulation is Accumulation.DIRECT,
             ),
             judge=SimulatedJudge(),
-            ledger=self._ledgers.setdefault(client, SealLedger(self._task)),
+            ledger=partial(self._ledger, client),
             clock=self._clock,
             coins=self._coins,
             threads=self._threads,
         )
+
+    def _ledger(self, client: ClientId, task: bytes) -> SealLedger:
+        return self._ledgers.setdefault((client, task), SealLedger(task))
 
     @property
     def bytes_between(self) -> int:

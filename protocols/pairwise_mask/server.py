@@ -20,6 +20,7 @@ from secagg.crypto.secret import Confined
 from secagg.errors import (
     AuthenticationFailed,
     InternalError,
+    InvalidParameters,
     MalformedMessage,
     Misuse,
     PeerError,
@@ -83,6 +84,8 @@ class Server(Confined):
         self._contributors: ClientSet | None = None
         self._answers = dict[int, RevealedShares]()
         self._open: OpenRound | None = None
+        self._judged = 0, False
+        """The number of advertisers that was judged last, and whether they are enough."""
         self._lock = RLock()
         self.faults = list[PeerError]()
         """What clients did wrong without ending the session, each with its culprits."""
@@ -133,7 +136,23 @@ class Server(Confined):
             heard = len(self._record.advertisements)
             if heard >= self.configuration.maximum_population or self.state in _FINAL:
                 return Turnout.COMPLETE
-            return Turnout.ENOUGH if heard >= self.configuration.minimum_cohort else Turnout.TOO_FEW
+            return Turnout.ENOUGH if self._is_population(heard) else Turnout.TOO_FEW
+
+    def _is_population(self, advertised: int) -> bool:
+        """Whether a roster of so many clients is safe; asked for each count once."""
+        if advertised < self.configuration.minimum_cohort:
+            return False
+        if advertised != self._judged[0]:
+            plan = self._record.plan
+            try:
+                self.configuration.require_population(
+                    advertised, corrupted=plan.corrupted, privacy_bits=plan.privacy_bits, dropped=plan.dropped
+                )
+            except InvalidParameters:
+                self._judged = advertised, False
+            else:
+                self._judged = advertised, True
+        return self._judged[1]
 
     def has_settled(self, client: ClientId) -> bool:
         """Whether a client sent what is due, or may send nothing more."""
@@ -258,7 +277,7 @@ class Server(Confined):
 
     def _opened(self) -> OpenRound | None:
         """Return who takes part in the open round, how many answers are enough, and what its messages are."""
-        needed = self.configuration.minimum_cohort
+        needed = max(self.configuration.minimum_cohort, self.configuration.threshold + 1)
         match self.state:
             case ServerState.AWAITING_ENCRYPTED_SHARES:
                 published = self._agreed(self._published)
@@ -268,7 +287,11 @@ class Server(Confined):
                 sharers = self._agreed(self._sharers)
                 relayed = dict(self._relayed)
                 return self._round_of(
-                    sharers, needed, lambda position: deliver_shares(self.roster, sharers, relayed, position).encode()
+                    sharers,
+                    needed,
+                    lambda position: deliver_shares(self.roster, sharers, relayed, position).encode(),
+                    # Who uploads is who can show shares later, of everybody who shared.
+                    due=tuple(sharers),
                 )
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:
                 sharers, contributors = self._agreed(self._sharers), self._agreed(self._contributors)

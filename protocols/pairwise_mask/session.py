@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import RLock
@@ -9,6 +10,7 @@ from typing import Final
 
 from secagg.contract import Payload, RingSegment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
@@ -84,7 +86,7 @@ class PairwiseSettings:
             model_digest=subject.model_digest or NO_DIGEST,
             round_number=subject.round_number,
             attempt=self.attempt,
-            application_digest=subject.terms,
+            application_digest=terms_digest(subject),
         )
 
 
@@ -390,6 +392,12 @@ class PairwiseClientSession(Confined):
         return f"<PairwiseClientSession of {self.client}>"
 
 
+def terms_digest(subject: Subject) -> bytes:
+    """Return what an offer says about what it has no field for: the capacity, and what else clients are told alike."""
+    bound = bind(Label.SESSION_TERMS, subject.capacity.to_bytes(8, "big"), subject.terms)
+    return hashlib.sha256(bound).digest()
+
+
 def require_subject(subject: Subject, configuration: SessionConfiguration) -> None:
     """Refuse an offer about something else; a model that the client is sent later is compared with its update.
 
@@ -400,7 +408,7 @@ def require_subject(subject: Subject, configuration: SessionConfiguration) -> No
         task=subject.task,
         model_digest=configuration.model_digest if subject.model_digest is None else subject.model_digest,
         round_number=subject.round_number,
-        application_digest=subject.terms,
+        application_digest=terms_digest(subject),
     )
     terms.require(configuration)
     if configuration.layout != subject.layout:
@@ -472,5 +480,5 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=PairwiseHelpers,
     simulate=PairwiseSimulation,
-    resumes=True,
+    restore=restore_session,
 )

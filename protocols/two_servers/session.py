@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import ClassVar, Final
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
@@ -36,10 +37,12 @@ from .operators.standing_server import StandingServer, asking
 from .release import RoundResult
 from .server import IndexingServer
 from .server_messages import RoundStamp, ServerOffer
+from .upload import ROUND_BYTES
 
 STAGE: Final = "shared upload"
 _MOST_BYTES: Final = (1 << 32) - 1
 _MOST_LANES: Final = 1 << 40
+_MOST_UPLOADS: Final = 1 << 20
 
 
 # --- Server 0 ---------------------------------------------------------------------------------------------------------
@@ -55,7 +58,7 @@ class TwoServersSettings:
     depth: int | None = None
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
-    """By default all who are invited."""
+    """By default all who are invited, or as many as the codec's capacity allows where anybody may come."""
     maximum_rejections: int = 0
     weights: tuple[int, ...] = (1,)
     lifetime: timedelta = timedelta(hours=12)
@@ -94,9 +97,7 @@ def open_session(
         AuthenticationFailed: what answers is not server 1.
         ConnectionError: server 1 cannot be reached.
     """
-    most = settings.maximum_cohort or (None if invited is None else len(invited))
-    if most is None:
-        raise InvalidParameters("settings.maximum_cohort says how many upload at most, unless the invited are named")
+    most = min(subject.capacity // max(settings.weights), _MOST_UPLOADS) if invited is None else len(invited)
     signing_key = helpers.keys.signing_key()
     configuration = IndexingConfiguration(
         task=subject.task,
@@ -107,7 +108,7 @@ def open_session(
         mode=settings.mode,
         depth=settings.depth,
         minimum_cohort=settings.minimum_cohort,
-        maximum_cohort=most,
+        maximum_cohort=settings.maximum_cohort or most,
         maximum_rejections=settings.maximum_rejections,
         weights=settings.weights,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),
@@ -159,7 +160,8 @@ class TwoServersSession(OneStageServerSession):
         """Begin the round at server 1, and open the stage."""
         self._subject, self._zero, self._relaying = subject, zero, RelayingServer(zero, ask)
         shown = RoundOffers(is_simulated=is_simulated, offers=self._relaying.begin())
-        writer = Writer(MessageKind.TWO_SERVERS_INVITATION).variable(zero.configuration.encode(), _MOST_BYTES)
+        writer = Writer(MessageKind.TWO_SERVERS_INVITATION).integer(subject.round_number, ROUND_BYTES)
+        writer.variable(zero.configuration.encode(), _MOST_BYTES)
         invitation = writer.variable(shown.encode(), _MOST_BYTES).finish()
         super().__init__(invitation, invited, zero.configuration.minimum_cohort)
 
@@ -213,7 +215,7 @@ class TwoServersMember(Confined):
         certificate: Certificate,
         signing_key: SigningKey,
         floors: IndexingFloors,
-        ledger: UploadLedger,
+        ledger: Callable[[bytes], UploadLedger],
         clock: Clock,
         coins: Coins,
         accepts_simulated: bool = False,
@@ -222,9 +224,10 @@ class TwoServersMember(Confined):
         """Prepare to join sessions; the arguments are those of ``Client``, with a clock.
 
         Args:
+            ledger: returns what this client has uploaded for a task, restored from where it is stored.
             accepts_simulated: whether a second server that the first one simulates is good enough; for rehearsals.
         """
-        self.certificate, self.signing_key, self.floors, self.ledger = certificate, signing_key, floors, ledger
+        self.certificate, self.signing_key, self.floors, self.ledger_of = certificate, signing_key, floors, ledger
         self.clock, self.coins, self.accepts_simulated, self.threads = clock, coins, accepts_simulated, threads
 
     def join(
@@ -246,16 +249,20 @@ class TwoServersClientSession(OneStageClientSession):
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject
         reader = Reader(message, MessageKind.TWO_SERVERS_INVITATION)
+        round_number = reader.integer(ROUND_BYTES)
         configuration = IndexingConfiguration.decode(reader.variable(_MOST_BYTES))
         shown = RoundOffers.decode(reader.variable(_MOST_BYTES))
         reader.finish()
+        if round_number != subject.round_number:
+            raise InvalidParameters("the servers count for another round than this client's", reason=Reason.BELOW_FLOOR)
         self._require_subject(configuration, shown)
         # All that can be refused is refused before anything is trained; sharing checks it again, at its own time.
         member.floors.admit(configuration, layout=configuration.layout, now=member.clock())
         for index, offer in enumerate(shown.offers):
             stamp = RoundStamp(context=configuration.context, round_number=subject.round_number, server=ServerId(index))
             ServerOffer.decode(offer, configuration, stamp)
-        member.ledger.require_open(configuration.task, subject.round_number)
+        ledger = member.ledger_of(subject.task)
+        ledger.require_open(configuration.task, subject.round_number)
         made = update.take()
         layout = bound_layout(subject, made.model_digest)
         _require_same(configuration.layout, layout)
@@ -267,7 +274,7 @@ class TwoServersClientSession(OneStageClientSession):
             floors=member.floors,
             layout=layout,
             capacity=subject.capacity,
-            ledger=member.ledger,
+            ledger=ledger,
             coins=member.coins,
             threads=member.threads,
         )
@@ -329,12 +336,10 @@ class TwoServersSimulation(Confined):
             self._one, StandingRounds(floors, NoJournal()), coins=coins, clock=clock, threads=threads
         )
         self._asked, self._standing, self._count = asking(standing.answer), standing, 0
-        self._ledgers = dict[ClientId, UploadLedger]()
-        self._task = b""
+        self._ledgers = dict[tuple[ClientId, bytes], UploadLedger]()
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> TwoServersSession:
         """Begin a round; its number is above that of the last one."""
-        self._task = subject.task
         helpers = TwoServersHelpers(
             keys=self._zero,
             server_one=self._server_keys[1],
@@ -367,12 +372,15 @@ class TwoServersSimulation(Confined):
                 maximum_weight=max(settings.weights),
                 modes=frozenset({settings.mode}),
             ),
-            ledger=self._ledgers.setdefault(client, UploadLedger(self._task)),
+            ledger=partial(self._ledger, client),
             clock=self._clock,
             coins=self._coins,
             accepts_simulated=True,
             threads=self._threads,
         )
+
+    def _ledger(self, client: ClientId, task: bytes) -> UploadLedger:
+        return self._ledgers.setdefault((client, task), UploadLedger(task))
 
     @property
     def bytes_between(self) -> int:

@@ -76,6 +76,7 @@ class Label(Enum):
     ENCLAVE_RECEIPT = b"secagg/1/enclave-receipt"
     SESSION_MODEL = b"secagg/1/session-model"
     SESSION_LAYOUT = b"secagg/1/session-layout"
+    SESSION_TERMS = b"secagg/1/session-terms"
     SPENT_VALUES = b"secagg/1/spent-values"
     SPENT_TASK = b"secagg/1/spent-task"
     SPENT_LINK = b"secagg/1/spent-link"

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from secagg.contract import Layout, Segment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 
@@ -70,8 +71,8 @@ class ProtocolEntry:
     helpers: type[Any]
     """What the server works with: coins, keys, connections."""
     simulate: Simulate
-    resumes: bool = False
-    """Whether both sides can go on in another process."""
+    restore: Callable[[Secret, frozenset[ClientId] | None], ServerSession] | None = None
+    """Goes on from a server's snapshot, where the protocol has that; its clients can be suspended then too."""
     reveals_weights: bool = False
     """Whether the server sees what each client weighs."""
 

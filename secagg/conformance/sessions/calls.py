@@ -1,0 +1,260 @@
+"""The laws of calls: order, the end, who is invited, who has left, what a client insists on, and going on elsewhere."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from secagg.contract import Layout
+from secagg.errors import ContractViolation, InvalidParameters, Misuse, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.session.roles import ServerSession, Turnout
+
+from .messages import rehearsals
+from .rehearsal import Rehearsal, SessionCandidate, require_refused, two_copies
+
+
+def wrong_order(candidate: SessionCandidate) -> None:
+    """Call in the wrong order; that is refused and changes nothing."""
+    for _, rehearsal in rehearsals(candidate):
+        require_refused("a release before the last stage is closed", rehearsal.server.release, by=(Misuse,))
+        while rehearsal.server.stage is not None:
+            rehearsal.step()
+        require_refused("closing a stage after the last one", rehearsal.server.close_stage, by=(Misuse,))
+        rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def after_the_end(candidate: SessionCandidate) -> None:
+    """Go on after the release; the session says nothing, takes nothing, and releases nothing again."""
+    rehearsal = Rehearsal.begin(candidate)
+    rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+    _require_over(rehearsal.server, candidate)
+    for client, session in rehearsal.sessions.items():
+        session.abort()
+        require_refused(f"a message to {client} after the end", session.answer, b"anything", by=(SecAggError,))
+
+
+def aborted(candidate: SessionCandidate) -> None:
+    """Abort in each stage, twice; nothing can be done with the session afterwards."""
+    for _, rehearsal in rehearsals(candidate):
+        answers = rehearsal.all_answers()
+        rehearsal.server.abort()
+        _require_over(rehearsal.server, candidate)
+        for client, answer in answers.items():
+            require_refused("an answer", rehearsal.server.receive, client, answer, by=(SecAggError,))
+        client = candidate.clients[0]
+        rehearsal.sessions[client].abort()
+        rehearsal.sessions[client].abort()
+        invitation = rehearsal.server.invitation
+        require_refused("an invitation after leaving", rehearsal.sessions[client].answer, invitation, by=(SecAggError,))
+
+
+def _require_over(server: ServerSession, candidate: SessionCandidate) -> None:
+    if server.stage is not None or any(server.message_to(client) is not None for client in candidate.clients):
+        raise ContractViolation("a session that is over has a stage, or a message for somebody")
+    if server.awaited or server.turnout is not Turnout.COMPLETE:
+        raise ContractViolation("a session that is over awaits somebody")
+    require_refused("closing a stage after the end", server.close_stage, by=(Misuse,))
+    require_refused("a release after the end", server.release, by=(Misuse,))
+    require_refused("an answer after the end", server.receive, candidate.clients[0], b"anything", by=(SecAggError,))
+    server.abort()
+
+
+def too_few(candidate: SessionCandidate) -> None:
+    """Close a stage that nobody has answered; the session ends without a sum."""
+    for _, rehearsal in rehearsals(candidate):
+        server = rehearsal.server
+        if server.turnout is not Turnout.TOO_FEW:
+            raise ContractViolation("nobody has answered, and that is enough")
+
+        require_refused("a stage that nobody has answered", _end, server, by=(ThresholdNotMet,))
+        _require_over(server, candidate)
+
+
+def _end(server: ServerSession) -> None:
+    server.close_stage()
+    server.release()
+
+
+def turnouts(candidate: SessionCandidate) -> None:
+    """Watch the turnout; at ENOUGH a stage can be closed, at COMPLETE nobody is awaited."""
+    for number, rehearsal in rehearsals(candidate):
+        server, reached, before = rehearsal.server, Turnout.TOO_FEW, _awaited(rehearsal)
+        for client, answer in rehearsal.all_answers().items():
+            server.receive(client, answer)
+            if server.turnout < reached or client in _awaited(rehearsal):
+                raise ContractViolation("turnout goes down, or a client that answered is awaited")
+            reached = server.turnout
+        if reached is not Turnout.COMPLETE or _awaited(rehearsal) or not before:
+            raise ContractViolation("all have answered, and the stage is not complete")
+        _closed_at_enough(candidate, number)
+
+
+def _closed_at_enough(candidate: SessionCandidate, number: int) -> None:
+    rehearsal = Rehearsal.begin(candidate)
+    rehearsal.reach(number)
+    for client, answer in rehearsal.all_answers().items():
+        if rehearsal.server.turnout >= Turnout.ENOUGH:
+            break
+        rehearsal.server.receive(client, answer)
+    rehearsal.server.close_stage()
+    released = rehearsal.finish()
+    rehearsal.require_exact(released, released.counted)
+
+
+def _awaited(rehearsal: Rehearsal) -> frozenset[ClientId]:
+    """Return whom a session with named clients awaits.
+
+    Raises:
+        ContractViolation: it does not say.
+    """
+    awaited = rehearsal.server.awaited
+    if awaited is None:
+        raise ContractViolation("a session whose clients are named says that anybody is awaited")
+    return awaited
+
+
+def dropped(candidate: SessionCandidate) -> None:
+    """Drop a client; it is awaited and heard no more, and what it uploaded before stays in the sum."""
+    gone = candidate.clients[2]
+    for _, rehearsal in rehearsals(candidate):
+        uploaded = rehearsal.made.get(gone, 0) > 0
+        message, answer = rehearsal.server.message_to(gone), rehearsal.answer(gone)
+        rehearsal.server.drop(gone)
+        rehearsal.server.drop(gone)
+        if gone in _awaited(rehearsal) or rehearsal.server.message_to(gone) is not None:
+            raise ContractViolation("a client that was dropped is awaited, or has a message")
+        if message is not None and answer is not None:
+            require_refused("an answer of a client that was dropped", rehearsal.server.receive, gone, answer)
+        rehearsal.deliver(rehearsal.all_answers([c for c in candidate.clients if c != gone]))
+        if rehearsal.server.turnout is not Turnout.COMPLETE:
+            raise ContractViolation("a client that was dropped is what a stage is not complete for")
+        due = [client for client in candidate.clients if client != gone or uploaded]
+        rehearsal.require_exact(rehearsal.finish(frozenset({gone})), due)
+
+
+def not_invited(candidate: SessionCandidate) -> None:
+    """Let a client come that is not invited; it has no message, and is refused."""
+    stranger = candidate.clients[-1]
+    invited = frozenset(candidate.clients[:-1])
+    open_to_all = Rehearsal.begin(candidate, is_open=True)
+    if open_to_all.server.awaited is not None or open_to_all.server.message_to(stranger) is None:
+        raise ContractViolation("a session that is open to anybody awaits somebody, or invites not everybody")
+    open_to_all.server.abort()
+    world = candidate.world()
+    server = world.open(candidate.subject, invited)
+    if server.message_to(stranger) is not None:
+        raise ContractViolation("a client that is not invited has a message")
+    rehearsal = Rehearsal(candidate, world, candidate.subject, server, {})
+    session = world.member(stranger).join(candidate.subject, rehearsal.update_of(stranger))
+    answer = session.answer(server.invitation)
+    require_refused("an answer of a client that is not invited", server.receive, stranger, answer)
+    server.abort()
+
+
+def another_subject(candidate: SessionCandidate) -> None:
+    """Invite a client to a session about something else; it refuses before anything is made or charged."""
+    subject = candidate.subject
+    changes: dict[str, Any] = {
+        "task": subject.task + b" of somebody else",
+        "round_number": subject.round_number + 1,
+        "layout": Layout(subject.layout.segments, bytes([1]) * 32),
+        "capacity": subject.capacity + 1,
+        "terms": bytes([2]) * 32,
+        "model_digest": bytes([3]) * 32,
+    }
+    asked, rehearsal = candidate.clients[0], Rehearsal.begin(candidate)
+    member, invitation = rehearsal.world.member(asked), rehearsal.server.invitation
+    for name, value in changes.items():
+        session = member.join(replace(subject, **{name: value}), rehearsal.update_of(asked))
+        require_refused(f"a session of another {name}", session.answer, invitation, by=(InvalidParameters,))
+        if rehearsal.made:
+            raise ContractViolation(f"a session of another {name} makes a client's update")
+        session.abort()
+    rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+    _another_model_later(candidate, asked)
+
+
+def _another_model_later(candidate: SessionCandidate, asked: ClientId) -> None:
+    """Let a client learn the model with its update; it compares it then."""
+    rehearsal = Rehearsal.begin(candidate, model_digest=bytes([3]) * 32)
+    subject = replace(rehearsal.subject, model_digest=None)
+    rehearsal.sessions[asked] = rehearsal.world.member(asked).join(subject, rehearsal.update_of(asked))
+
+    while rehearsal.server.stage is not None and not rehearsal.server.stage.takes_update:
+        rehearsal.step()
+    require_refused("another model than the update was trained from", rehearsal.answer, asked, by=(SecAggError,))
+    rehearsal.server.abort()
+
+
+def update_once(candidate: SessionCandidate) -> None:
+    """Send the message of the upload again; no second update is made."""
+    for _, rehearsal in rehearsals(candidate):
+        stage = rehearsal.server.stage
+        if stage is None or not stage.takes_update:
+            continue
+        for client in candidate.clients:
+            message = rehearsal.server.message_to(client)
+            if message is None:
+                raise ContractViolation("a client has no message in the stage that takes its update")
+            answer = rehearsal.answer(client)
+            with suppress(SecAggError):
+                if rehearsal.sessions[client].answer(message) != answer:
+                    raise ContractViolation("one message is answered by two uploads")
+        if set(rehearsal.made.values()) != {1}:
+            raise ContractViolation("an update is made more than once")
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def side_by_side(candidate: SessionCandidate) -> None:
+    """Run two sessions in one process, in turns; they do not touch each other."""
+    one, other = Rehearsal.begin(candidate), Rehearsal.begin(candidate)
+    while one.server.stage is not None and other.server.stage is not None:
+        for rehearsal in (one, other):
+            rehearsal.deliver(rehearsal.all_answers())
+        for rehearsal in (other, one):
+            rehearsal.server.close_stage()
+    for rehearsal in (one, other):
+        rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def restored(candidate: SessionCandidate) -> None:
+    """Restore the server in each stage from its snapshot, where the protocol has one."""
+    restore = candidate.entry.restore
+    for _, rehearsal in rehearsals(candidate):
+        half = dict(list(rehearsal.all_answers().items())[::2])
+        rehearsal.deliver(half)
+        snapshot = rehearsal.server.snapshot()
+        if (snapshot is None) != (restore is None):
+            raise ContractViolation("snapshots and the entry's restore come together")
+        if snapshot is None or restore is None:
+            return
+        before = rehearsal.server.turnout, rehearsal.server.awaited
+        rehearsal.server = restore(snapshot, frozenset(candidate.clients))
+        if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+            raise ContractViolation("a session that was restored stands elsewhere than before")
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def suspended(candidate: SessionCandidate) -> None:
+    """Suspend each client after each message; of two that are resumed from one record, the second is refused."""
+    rehearsal = Rehearsal.begin(candidate)
+    while rehearsal.server.stage is not None:
+        rehearsal.deliver(rehearsal.all_answers())
+        rehearsal.server.close_stage()
+        for client in candidate.clients:
+            kept = rehearsal.sessions[client].suspend()
+            _require_silent(rehearsal, client)
+            if kept is None:
+                continue
+            first, second = two_copies(kept)
+            member = rehearsal.world.member(client)
+            rehearsal.sessions[client] = member.join(rehearsal.subject, rehearsal.update_of(client), first)
+            require_refused("a second resumption", member.join, rehearsal.subject, None, second, by=(SecAggError,))
+    rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+
+
+def _require_silent(rehearsal: Rehearsal, client: ClientId) -> None:
+    message = rehearsal.server.invitation
+    require_refused("a message after suspending", rehearsal.sessions[client].answer, message, by=(SecAggError,))

@@ -1,0 +1,193 @@
+"""One rehearsed session, step by step: who is sent what, who answers what, and whether the sum is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
+
+import numpy as np
+
+from secagg.contract import Payload, ideal_aggregate
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Secret
+from secagg.errors import ContractViolation, PeerError, SecAggError
+from secagg.identifiers import ClientId
+from secagg.session.registry import Clock, ProtocolEntry, Simulation
+from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
+
+LEAST_CLIENTS: Final = 4
+MODEL: Final = bytes(range(32))
+"""The digest of the model that every rehearsed update was trained from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCandidate:
+    """A protocol that is held to the laws, with settings that survive the loss of one client in any stage."""
+
+    entry: ProtocolEntry
+    settings: Any
+    subject: Subject
+    """With a layout of rings, and ``MODEL`` as its model."""
+    clients: tuple[ClientId, ...]
+    payload: Callable[[ClientId], Payload]
+    """What a client uploads; values other than zero, or an altered sum might go unnoticed."""
+    coins: Coins
+    clock: Clock
+    proves_senders: bool = True
+    """Whether an answer proves who made it; where it does not, one that is handed over as another's spoils the sum."""
+    notices_alterations: bool = True
+    """Whether a sum in which an altered answer is, is not released; elsewhere that is the transport's to see to."""
+
+    def __post_init__(self) -> None:
+        if len(self.clients) < LEAST_CLIENTS:
+            raise ContractViolation(f"rehearse with at least {LEAST_CLIENTS} clients; {len(self.clients)} were given")
+        if self.subject.model_digest != MODEL:
+            raise ContractViolation("rehearse with a subject whose model is secagg.conformance.sessions.MODEL")
+
+    def world(self) -> Simulation:
+        """Return a server, helpers and clients that have done nothing yet."""
+        return self.entry.simulate(self.settings, coins=self.coins, clock=self.clock)
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """A session and its clients; each client's answer is made once and kept."""
+
+    candidate: SessionCandidate
+    world: Simulation
+    subject: Subject
+    server: ServerSession
+    sessions: dict[ClientId, ClientSession]
+    answers: dict[str, dict[ClientId, bytes]] = field(default_factory=dict[str, dict[ClientId, bytes]])
+    """By stage."""
+    made: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
+    """How often each client's update was made."""
+
+    @classmethod
+    def begin(
+        cls, candidate: SessionCandidate, world: Simulation | None = None, *, is_open: bool = False, **changes: object
+    ) -> Rehearsal:
+        """Open a session and let everybody join it.
+
+        Args:
+            is_open: whether anybody may come, rather than the candidate's clients alone.
+            changes: of the subject.
+        """
+        world = world or candidate.world()
+        subject = replace(candidate.subject, **cast("dict[str, Any]", changes))
+        server = world.open(subject, None if is_open else frozenset(candidate.clients))
+        rehearsal = cls(candidate, world, subject, server, {})
+        for client in candidate.clients:
+            rehearsal.sessions[client] = world.member(client).join(subject, rehearsal.update_of(client))
+        return rehearsal
+
+    def update_of(self, client: ClientId) -> LateUpdate:
+        """Return a client's update, whose making is counted."""
+
+        def make() -> Update:
+            self.made[client] = self.made.get(client, 0) + 1
+            return Update(self.candidate.payload(client), MODEL)
+
+        return LateUpdate(make)
+
+    @property
+    def stage(self) -> str:
+        """The name of the open stage; a session that has ended early breaks the law."""
+        if self.server.stage is None:
+            raise ContractViolation("a stage is open no more, and it was not closed")
+        return self.server.stage.name
+
+    def answer(self, client: ClientId) -> bytes | None:
+        """Return a client's answer in the open stage; None if it has no part in it."""
+        kept = self.answers.setdefault(self.stage, {})
+        if client not in kept:
+            message = self.server.message_to(client)
+            if message is None:
+                return None
+            kept[client] = self.sessions[client].answer(message)
+        return kept[client]
+
+    def all_answers(self, clients: Iterable[ClientId] | None = None) -> dict[ClientId, bytes]:
+        """Return the answers of all who have a part in the open stage."""
+        found = {client: self.answer(client) for client in (clients or self.candidate.clients)}
+        return {client: answer for client, answer in found.items() if answer is not None}
+
+    def deliver(self, answers: Mapping[ClientId, bytes]) -> None:
+        """Hand answers over, which none may be refused of."""
+        for client, answer in answers.items():
+            self.server.receive(client, answer)
+
+    def step(self, without: frozenset[ClientId] = frozenset()) -> None:
+        """Let everybody answer who is not lost, and close the stage."""
+        for client in without:
+            self.server.drop(client)
+        self.deliver(self.all_answers([c for c in self.candidate.clients if c not in without]))
+        self.server.close_stage()
+
+    def reach(self, number: int, without: frozenset[ClientId] = frozenset()) -> bool:
+        """Go on until a stage is open, counted from 0; return whether there is such a stage."""
+        for _ in range(number):
+            if self.server.stage is None:
+                return False
+            self.step(without)
+        return self.server.stage is not None
+
+    def finish(self, without: frozenset[ClientId] = frozenset()) -> Released:
+        """Go on to the end."""
+        while self.server.stage is not None:
+            self.step(without)
+        return self.server.release()
+
+    def require_exact(self, released: Released, counted: Iterable[ClientId]) -> None:
+        """Hold a release to the sum of those who must be in it.
+
+        Raises:
+            ContractViolation: others are counted, or the sum is another.
+        """
+        due = frozenset(counted)
+        if released.counted != due:
+            raise ContractViolation(f"{sorted(released.counted)} are counted and {sorted(due)} are due")
+        ideal = ideal_aggregate(self.subject.layout, [self.candidate.payload(client) for client in sorted(due)])
+        sums = released.aggregate
+        is_same = len(sums.values) == len(ideal.values) and all(
+            np.array_equal(value, other) for value, other in zip(sums.values, ideal.values, strict=True)
+        )
+        if not is_same or (sums.contributors, sums.total_weight) != (ideal.contributors, ideal.total_weight):
+            raise ContractViolation("the sum is not that of the clients that are counted")
+        if due not in released.revealed:
+            raise ContractViolation("the set whose sum is released is not among the sets that are revealed")
+
+    def require_right_or_refused(self, going_on: Callable[[], Released]) -> None:
+        """Hold a session that was tampered with to this: its sum is right for whom it counts, or there is none."""
+        try:
+            released = going_on()
+        except SecAggError:
+            return
+        if self.candidate.notices_alterations:
+            self.require_exact(released, released.counted)
+
+
+def require_refused(
+    what: str, call: Callable[..., object], *arguments: object, by: tuple[type[Exception], ...] = (PeerError,)
+) -> None:
+    """Hold a call to being refused by an error of its kind.
+
+    Raises:
+        ContractViolation: nothing refuses it, or another error does.
+    """
+    try:
+        call(*arguments)
+    except by:
+        return
+    except Exception as error:
+        names = " or ".join(kind.__name__ for kind in by)
+        raise ContractViolation(f"{what} is refused by {error!r} instead of {names}") from error
+    raise ContractViolation(f"{what} is taken")
+
+
+def two_copies(suspended: Secret) -> tuple[Secret, Secret]:
+    """Return what was suspended twice, as whoever copies a store has it."""
+    data = bytes(suspended.expose())
+    suspended.wipe()
+    return Secret("client record", data), Secret("client record", data)

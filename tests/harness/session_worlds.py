@@ -1,0 +1,84 @@
+"""Every protocol as a candidate of the conduct kit: the same clients and inputs, and settings that survive one loss."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+
+from secagg.conformance.sessions import MODEL, SessionCandidate
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.session import PairwiseSettings
+from secagg.protocols.two_servers.session import TwoServersSettings
+from secagg.session.registry import ProtocolEntry, find
+from secagg.session.roles import Subject
+from tests.harness import plain_sum
+
+LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
+CAPACITY: Final = 1 << 10
+NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
+FULL: Final = {"topology": Topology.FULL, "dropped": 2, "minimum_cohort": 3, "population": 8}
+SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
+    "pairwise, semi-honest, full": ("pairwise", PairwiseSettings(mode=SecurityMode.SEMI_HONEST, **FULL), 8),
+    "pairwise, active, full": ("pairwise", PairwiseSettings(mode=SecurityMode.ACTIVE, **FULL), 8),
+    "pairwise, semi-honest, sparse": (
+        "pairwise",
+        PairwiseSettings(mode=SecurityMode.SEMI_HONEST, dropped=3, minimum_cohort=3, population=24),
+        24,
+    ),
+    "enclave": ("enclave", EnclaveSettings(suite=Suite.CLASSIC), 5),
+    "two servers": ("two-servers", TwoServersSettings(), 5),
+    "plain": ("plain", plain_sum.PlainSettings(), 5),
+}
+"""By name: the protocol, its settings, and how many clients."""
+
+
+def entry_of(name: str) -> ProtocolEntry:
+    return plain_sum.ENTRY if name == "plain" else find(name)
+
+
+def client_ids(count: int) -> tuple[ClientId, ...]:
+    return tuple(ClientId(1000 + 7 * number) for number in range(count))
+
+
+def payload_of(client: ClientId, layout: Layout = LAYOUT) -> Payload:
+    """Return values that follow from the client's name."""
+    values = list[Any]()
+    for number, segment in enumerate(layout.segments):
+        assert isinstance(segment, RingSegment)
+        seed = hashlib.sha256(f"{client.value}/{number}".encode()).digest()
+        drawn = np.frombuffer(seed * (1 + segment.length // len(seed)), dtype=np.uint8)[: segment.length]
+        values.append(segment.ring.from_integers(drawn.astype(np.int64) % 31 + 1))
+    return Payload(layout, tuple(values))
+
+
+def candidate_of(name: str) -> SessionCandidate:
+    """Return a candidate of the kit by its name in ``SETTINGS``."""
+    protocol, settings, count = SETTINGS[name]
+    return SessionCandidate(
+        entry=entry_of(protocol),
+        settings=settings,
+        subject=Subject(
+            task=b"a task",
+            round_number=3,
+            layout=LAYOUT,
+            capacity=CAPACITY,
+            terms=hashlib.sha256(b"terms").digest(),
+            model_digest=MODEL,
+        ),
+        clients=client_ids(count),
+        payload=payload_of,
+        coins=SystemCoins(),
+        clock=lambda: NOW,
+        # Without signatures the transport alone says who sent what; what it mixes up does not unmask.
+        proves_senders="semi-honest" not in name,
+        # A host that alters masked vectors spoils the sum that it alone gets.
+        notices_alterations=name != "enclave",
+    )
