@@ -16,8 +16,8 @@ _CACHED_MESSAGES = 8
 class OpenRound(Confined):
     """One round of a server after the first; it counts, so that asking it costs nothing however many clients there are.
 
-    In the last round enough is not a number alone: around each client whose secret is to be recovered, enough of its
-    neighbours have to answer. In a sparse graph it matters who does.
+    Enough is not a number alone: around each client that shared its secrets, enough of its neighbours have to answer,
+    because they hold the shares. In a sparse graph it matters who does.
     """
 
     def __init__(  # noqa: PLR0913 -- what a round is
@@ -26,7 +26,7 @@ class OpenRound(Confined):
         message: Callable[[int], bytes],
         *,
         needed: int,
-        due: Collection[int],
+        due: Collection[int] | None,
         threshold: int,
         graph: Graph,
     ) -> None:
@@ -36,20 +36,21 @@ class OpenRound(Confined):
             members: the positions that take part.
             message: makes the message for one of them, always the same bytes.
             needed: how many answers closing takes.
-            due: the positions whose secrets the answers recover, each from ``threshold`` neighbours.
+            due: the positions around which ``threshold`` neighbours have to answer; None for all who answer.
         """
         self.members = members
         self.message = lru_cache(maxsize=_CACHED_MESSAGES)(message)
         """Of one position, always the same bytes; a few are kept for transports that ask twice."""
-        self._needed, self._threshold, self._graph = needed, threshold, graph
-        self._awaited = set(members)
-        self._members = frozenset(members)
-        self._answers = 0
+        self._members, self._awaited, self._answers = frozenset(members), set(members), 0
+        self._graph, self._threshold, self._is_mutual = graph, threshold, due is None
+        # In a full graph everybody is a neighbour of everybody but itself, so that a number says it all.
         is_sparse = graph.topology is Topology.SPARSE
-        self._missing = dict.fromkeys(due, threshold) if is_sparse else dict[int, int]()
-        """In a sparse graph: how many neighbours have still to answer for each position that is due."""
-        self._full_needed = threshold + 1 if due and not is_sparse else 0
-        """In a full graph everybody is a neighbour of everybody but itself."""
+        self._needed = needed if is_sparse or due == () else max(needed, threshold + 1)
+        self._around = dict.fromkeys(range(graph.population), 0) if is_sparse and due != () else dict[int, int]()
+        """In a sparse graph: how many neighbours of each position have answered."""
+        self._due = set[int](due or ())
+        self._short = len(self._due) if self._around else 0
+        """Around how many positions that are due too few have answered."""
 
     def __contains__(self, position: int) -> bool:
         return position in self._members
@@ -67,16 +68,18 @@ class OpenRound(Confined):
         if not has_answered:
             return
         self._answers += 1
-        for neighbour in self._graph.neighbours(position) if self._missing else ():
-            if neighbour in self._missing:
-                self._missing[neighbour] -= 1
-                if not self._missing[neighbour]:
-                    del self._missing[neighbour]
+        if not self._around:
+            return
+        if self._is_mutual:
+            self._due.add(position)
+            self._short += self._around[position] < self._threshold
+        for neighbour in self._graph.neighbours(position):
+            self._around[neighbour] += 1
+            self._short -= neighbour in self._due and self._around[neighbour] == self._threshold
 
     @property
     def turnout(self) -> Turnout:
         """Whether closing now can succeed."""
         if not self._awaited:
             return Turnout.COMPLETE
-        is_enough = self._answers >= max(self._needed, self._full_needed) and not self._missing
-        return Turnout.ENOUGH if is_enough else Turnout.TOO_FEW
+        return Turnout.ENOUGH if self._answers >= self._needed and not self._short else Turnout.TOO_FEW

@@ -277,12 +277,14 @@ class Server(Confined):
 
     def _opened(self) -> OpenRound | None:
         """Return who takes part in the open round, how many answers are enough, and what its messages are."""
-        needed = max(self.configuration.minimum_cohort, self.configuration.threshold + 1)
+        needed = self.configuration.minimum_cohort
         match self.state:
             case ServerState.AWAITING_ENCRYPTED_SHARES:
                 published = self._agreed(self._published)
                 everybody = range(self.roster.population)
-                return self._round_of(everybody, needed, lambda position: published.message_to(position).encode())
+                return self._round_of(
+                    everybody, needed, lambda position: published.message_to(position).encode(), due=None
+                )
             case ServerState.AWAITING_MASKED_INPUTS:
                 sharers = self._agreed(self._sharers)
                 relayed = dict(self._relayed)
@@ -305,7 +307,7 @@ class Server(Confined):
                 return None
 
     def _round_of(
-        self, members: Iterable[int], needed: int, message: Callable[[int], bytes], due: Collection[int] = ()
+        self, members: Iterable[int], needed: int, message: Callable[[int], bytes], due: Collection[int] | None = ()
     ) -> OpenRound:
         threshold = self.configuration.threshold
         opened = OpenRound(

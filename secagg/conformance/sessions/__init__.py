@@ -50,11 +50,20 @@ def check_sessions(candidate: SessionCandidate) -> None:
     Raises:
         ContractViolation: naming the first law that it breaks, and how.
     """
-    for name, law in LAWS.items():
-        try:
-            law(candidate)
-        except ContractViolation as error:
-            raise ContractViolation(f"{candidate.entry.name} breaks {name}: {error}") from error
+    for name in LAWS:
+        check_law(name, candidate)
 
 
-__all__ = ["LAWS", "MODEL", "SessionCandidate", "check_sessions"]
+def check_law(name: str, candidate: SessionCandidate) -> None:
+    """Hold a protocol to one law.
+
+    Raises:
+        ContractViolation: it breaks the law, or refuses what the law asks for.
+    """
+    try:
+        LAWS[name](candidate)
+    except Exception as error:
+        raise ContractViolation(f"{candidate.entry.name} breaks {name}: {error}") from error
+
+
+__all__ = ["LAWS", "MODEL", "SessionCandidate", "check_law", "check_sessions"]

@@ -19,6 +19,8 @@ def wrong_order(candidate: SessionCandidate) -> None:
     """Call in the wrong order; that is refused and changes nothing."""
     for _, rehearsal in rehearsals(candidate):
         require_refused("a release before the last stage is closed", rehearsal.server.release, by=(Misuse,))
+        rehearsal.deliver(rehearsal.all_answers())
+        require_refused("a release before the last stage is closed", rehearsal.server.release, by=(Misuse,))
         while rehearsal.server.stage is not None:
             rehearsal.step()
         require_refused("closing a stage after the last one", rehearsal.server.close_stage, by=(Misuse,))
@@ -43,11 +45,12 @@ def aborted(candidate: SessionCandidate) -> None:
         _require_over(rehearsal.server, candidate)
         for client, answer in answers.items():
             require_refused("an answer", rehearsal.server.receive, client, answer, by=(SecAggError,))
-        client = candidate.clients[0]
-        rehearsal.sessions[client].abort()
-        rehearsal.sessions[client].abort()
-        invitation = rehearsal.server.invitation
-        require_refused("an invitation after leaving", rehearsal.sessions[client].answer, invitation, by=(SecAggError,))
+        session = rehearsal.world.member(candidate.clients[0]).join(
+            rehearsal.subject, rehearsal.update_of(candidate.clients[0])
+        )
+        session.abort()
+        session.abort()
+        require_refused("an invitation after leaving", session.answer, rehearsal.server.invitation, by=(SecAggError,))
 
 
 def _require_over(server: ServerSession, candidate: SessionCandidate) -> None:
@@ -240,6 +243,14 @@ def restored(candidate: SessionCandidate) -> None:
 def suspended(candidate: SessionCandidate) -> None:
     """Suspend each client after each message; of two that are resumed from one record, the second is refused."""
     rehearsal = Rehearsal.begin(candidate)
+    client = candidate.clients[0]
+    session, rehearsal.sessions[client] = (
+        rehearsal.sessions[client],
+        rehearsal.world.member(client).join(rehearsal.subject, rehearsal.update_of(client)),
+    )
+    if session.suspend() is not None:
+        raise ContractViolation("a client that has answered nothing has something to go on with")
+    require_refused("a message after suspending", session.answer, rehearsal.server.invitation, by=(SecAggError,))
     while rehearsal.server.stage is not None:
         rehearsal.deliver(rehearsal.all_answers())
         rehearsal.server.close_stage()

@@ -9,14 +9,14 @@ from typing import Final
 
 from secagg.errors import ContractViolation, PeerError, SecAggError
 from secagg.identifiers import ClientId
-from secagg.session.roles import Released
+from secagg.session.roles import LateUpdate, Released, Update
 
-from .rehearsal import Rehearsal, SessionCandidate, require_refused
+from .rehearsal import MODEL, Rehearsal, SessionCandidate, require_refused
 
 _STAGES: Final = 16
 """No session has more."""
 _THREADS: Final = 8
-_FLIPS: Final = (0.0, 0.3, 0.6, 0.999)
+_FLIPS: Final = (0.0, 0.3, 0.7, 0.999)
 """Where bytes are altered, as parts of a message."""
 
 
@@ -40,7 +40,10 @@ def sum_of_all(candidate: SessionCandidate) -> None:
         if stage.takes_update != (len(rehearsal.made) == len(candidate.clients)) and not _taken(rehearsal):
             raise ContractViolation(f"updates are not made in {stage.name!r}, or in another stage than takes them")
         rehearsal.step()
-    rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
+    released = rehearsal.server.release()
+    rehearsal.require_exact(released, candidate.clients)
+    if released.revealed != {released.counted} or released.left_out:
+        raise ContractViolation("all went well, and other sums than the one that is due are revealed")
     if set(rehearsal.made.values()) != {1}:
         raise ContractViolation("an update is made more than once")
 
@@ -72,9 +75,23 @@ def second_answer(candidate: SessionCandidate) -> None:
         answers = rehearsal.all_answers()
         rehearsal.deliver(answers)
         client, answer = next(iter(answers.items()))
-        require_refused("a second answer", rehearsal.server.receive, client, _altered(answer, 0.7))
+        require_refused("a second answer", rehearsal.server.receive, client, _second(rehearsal, client, answer))
         rehearsal.server.close_stage()
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+
+
+def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes:
+    """Return another answer of a client: one that it would really make, where it makes one, or else an altered one."""
+    other = rehearsal.candidate.clients[-1]
+    update = LateUpdate(lambda: Update(rehearsal.candidate.payload(other), MODEL))
+    session, message = (
+        rehearsal.world.member(client).join(rehearsal.subject, update),
+        rehearsal.server.message_to(client),
+    )
+    with suppress(SecAggError):
+        if (made := session.answer(message or b"")) != answer:
+            return made
+    return _altered(answer, 0.7)
 
 
 def any_order(candidate: SessionCandidate) -> None:
@@ -181,7 +198,7 @@ def _going_on(rehearsal: Rehearsal, answers: dict[ClientId, bytes]) -> Released:
 
 
 def another_sender(candidate: SessionCandidate) -> None:
-    """Hand over a client's answer as another's; it is refused, and the client's own is taken."""
+    """Hand over a client's answer as another's; an upload is refused, and nothing wrong gets into the sum."""
     for _, rehearsal in rehearsals(candidate):
         answers = rehearsal.all_answers()
         if len(answers) < 2:  # noqa: PLR2004 -- two are needed
@@ -195,7 +212,7 @@ def another_sender(candidate: SessionCandidate) -> None:
         except PeerError:
             pass
         else:
-            if candidate.proves_senders:
+            if candidate.proves_senders and _update_stages(rehearsal)[0]:
                 raise ContractViolation("another client's answer is taken as the sender's own")
         del answers[thief]
         rehearsal.require_right_or_refused(lambda r=rehearsal, a=answers: _going_on(r, a))

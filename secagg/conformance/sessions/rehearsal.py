@@ -155,8 +155,8 @@ class Rehearsal:
         )
         if not is_same or (sums.contributors, sums.total_weight) != (ideal.contributors, ideal.total_weight):
             raise ContractViolation("the sum is not that of the clients that are counted")
-        if due not in released.revealed:
-            raise ContractViolation("the set whose sum is released is not among the sets that are revealed")
+        if not due <= frozenset[ClientId]().union(*released.revealed):
+            raise ContractViolation("clients that are counted are in none of the sets that are revealed")
 
     def require_right_or_refused(self, going_on: Callable[[], Released]) -> None:
         """Hold a session that was tampered with to this: its sum is right for whom it counts, or there is none."""

@@ -1,0 +1,286 @@
+"""Each law of the conduct kit notices the fault that it is for: a plain sum with one fault planted breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any, Final
+
+import pytest
+
+from secagg.conformance.sessions import LAWS, SessionCandidate, check_law, check_sessions
+from secagg.crypto.secret import Secret
+from secagg.errors import ContractViolation
+from secagg.identifiers import ClientId
+from secagg.session.roles import LateUpdate, Released, Subject, Turnout
+from tests.harness.plain_sum import (
+    PlainClientSession,
+    PlainMember,
+    PlainServerSession,
+    PlainSettings,
+    PlainSimulation,
+)
+from tests.harness.session_worlds import candidate_of
+
+Server = type[PlainServerSession]
+Client = type[PlainClientSession]
+
+
+class SumsWrongly(PlainServerSession):
+    """Leaves one client out of the sum and counts it all the same."""
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        everybody = frozenset(self.uploads)
+        self.uploads.popitem()
+        return replace(super()._sum(progress), counted=everybody, revealed=frozenset({everybody}))
+
+
+class SaysOtherBytes(PlainServerSession):
+    """Numbers its messages."""
+
+    numbers = count()
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        message = super().message_to(client)
+        return None if message is None else message + bytes([next(self.numbers) % 256])
+
+
+class TakesSecond(PlainServerSession):
+    """Lets a second upload take the place of the first."""
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        self._seen.pop(sender, None)
+        super().receive(sender, message)
+
+
+class TakesInOrder(PlainServerSession):
+    """Refuses clients that come after one with a greater name."""
+
+    def _take(self, sender: ClientId, message: bytes) -> None:
+        if any(other > sender for other in self.uploads):
+            raise ValueError("too late")
+        super()._take(sender, message)
+
+
+class TakesLate(PlainServerSession):
+    """Takes uploads that come after the stage was closed."""
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        if self._is_closed and not self._is_over:
+            self._take(sender, message)
+        else:
+            super().receive(sender, message)
+
+
+class TakesAnything(PlainServerSession):
+    """Does not look at what an upload is for, whose it is, or whether it was altered on its way."""
+
+    def _take(self, sender: ClientId, message: bytes) -> None:
+        from hashlib import sha256  # noqa: PLC0415
+
+        head, size = 7, 32
+        packed = message[head + size + 8 + 4 + 4 : -size]
+        own = message[:head] + self.digest + sender.encode() + message[head + size + 8 : -size]
+        super()._take(sender, own + sha256(packed).digest())
+
+
+class RacesWithItself(PlainServerSession):
+    """Counts without a lock, and breaks when the same comes again."""
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        if sender in self._seen:
+            raise RuntimeError("heard before")
+        super().receive(sender, message)
+
+
+class ReleasesEarly(PlainServerSession):
+    """Releases while the stage is open."""
+
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        return self._sum(progress) if self.uploads else super().release(progress)
+
+
+class ReleasesAgain(PlainServerSession):
+    """Releases as often as it is asked."""
+
+    def _wipe(self) -> None:
+        """Keep everything."""
+
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        self._is_over = False
+        return super().release(progress)
+
+
+class SpeaksAfterAbort(PlainServerSession):
+    """Invites clients after the end."""
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        return self.invitation if self._is_over else super().message_to(client)
+
+
+class ReleasesOfFew(PlainServerSession):
+    """Says that nobody is enough."""
+
+    @property
+    def turnout(self) -> Turnout:
+        return max(Turnout.ENOUGH, super().turnout)
+
+
+class NeverComplete(PlainServerSession):
+    """Awaits those who answered."""
+
+    @property
+    def turnout(self) -> Turnout:
+        return min(Turnout.ENOUGH, super().turnout)
+
+
+class TakesFromDropped(PlainServerSession):
+    """Forgets who left."""
+
+    def drop(self, client: ClientId) -> None:
+        """Forget it."""
+
+
+class InvitesEverybody(PlainServerSession):
+    """Does not look at who is invited."""
+
+    def _is_in(self, client: ClientId) -> bool:
+        return client not in self._out
+
+
+class HasASnapshotOfNothing(PlainServerSession):
+    """Returns a snapshot that nothing restores."""
+
+    def snapshot(self) -> Secret | None:
+        return Secret("snapshot", b"nothing")
+
+
+class JoinsAnything(PlainClientSession):
+    """Uploads to whatever sum invites it."""
+
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        made = update.take()
+        again = LateUpdate(lambda: made)
+        digest = message[7:]
+        told, self._subject = self._subject, replace(self._subject, model_digest=None)
+        try:
+            import tests.harness.plain_sum as plain  # noqa: PLC0415
+
+            real, plain.digest_of = plain.digest_of, lambda *_: digest
+            try:
+                return super()._upload(message, again)
+            finally:
+                plain.digest_of = real
+        finally:
+            self._subject = told
+
+
+class TrainsEarly(PlainClientSession):
+    """Makes its update before it has checked anything."""
+
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        made = update.take()
+        return super()._upload(message, LateUpdate(lambda: made))
+
+
+class UploadsAgain(PlainClientSession):
+    """Makes another update when it is asked again."""
+
+    def answer(self, message: bytes) -> bytes:
+        self._is_done = False
+        update = self._update
+        assert update is not None
+        make = update._make
+        answer = super().answer(message)
+        update._make = make
+        return answer + bytes([len(answer) % 7]) if make is None else answer
+
+
+class AnswersAfterLeaving(PlainClientSession):
+    """Does not leave."""
+
+    def abort(self) -> None:
+        """Stay."""
+
+    def suspend(self) -> Secret | None:
+        return None
+
+
+SHARED: list[PlainServerSession] = []
+
+
+class SharesItsState(PlainServerSession):
+    """Keeps the uploads of all sessions in one place."""
+
+    def __init__(self, subject: Subject, settings: PlainSettings, invited: frozenset[ClientId] | None) -> None:
+        super().__init__(subject, settings, invited)
+        if SHARED:
+            self.uploads = SHARED[0].uploads
+        SHARED.append(self)
+
+
+FAULTS: Final[list[tuple[str, type[Any]]]] = [
+    ("sum_of_all", SumsWrongly),
+    ("same_bytes_again", SaysOtherBytes),
+    ("second_answer", TakesSecond),
+    ("any_order", TakesInOrder),
+    ("late_answer", TakesLate),
+    ("another_sender", TakesAnything),
+    ("another_session", TakesAnything),
+    ("altered_answer", TakesAnything),
+    ("from_many_threads", RacesWithItself),
+    ("wrong_order", ReleasesEarly),
+    ("after_the_end", ReleasesAgain),
+    ("aborted", SpeaksAfterAbort),
+    ("too_few", ReleasesOfFew),
+    ("turnouts", NeverComplete),
+    ("dropped", TakesFromDropped),
+    ("not_invited", InvitesEverybody),
+    ("another_subject", JoinsAnything),
+    ("another_subject", TrainsEarly),
+    ("side_by_side", SharesItsState),
+    ("restored", HasASnapshotOfNothing),
+    ("aborted", AnswersAfterLeaving),
+    ("suspended", AnswersAfterLeaving),
+]
+
+
+def faulty(fault: type[Any]) -> SessionCandidate:
+    class Simulation(PlainSimulation):
+        """A plain sum in which one class has a fault."""
+
+        def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PlainServerSession:
+            kind = fault if issubclass(fault, PlainServerSession) else PlainServerSession
+            return kind(subject, self.settings, invited)
+
+        def member(self, client: ClientId) -> PlainMember:
+            class Member(PlainMember):
+                """A client, perhaps with the fault."""
+
+                def join(
+                    self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+                ) -> PlainClientSession:
+                    kind = fault if issubclass(fault, PlainClientSession) else PlainClientSession
+                    return kind(self.client, subject, update, suspended)
+
+            return Member(client)
+
+    good = candidate_of("plain")
+    return replace(good, entry=replace(good.entry, simulate=Simulation))
+
+
+@pytest.mark.parametrize(("law", "fault"), FAULTS, ids=[f"{law}-{fault.__name__}" for law, fault in FAULTS])
+def test_a_law_notices_its_fault(law: str, fault: type[Any]) -> None:
+    SHARED.clear()
+    with pytest.raises(ContractViolation, match=f"plain breaks {law}: "):
+        check_law(law, faulty(fault))
+
+
+def test_every_law_but_those_of_several_stages_has_a_planted_fault() -> None:
+    assert set(LAWS) - {law for law, _ in FAULTS} == {"other_stage", "altered_message", "update_once"}
+
+
+def test_the_kit_names_the_protocol_and_the_law() -> None:
+    with pytest.raises(ContractViolation, match="plain breaks dropped: "):
+        check_sessions(faulty(TakesFromDropped))
