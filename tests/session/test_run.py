@@ -1,0 +1,201 @@
+"""The driver: sums that are bit for bit those of each protocol's own ``run``, with dropouts, weights and figures."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.conformance.sessions import MODEL
+from secagg.contract import Aggregate, ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask import Client, ClientInput, ServerState, Topology, plan_session
+from secagg.protocols.pairwise_mask.run import run as run_pairwise
+from secagg.protocols.pairwise_mask.session import STAGES, PairwiseSettings, PairwiseSimulation
+from secagg.session.measured import Measured
+from secagg.session.registry import Simulation
+from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
+from secagg.session.run import run
+from tests.harness.session_worlds import LAYOUT, NOW, SETTINGS, candidate_of, client_ids, payload_of
+
+NOBODY = frozenset[ClientId]()
+
+
+def joined(
+    world: Simulation, subject: Subject, clients: tuple[ClientId, ...], weights: dict[ClientId, int] | None = None
+) -> list[ClientSession]:
+    def late(client: ClientId) -> LateUpdate:
+        return LateUpdate(lambda: Update(payload_of(client), MODEL, (weights or {}).get(client, 1)))
+
+    return [world.member(client).join(subject, late(client)) for client in clients]
+
+
+def same(one: Aggregate, other: Aggregate) -> bool:
+    return (one.contributors, one.total_weight) == (other.contributors, other.total_weight) and all(
+        np.array_equal(left, right) for left, right in zip(one.values, other.values, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
+    candidate = candidate_of(name)
+    first, gone = candidate.entry.stages[0], candidate.clients[0]
+    with closing(candidate.world()) as world:
+        opened = world.open(candidate.subject, frozenset(candidate.clients))
+        before = world.bytes_between
+        session = Measured(opened, lambda: world.bytes_between)
+        clients = joined(world, candidate.subject, candidate.clients)
+        told = list[tuple[str, int, int]]()
+        released = run(session, clients, {first: frozenset({gone})}, progress=lambda *step: told.append(step))
+    left = candidate.clients[1:]
+    assert released.counted == frozenset(left)
+    assert same(released.aggregate, ideal_aggregate(LAYOUT, [payload_of(client) for client in left]))
+    figures = {stage.name: stage for stage in session.figures}
+    assert figures[first].answered == frozenset(left)
+    assert figures[first].failed == {gone: "left"}
+    assert figures[first].bytes_up > 0
+    assert figures[first].largest_up <= figures[first].bytes_up
+    assert figures[first].slowest_client_seconds <= figures[first].client_seconds
+    assert list(figures)[-1] == "release"
+    between = sum(stage.bytes_between for stage in session.figures)
+    assert between == world.bytes_between - before
+    assert (between > 0) == (name in {"enclave", "two servers"})
+    assert told
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+@pytest.mark.parametrize("topology", Topology)
+def test_pairwise_masks_with_weights_and_a_dropout_before_each_stage_as_their_own_run(
+    mode: SecurityMode, topology: Topology
+) -> None:
+    count = 14 if topology is Topology.FULL else 40
+    clients = client_ids(count)
+    settings = PairwiseSettings(mode=mode, topology=topology, dropped=4, late=1, maximum_weight=3)
+    subject = replace(candidate_of("plain").subject, capacity=1 << 12)
+    weights = {client: 1 + client.value % 3 for client in clients}
+    states = list(STAGES)
+    lost = {state: frozenset({clients[place]}) for place, state in enumerate(states)}
+    world = PairwiseSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)
+    released = run(
+        Measured(world.open(subject, frozenset(clients))),
+        joined(world, subject, clients, weights),
+        {STAGES[state].name: gone for state, gone in lost.items()},
+    )
+    # Whoever is lost before the upload is not counted; the consistency check is a stage of active mode alone.
+    counted = clients[3:]
+    assert released.counted == frozenset(counted)
+    own, server = _own_run(subject, settings, clients, weights, lost, world)
+    assert same(released.aggregate, own)
+    assert released.revealed == server.revealed
+    ideal = ideal_aggregate(LAYOUT, [payload_of(c) for c in counted], [weights[c] for c in counted])
+    assert same(released.aggregate, ideal)
+
+
+def _own_run(  # noqa: PLR0913, PLR0917 -- what both runs share
+    subject: Subject,
+    settings: PairwiseSettings,
+    clients: tuple[ClientId, ...],
+    weights: dict[ClientId, int],
+    lost: dict[ServerState, frozenset[ClientId]],
+    world: PairwiseSimulation,
+) -> tuple[Aggregate, Any]:
+    member = world.member(clients[0])
+    authority = vars(member)["_authority"]
+    plan = settings.plan(subject, len(clients), bytes(32) if authority is None else authority.public_key, SystemCoins())
+    machines = list[Client]()
+    for client in clients:
+        brings = vars(world.member(client))
+        machines.append(
+            Client(
+                client,
+                ClientInput(payload_of(client), weights[client]),
+                floors=brings["_floors"],
+                capacity=subject.capacity,
+                coins=SystemCoins(),
+                authority=brings["_authority"],
+                signing_key=brings["_signing_key"],
+                certificate=brings["_certificate"],
+            )
+        )
+    return run_pairwise(plan, machines, dropouts=lost)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_session_that_anybody_may_join_is_closed_by_the_platform(name: str) -> None:
+    candidate = candidate_of(name)
+    with closing(candidate.world()) as world:
+        session = world.open(candidate.subject, None)
+        assert session.awaited is None
+        released = run(Measured(session), joined(world, candidate.subject, candidate.clients))
+    assert released.counted == frozenset(candidate.clients)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_too_few_clients_end_a_run_and_the_session_and_its_clients_are_wiped(name: str) -> None:
+    candidate = candidate_of(name)
+    with closing(candidate.world()) as world:
+        session = Measured(world.open(candidate.subject, frozenset(candidate.clients)))
+        clients = joined(world, candidate.subject, candidate.clients)
+        everybody = frozenset(candidate.clients)
+        with pytest.raises((ThresholdNotMet, InvalidParameters)):
+            run(session, clients, {candidate.entry.stages[0]: everybody})
+        assert session.stage is None
+        for client in clients:
+            with pytest.raises(Misuse if "pairwise" not in name else Exception):
+                client.answer(session.invitation)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_clients_are_pulled_when_their_first_message_is_due(name: str) -> None:
+    """A generator of clients is asked for one at a time, so that a driver holds no more than it must."""
+    candidate = candidate_of(name)
+    pulled, most = list[ClientId](), 0
+    with closing(candidate.world()) as world:
+        session = Measured(world.open(candidate.subject, frozenset(candidate.clients)))
+
+        def clients() -> Any:
+            nonlocal most
+            for client in joined(world, candidate.subject, candidate.clients):
+                pulled.append(client.client)
+                most = max(most, len(pulled) - len(session.now.answered))
+                yield client
+
+        run(session, clients())
+    assert pulled == list(candidate.clients)
+    assert most == 1
+
+
+def test_making_updates_is_no_clients_time() -> None:
+    candidate = candidate_of("plain")
+    with closing(candidate.world()) as world:
+        session = Measured(world.open(candidate.subject, None))
+        made = iter(range(1000))
+        run(session, joined(world, candidate.subject, candidate.clients), making=lambda: 1000.0 * next(made))
+    assert session.figures[0].client_seconds < 0
+
+
+def test_a_client_that_weighs_more_than_the_session_allows_leaves_and_is_told_why() -> None:
+    candidate = candidate_of("enclave")
+    with closing(candidate.world()) as world:
+        session = Measured(world.open(candidate.subject, None))
+        heavy = candidate.clients[1]
+        released = run(session, joined(world, candidate.subject, candidate.clients, {heavy: 9}))
+    assert released.counted == frozenset(candidate.clients) - {heavy}
+    assert "weight" in session.figures[0].failed[heavy]
+
+
+def test_plan_session_is_what_settings_plan() -> None:
+    settings = PairwiseSettings(mode=SecurityMode.SEMI_HONEST, corrupted=1, dropped=2)
+    subject = candidate_of("plain").subject
+    configuration = settings.plan(subject, 30, bytes(32), SystemCoins()).configuration
+    wanted = plan_session(
+        LAYOUT, SystemCoins(), population=30, corrupted=1, dropped=2, mode=SecurityMode.SEMI_HONEST
+    ).configuration
+    assert (configuration.degree, configuration.threshold) == (wanted.degree, wanted.threshold)
+    assert configuration.task == subject.task
