@@ -11,6 +11,7 @@ from typing import Final
 
 from secagg.crypto.secret import Confined
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.wire import MessageKind, Reader, Writer
 
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -23,13 +24,21 @@ class SealLedger(Confined):
         with the process forgets what was spent.
     """
 
-    def __init__(self, task: bytes, *, maximum_seals: int | None = None, repeats_allowed: bool = False) -> None:
+    def __init__(
+        self,
+        task: bytes,
+        *,
+        maximum_seals: int | None = None,
+        repeats_allowed: bool = False,
+        spent: SpentUpdates | None = None,
+    ) -> None:
         """Begin a ledger in which nothing was spent.
 
         Args:
             maximum_seals: how many uploads the client makes for the task, in all epochs together.
             repeats_allowed: whether an update of one model may be sealed again, to another epoch. Each time is charged.
                 Allow it only where noise protects every single release.
+            spent: what this client has uploaded for all its tasks, on disk; a charge is durable then when it returns.
         """
         if type(task) is not bytes or not 1 <= len(task) <= _MAXIMUM_TASK_BYTES:
             raise Misuse(f"a ledger is for a task: 1 to {_MAXIMUM_TASK_BYTES} bytes")
@@ -38,8 +47,9 @@ class SealLedger(Confined):
         self.task = task
         self.maximum_seals = maximum_seals
         self.repeats_allowed = repeats_allowed
-        self.seals = 0
-        self.last_version = -1
+        self._durable = spent or SpentUpdates()
+        self.seals = self._durable.count(task)
+        self.last_version = self._durable.last(task)
         self._lock = Lock()
 
     def charge(self, task: bytes, version: int, *, is_noised: bool) -> None:
@@ -53,6 +63,17 @@ class SealLedger(Confined):
             self.require_open(task, version, is_noised=is_noised)
             self.seals += 1
             self.last_version = version
+
+    def remember(self, spent: Spent, *, is_noised: bool) -> None:
+        """Remember an update and its model for good, before it is sealed, or refuse it; ``charge`` follows.
+
+        Raises:
+            Misuse, PeerMisbehaved: the ledger refuses the version, or the update or its model was sealed before, under
+                whatever version or task.
+        """
+        with self._lock:
+            self.require_open(spent.task, spent.number, is_noised=is_noised)
+            self._durable.charge(spent, is_repeat_allowed=self.repeats_allowed and is_noised)
 
     def require_open(self, task: bytes, version: int, *, is_noised: bool) -> None:
         """Refuse what ``charge`` would refuse, before anything is trained; nothing changes."""

@@ -18,6 +18,7 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.ledger import Spent, values_digest
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import LateUpdate, Released, Subject
@@ -266,9 +267,12 @@ class EnclaveClientSession(OneStageClientSession):
             maximum_seals=ledger.maximum_seals,
             now=member.clock(),
         )
-        ledger.require_open(configuration.task, named.version, is_noised=configuration.noise is not None)
+        is_noised = configuration.noise is not None
+        ledger.require_open(configuration.task, named.version, is_noised=is_noised)
         made = update.take()
         _require_same(named, stamp_of(subject, made.model_digest))
+        spent = Spent(configuration.task, named.version, values_digest(made.payload), made.model_digest)
+        ledger.remember(spent, is_noised=is_noised)
         return client.seal(made.payload, enclave=enclave, model=named, weight=made.weight, now=member.clock()).encode()
 
 

@@ -6,14 +6,13 @@ client sees to it that no update of its own is in two rounds.
 
 from __future__ import annotations
 
-import hashlib
 from threading import Lock
 from typing import Final
 
 from secagg.contract import Payload
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.session.ledger import Spent, SpentUpdates, values_digest
 from secagg.wire import MessageKind, Reader, Writer
 
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -30,12 +29,17 @@ class UploadLedger(Confined):
         whoever has it test guesses.
     """
 
-    def __init__(self, task: bytes) -> None:
-        """Begin a ledger in which nothing was spent."""
+    def __init__(self, task: bytes, *, spent: SpentUpdates | None = None) -> None:
+        """Begin a ledger in which nothing was spent, or go on from what a client has uploaded for all its tasks.
+
+        Args:
+            spent: of this client, on disk; a charge is durable then when it returns.
+        """
         if type(task) is not bytes or not 1 <= len(task) <= _MAXIMUM_TASK_BYTES:
             raise Misuse(f"a ledger is for a task: 1 to {_MAXIMUM_TASK_BYTES} bytes")
         self.task = task
-        self.last_round = -1
+        self._durable = spent or SpentUpdates()
+        self.last_round = self._durable.last(task)
         self._spent = list[bytes]()
         self._lock = Lock()
 
@@ -47,7 +51,7 @@ class UploadLedger(Confined):
             Misuse: the ledger is for another task, or this very update was uploaded before.
             PeerMisbehaved: the round was answered before, or is older than one that was.
         """
-        digest = hashlib.sha256(bind(Label.INDEXING_SPENT_UPDATE, payload.encode())).digest()
+        digest = values_digest(payload)
         with self._lock:
             self.require_open(task, round_number)
             if digest in self._spent:
@@ -56,6 +60,7 @@ class UploadLedger(Confined):
                     "client away; train again",
                     reason=Reason.ALREADY_SPENT,
                 )
+            self._durable.charge(Spent(task, round_number, digest))
             self.last_round = round_number
             self._spent = [*self._spent, digest][-REMEMBERED:]
 

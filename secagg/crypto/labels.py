@@ -102,7 +102,6 @@ class Label(Enum):
     INDEXING_ACCEPTED = b"secagg/1/indexing-accepted"
     INDEXING_SIGNED_LIST = b"secagg/1/indexing-signed-list"
     INDEXING_OUTPUT = b"secagg/1/indexing-output"
-    INDEXING_SPENT_UPDATE = b"secagg/1/indexing-spent-update"
     INDEXING_INDEX_MASK = b"secagg/1/indexing-index-mask"
     INDEXING_DEALT_CLIENTS = b"secagg/1/indexing-dealt-clients"
     INDEXING_DEALT_SEGMENT = b"secagg/1/indexing-dealt-segment"

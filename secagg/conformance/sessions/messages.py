@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from secagg.errors import ContractViolation, PeerError, SecAggError
@@ -153,7 +154,7 @@ def altered_answer(candidate: SessionCandidate) -> None:
             answers = rehearsal.all_answers()
             client = next(iter(answers))
             answers[client] = _altered(answers[client], part)
-            rehearsal.require_right_or_refused(lambda r=rehearsal, a=answers: _going_on(r, a))
+            rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
 
 
 def altered_message(candidate: SessionCandidate) -> None:
@@ -168,7 +169,7 @@ def altered_message(candidate: SessionCandidate) -> None:
             except SecAggError:
                 rehearsal.server.drop(client)
                 rehearsal.sessions[client].abort()
-            rehearsal.require_right_or_refused(lambda r=rehearsal, a=answers: _going_on(r, a))
+            rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
 
 
 def _going_on(rehearsal: Rehearsal, answers: dict[ClientId, bytes]) -> Released:
@@ -215,7 +216,7 @@ def another_sender(candidate: SessionCandidate) -> None:
             if candidate.proves_senders and _update_stages(rehearsal)[0]:
                 raise ContractViolation("another client's answer is taken as the sender's own")
         del answers[thief]
-        rehearsal.require_right_or_refused(lambda r=rehearsal, a=answers: _going_on(r, a))
+        rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
 
 
 def another_session(candidate: SessionCandidate) -> None:

@@ -1,0 +1,211 @@
+"""What a client has uploaded, across tasks and restarts: digests of updates and of models, each known by one number.
+
+Two sums that differ in one client give that client away, so no update goes into two of them. A server that gives a
+round another number, a task another name, or a layout another version does not get the same update again: what is
+remembered is what was uploaded, and not what it was called.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Final
+
+from secagg.contract import Payload
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.wire import MessageKind, Writer
+
+from .durable import sync_folder
+
+DIGEST_BYTES: Final = 32
+NO_MODEL: Final = bytes(DIGEST_BYTES)
+"""In the place of a model that nobody names."""
+_NUMBER_BYTES: Final = 8
+_BODY_BYTES: Final = DIGEST_BYTES + _NUMBER_BYTES + DIGEST_BYTES + DIGEST_BYTES
+_RECORD_BYTES: Final = _BODY_BYTES + DIGEST_BYTES
+_HEADER: Final = Writer(MessageKind.SPENT_UPDATES).finish()
+
+
+def values_digest(payload: Payload) -> bytes:
+    """Return what an update is known by: its values, whatever version its layout has."""
+    parts = [segment.ring.pack(vector) for segment, vector in zip(payload.layout.segments, payload.values, strict=True)]
+    return hashlib.sha256(bind(Label.SPENT_VALUES, *parts)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """One upload."""
+
+    task: bytes
+    number: int
+    """Of the round, or of the model's version; it goes up within a task."""
+    values: bytes
+    """As ``values_digest`` has it."""
+    model: bytes = NO_MODEL
+    """The digest of the model that the update was trained from."""
+
+    def encode(self) -> bytes:
+        """Return the body of the record."""
+        return _task_digest(self.task) + self.number.to_bytes(_NUMBER_BYTES, "big") + self.values + self.model
+
+
+class SpentUpdates(Confined):
+    """The uploads of one client, in memory or in a file; what ``charge`` did is durable when it returns.
+
+    The file is appended to. Each record holds the digest of all before it, so that none can be taken out or changed. A
+    last record that is cut is one whose upload was never sent, and is dropped.
+
+    Security: the file is this user's alone, because a digest of an update lets whoever has it test guesses. A machine
+        that is restored from a snapshot takes the file back with it, which nothing in it can notice.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Go on from a file, which no other process uses meanwhile; or begin in memory.
+
+        Raises:
+            InvalidParameters: another process uses the file.
+            MalformedMessage: it is no ledger, or was changed.
+        """
+        self._lock = RLock()
+        self._last = dict[bytes, int]()
+        self._count = dict[bytes, int]()
+        self._known = dict[bytes, tuple[bytes, int]]()
+        """By the digest of values or of a model, the digest of the task and the number."""
+        self._link = hashlib.sha256(bind(Label.SPENT_LINK, _HEADER)).digest()
+        self._descriptor = None if path is None else self._opened(path)
+
+    def last(self, task: bytes) -> int:
+        """Return the greatest number of a task; -1 if nothing was uploaded for it."""
+        return self._last.get(_task_digest(task), -1)
+
+    def count(self, task: bytes) -> int:
+        """Return how many uploads there were for a task."""
+        return self._count.get(_task_digest(task), 0)
+
+    def require_new(self, spent: Spent) -> None:
+        """Refuse an update or a model that is known under another number or task; nothing changes.
+
+        Raises:
+            Misuse: this very update was uploaded before.
+            PeerMisbehaved: the model is one of before, under a new number.
+        """
+        task = _task_digest(spent.task)
+        with self._lock:
+            if spent.values in self._known:
+                raise Misuse(
+                    "this update was uploaded before, and two sums that differ in one client give that client away; "
+                    "train again",
+                    reason=Reason.ALREADY_SPENT,
+                )
+            known = self._known.get(spent.model) if spent.model != NO_MODEL else None
+            if known not in (None, (task, spent.number)):
+                raise PeerMisbehaved(
+                    f"the model of number {spent.number} is one that this client uploaded for before, under another "
+                    "number or task; two sums of updates of one model can give a client away",
+                    reason=Reason.ALREADY_ANSWERED,
+                )
+
+    def charge(self, spent: Spent, *, is_repeat_allowed: bool = False) -> None:
+        """Remember an upload, or refuse it; nothing is given back if the upload fails later.
+
+        Args:
+            is_repeat_allowed: whether an update or a model may be uploaded again, where noise protects each release.
+        Raises:
+            Misuse, PeerMisbehaved: as for ``require_new``; nothing has changed.
+            OSError: it could not be written; nothing has changed, and nothing may be sent.
+        """
+        if len(spent.values) != DIGEST_BYTES or len(spent.model) != DIGEST_BYTES:
+            raise Misuse(f"an upload is known by digests of {DIGEST_BYTES} bytes")
+        with self._lock:
+            if not is_repeat_allowed:
+                self.require_new(spent)
+            body = spent.encode()
+            link = self._next_link(body)
+            if self._descriptor is not None:
+                self._append(self._descriptor, body + link)
+            self._remember(body, link)
+
+    def close(self) -> None:
+        """Let another process use the file; this object charges nothing more."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _opened(self, path: Path) -> int:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidParameters(f"{path} is the ledger of a process that runs; end that one first") from None
+            self._read(descriptor, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _read(self, descriptor: int, path: Path) -> None:
+        stored = path.read_bytes()
+        if len(stored) < len(_HEADER) and _HEADER.startswith(stored):
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, _HEADER)
+            os.fsync(descriptor)
+            sync_folder(path.parent)
+            return
+        if not stored.startswith(_HEADER):
+            raise MalformedMessage(f"{path} is no ledger of uploads; name another file", reason=Reason.NOT_CANONICAL)
+        whole = len(stored) - (len(stored) - len(_HEADER)) % _RECORD_BYTES
+        for start in range(len(_HEADER), whole, _RECORD_BYTES):
+            body, link = stored[start : start + _BODY_BYTES], stored[start + _BODY_BYTES : start + _RECORD_BYTES]
+            if link != self._next_link(body):
+                raise MalformedMessage(
+                    f"record {(start - len(_HEADER)) // _RECORD_BYTES} of {path} was changed; what this client has "
+                    "uploaded is not known any more, so give it a new identity",
+                    reason=Reason.NOT_CANONICAL,
+                )
+            self._remember(body, link)
+        os.ftruncate(descriptor, whole)
+        os.lseek(descriptor, whole, os.SEEK_SET)
+
+    @staticmethod
+    def _append(descriptor: int, record: bytes) -> None:
+        """Write a record whole or not at all, as far as this process can see to that."""
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        rest = memoryview(record)
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            os.lseek(descriptor, before, os.SEEK_SET)
+            raise
+
+    def _next_link(self, body: bytes) -> bytes:
+        return hashlib.sha256(bind(Label.SPENT_LINK, self._link, body)).digest()
+
+    def _remember(self, body: bytes, link: bytes) -> None:
+        task, rest = body[:DIGEST_BYTES], body[DIGEST_BYTES:]
+        number = int.from_bytes(rest[:_NUMBER_BYTES], "big")
+        values, model = rest[_NUMBER_BYTES : _NUMBER_BYTES + DIGEST_BYTES], rest[_NUMBER_BYTES + DIGEST_BYTES :]
+        self._link = link
+        self._last[task] = max(number, self._last.get(task, -1))
+        self._count[task] = self._count.get(task, 0) + 1
+        self._known.setdefault(values, (task, number))
+        if model != NO_MODEL:
+            self._known.setdefault(model, (task, number))
+
+    def __repr__(self) -> str:
+        return f"<SpentUpdates, {sum(self._count.values())} uploads>"
+
+
+def _task_digest(task: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.SPENT_TASK, task)).digest()

@@ -1,0 +1,140 @@
+"""What a client has uploaded is known after a restart, whatever a server calls the round, the task or the layout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from secagg.contract import Layout, Payload
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.session.ledger import Spent, SpentUpdates, values_digest
+from tests.harness.session_worlds import client_ids, payload_of
+
+A, B = (bytes([byte]) * 32 for byte in b"AB")
+FIRST = Spent(b"a task", 1, bytes([1]) * 32, A)
+
+
+def reopened(ledger: SpentUpdates, path: Path) -> SpentUpdates:
+    ledger.close()
+    return SpentUpdates(path)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_update_is_refused_under_another_number_and_another_task(*, is_restarted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = SpentUpdates(path)
+    ledger.charge(FIRST)
+    if is_restarted:
+        ledger = reopened(ledger, path)
+    for renamed in (replace(FIRST, number=2, model=B), replace(FIRST, task=b"another", number=9, model=B)):
+        with pytest.raises(Misuse) as caught:
+            ledger.charge(renamed)
+        assert caught.value.reason is Reason.ALREADY_SPENT
+    assert (ledger.last(b"a task"), ledger.count(b"a task"), ledger.last(b"another")) == (1, 1, -1)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_model_that_comes_back_under_a_new_number_is_refused(*, is_restarted: bool, tmp_path: Path) -> None:
+    """Model A, model B, and model A again under a third number: its update would be in two sums."""
+    path = tmp_path / "ledger"
+    ledger = SpentUpdates(path)
+    ledger.charge(FIRST)
+    ledger.charge(Spent(b"a task", 2, bytes([2]) * 32, B))
+    if is_restarted:
+        ledger = reopened(ledger, path)
+    with pytest.raises(PeerMisbehaved) as caught:
+        ledger.charge(Spent(b"a task", 3, bytes([3]) * 32, A))
+    assert caught.value.reason is Reason.ALREADY_ANSWERED
+    ledger.charge(Spent(b"a task", 3, bytes([3]) * 32, A), is_repeat_allowed=True)
+
+
+def test_an_update_whose_layout_has_another_version_is_the_same_update() -> None:
+    payload = payload_of(client_ids(1)[0])
+    renamed = Payload(Layout(payload.layout.segments, bytes([7]) * 32), payload.values)
+    assert values_digest(payload) == values_digest(renamed)
+    ledger = UploadLedger(b"a task")
+    ledger.charge(b"a task", 1, payload)
+    with pytest.raises(Misuse, match="train again"):
+        ledger.charge(b"a task", 2, renamed)
+
+
+def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
+    path, payload = tmp_path / "ledger", payload_of(client_ids(1)[0])
+    spent = SpentUpdates(path)
+    UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, payload)
+    spent = reopened(spent, path)
+    with pytest.raises(PeerMisbehaved, match="round 4"):
+        UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, payload_of(client_ids(2)[1]))
+    seals = SealLedger(b"versions", spent=spent, maximum_seals=1)
+    with pytest.raises(Misuse, match="train again"):
+        seals.remember(Spent(b"versions", 1, values_digest(payload), A), is_noised=False)
+    seals.remember(Spent(b"versions", 1, bytes(32), A), is_noised=False)
+    seals.charge(b"versions", 1, is_noised=False)
+    spent = reopened(spent, path)
+    with pytest.raises(PeerMisbehaved) as caught:
+        SealLedger(b"versions", spent=spent, maximum_seals=2).remember(
+            Spent(b"versions", 1, bytes([9]) * 32, B), is_noised=False
+        )
+    assert caught.value.reason is Reason.ALREADY_ANSWERED
+    with pytest.raises(PeerMisbehaved) as caught:
+        SealLedger(b"versions", spent=spent, maximum_seals=1).charge(b"versions", 2, is_noised=False)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+
+
+def test_a_record_that_is_cut_is_dropped_and_one_that_is_changed_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = SpentUpdates(path)
+    ledger.charge(FIRST)
+    ledger.charge(Spent(b"a task", 2, bytes([2]) * 32, B))
+    ledger.close()
+    stored = path.read_bytes()
+    path.write_bytes(stored[:-1])
+    cut = SpentUpdates(path)
+    assert cut.last(b"a task") == 1
+    cut.charge(Spent(b"a task", 2, bytes([2]) * 32, B))
+    cut.close()
+    assert path.read_bytes() == stored
+    for place in (0, 10, 60, 100, len(stored) - 1):
+        changed = bytearray(stored)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(MalformedMessage):
+            SpentUpdates(path)
+    header = len(stored) % 136
+    path.write_bytes(stored[:header] + stored[header + 136 :])
+    with pytest.raises(MalformedMessage, match="record 0"):
+        SpentUpdates(path)
+
+
+def test_a_file_is_one_processs_and_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = SpentUpdates(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(InvalidParameters, match="process that runs"):
+        SpentUpdates(path)
+    ledger.close()
+    with pytest.raises(OSError, match="descriptor"):
+        ledger.charge(FIRST)
+    assert SpentUpdates(path).last(b"a task") == -1
+
+
+def test_what_was_charged_survives_a_process_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from secagg.session.ledger import Spent, SpentUpdates\n"
+        "SpentUpdates(Path(sys.argv[1])).charge(Spent(b'a task', 1, bytes([1]) * 32))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = tmp_path / "ledger"
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], check=False, env=os.environ)  # noqa: S603
+    assert ended.returncode < 0
+    with pytest.raises(Misuse):
+        SpentUpdates(path).charge(FIRST)
