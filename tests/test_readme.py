@@ -22,7 +22,14 @@ def readme(repository: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "compression/README.md", "protocols/enclave/README.md", "training/README.md"]
+    "document",
+    [
+        "README.md",
+        "compression/README.md",
+        "protocols/enclave/README.md",
+        "secagg/session/README.md",
+        "training/README.md",
+    ],
 )
 def test_every_python_block_runs(repository: Path, document: str) -> None:
     text = (repository / document).read_text(encoding="utf-8")

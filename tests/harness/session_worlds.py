@@ -24,7 +24,7 @@ from tests.harness import plain_sum
 LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 CAPACITY: Final = 1 << 10
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
-FULL: Final = {"topology": Topology.FULL, "dropped": 2, "minimum_cohort": 3, "population": 8}
+FULL: Final[dict[str, Any]] = {"topology": Topology.FULL, "dropped": 2, "minimum_cohort": 3, "population": 8}
 SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
     "pairwise, semi-honest, full": ("pairwise", PairwiseSettings(mode=SecurityMode.SEMI_HONEST, **FULL), 8),
     "pairwise, active, full": ("pairwise", PairwiseSettings(mode=SecurityMode.ACTIVE, **FULL), 8),

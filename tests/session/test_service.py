@@ -48,7 +48,7 @@ class Served:
     def __init__(self, path: Path, **options: float) -> None:
         self.path, self.echo, self.ends = path, Echo(), list[int]()
         listening = Event()
-        service = Service(self.echo, limit=LIMIT, ended=lambda: self.ends.append(1), **options)  # type: ignore[arg-type]
+        service = Service(self.echo, limit=LIMIT, ended=lambda: self.ends.append(1), **options)
         Thread(target=service.serve, args=(path,), kwargs={"ready": listening.set}, daemon=True).start()
         assert listening.wait(5)
 

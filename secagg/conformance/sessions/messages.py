@@ -189,8 +189,8 @@ def _going_on(rehearsal: Rehearsal, answers: dict[ClientId, bytes]) -> Released:
             if client in gone:
                 continue
             try:
-                if (answer := rehearsal.answer(client)) is not None:
-                    rehearsal.server.receive(client, answer)
+                if (due := rehearsal.answer(client)) is not None:
+                    rehearsal.server.receive(client, due)
             except SecAggError:
                 gone.add(client)
                 rehearsal.server.drop(client)

@@ -1,0 +1,63 @@
+"""The open round counts: its turnout is what a look at everybody says, and is asked for at no cost."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.protocols.pairwise_mask.graph import Graph, Topology
+from secagg.protocols.pairwise_mask.open_round import OpenRound
+from secagg.session.roles import Turnout
+
+
+def message(position: int) -> bytes:
+    return bytes([position % 256])
+
+
+@given(st.data())
+def test_counting_says_what_looking_says(data: st.DataObject) -> None:
+    population = data.draw(st.integers(4, 14))
+    topology = data.draw(st.sampled_from(Topology))
+    degree = population - 1 if topology is Topology.FULL else 2 * data.draw(st.integers(1, (population - 1) // 2))
+    graph = Graph(topology, population, degree, bytes(31) + bytes([data.draw(st.integers(0, 255))]))
+    positions = st.lists(st.integers(0, population - 1), unique=True)
+    members = tuple(sorted(data.draw(positions)))
+    due = data.draw(st.sampled_from([(), None, "some"]))
+    due = tuple(sorted({*members, *data.draw(positions)})) if due == "some" else due
+    needed, threshold = data.draw(st.integers(0, population)), data.draw(st.integers(1, degree))
+    opened = OpenRound(members, message, needed=needed, due=due, threshold=threshold, graph=graph)
+    answered, settled = set[int](), set[int]()
+    for position in data.draw(st.lists(st.integers(0, population - 1), max_size=2 * population)):
+        has_answered = data.draw(st.booleans())
+        if position in members and position not in settled:
+            settled.add(position)
+            answered |= {position} if has_answered else set()
+        opened.settle(position, has_answered=has_answered)
+        around = answered if due is None else set(due)
+        is_covered = all(len(answered.intersection(graph.neighbours(one))) >= threshold for one in around)
+        if topology is Topology.FULL and due != ():
+            # Of a full graph a number is asked for: whoever shows shares is somebody whose shares are shown.
+            is_covered = len(answered) > threshold
+        is_enough = len(answered) >= needed and is_covered
+        expected = Turnout.ENOUGH if is_enough else Turnout.TOO_FEW
+        assert opened.turnout is (expected if set(members) - settled else Turnout.COMPLETE)
+        assert opened.awaited == set(members) - settled
+
+
+@pytest.mark.parametrize("topology", Topology)
+def test_ten_thousand_clients_ask_after_each_answer(topology: Topology) -> None:
+    count = 10_000
+    degree = count - 1 if topology is Topology.FULL else 120
+    graph = Graph(topology, count, degree, bytes(32))
+    everybody = tuple(range(count))
+    opened = OpenRound(everybody, message, needed=5_000, due=everybody, threshold=60, graph=graph)
+    started = perf_counter()
+    for position in everybody:
+        opened.settle(position, has_answered=True)
+        assert opened.turnout >= Turnout.TOO_FEW
+    assert opened.turnout is Turnout.COMPLETE
+    # A loop over all clients for each question takes minutes here.
+    assert perf_counter() - started < 20
