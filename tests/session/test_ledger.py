@@ -138,3 +138,23 @@ def test_what_was_charged_survives_a_process_that_is_killed(tmp_path: Path) -> N
     assert ended.returncode < 0
     with pytest.raises(Misuse):
         SpentUpdates(path).charge(FIRST)
+
+
+def test_what_is_not_on_disk_is_not_charged_and_nothing_may_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    ledger = SpentUpdates(path)
+    before = path.read_bytes()
+
+    def failing(_: int) -> None:
+        raise OSError("no space is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(OSError, match="no space"):
+            ledger.charge(FIRST)
+    assert path.read_bytes() == before
+    assert ledger.last(FIRST.task) == -1
+    ledger.charge(FIRST)
+    assert reopened(ledger, path).last(FIRST.task) == 1
