@@ -14,7 +14,7 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, ClientFloors, SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch, MemoryLatch
 from secagg.session.registry import Clock, ProtocolEntry
@@ -23,10 +23,12 @@ from secagg.session.simulated_keys import SimulatedKeys
 
 from .client import Client
 from .configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, SessionConfiguration
+from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION, Topology
 from .member import LateInput, SessionTerms
 from .plan import SessionPlan, plan_session
 from .server import Server
+from .thresholds import CORRECTNESS_BITS, least_privacy_bits
 from .transitions import ClientState, ServerState
 
 STAGES: Final = {
@@ -55,8 +57,8 @@ class PairwiseSettings:
     late: int = 0
     minimum_cohort: int | None = None
     maximum_weight: int = 1
-    privacy_bits: int = 40
-    correctness_bits: int = 30
+    privacy_bits: int | None = None
+    correctness_bits: int = CORRECTNESS_BITS
     check_words: int = LEAST_CHECK_WORDS
     attempt: int = 0
 
@@ -452,7 +454,7 @@ class PairwiseSimulation(Confined):
                 maximum_length=1 << 40,
                 maximum_population=settings.population or MAXIMUM_POPULATION,
                 assumed_corrupted=settings.corrupted,
-                privacy_bits=settings.privacy_bits,
+                privacy_bits=settings.privacy_bits or least_privacy_bits(settings.mode),
             ),
             coins=self._coins,
             authority=None if self._keys is None else self._keys.authority,
