@@ -21,7 +21,7 @@ from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.ledger import Spent, values_digest
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock, ProtocolEntry
-from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.roles import LateUpdate, Released, Stage, Subject
 from secagg.session.simulated_keys import SimulatedKeys
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -129,7 +129,9 @@ def open_session(
         if planned != wanted:
             raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")
     host = Host(configuration, helpers.connection)
-    return EnclaveServerSession(host, encode_offer(helpers.offer, helpers.evidence), subject, invited)
+    session = EnclaveServerSession(host, encode_offer(helpers.offer, helpers.evidence), subject, invited)
+    session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
+    return session
 
 
 def encode_offer(offer: EnclaveOffer, evidence: Evidence | SimulatedEvidence) -> bytes:
@@ -165,7 +167,14 @@ class EnclaveServerSession(OneStageServerSession):
         super().__init__(invitation, invited, configuration.minimum_cohort)
         self._host = host
         self._is_released = False
+        self.is_simulated = False
+        """Whether the evidence is nobody's; clients see it themselves."""
         host.open_buffer(model.version, model.digest)
+
+    @property
+    def configuration(self) -> EnclaveConfiguration:
+        """That of the epoch."""
+        return self._host.configuration
 
     def _take(self, sender: ClientId, message: bytes) -> None:
         sealed, _ = split_upload(message, self._host.configuration)
@@ -294,6 +303,18 @@ def _require_same(named: ModelStamp, own: ModelStamp) -> None:
         )
 
 
+def describe(session: EnclaveServerSession) -> tuple[str, ...]:
+    """Return what the epoch was configured for, a line each."""
+    configuration = session.configuration
+    lines = [f"an enclave behind an untrusted host, {configuration.suite.value}"]
+    if configuration.index_segments:
+        form = configuration.form.name.lower().replace("_", " ")
+        lines.append(f"the enclave counts in {configuration.accumulation.name.lower()} form and releases the {form}")
+    if session.is_simulated:
+        lines.append("the enclave is simulated: it protects nobody from this machine")
+    return (*lines, f"nothing is released of fewer than {configuration.minimum_cohort}")
+
+
 # --- In one process ---------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +410,8 @@ ENTRY: Final = ProtocolEntry(
     summary="an attested enclave behind an untrusted host: one exchange, any segment",
     settings=EnclaveSettings,
     segments=frozenset({RingSegment, IndexSegment}),
-    stages=(STAGE,),
+    stages=(Stage(name=STAGE, takes_update=True),),
+    describe=describe,
     open_session=open_session,
     helpers=EnclaveHelpers,
     simulate=EnclaveSimulation,

@@ -145,6 +145,11 @@ class PairwiseServerSession(Confined):
         return None if self._is_closed else STAGES.get(self._server.state)
 
     @property
+    def configuration(self) -> SessionConfiguration:
+        """What was planned."""
+        return self._server.configuration
+
+    @property
     def faults(self) -> tuple[PeerError, ...]:
         """What clients did wrong so far."""
         return tuple(self._server.faults)
@@ -420,6 +425,29 @@ def require_subject(subject: Subject, configuration: SessionConfiguration) -> No
         )
 
 
+def describe(session: PairwiseServerSession) -> tuple[str, ...]:
+    """Return what was planned, a line each."""
+    configuration = session.configuration
+    widths = sorted({segment.modulus_bits for segment in configuration.layout.require_rings()})
+    most = configuration.maximum_population
+    lines = [
+        (
+            f"sums modulo {', '.join(f'2^{width}' for width in widths)}; {configuration.mode.value} mode, "
+            f"{configuration.topology.value} graph, {configuration.suite.value}"
+        ),
+        (
+            f"{configuration.degree_among(most)} neighbours, of whose shares any {configuration.threshold} recover a "
+            f"secret; nothing is released of fewer than {configuration.minimum_cohort}"
+        ),
+    ]
+    if configuration.quorum:
+        lines.append(
+            f"the survivors are certified by {configuration.quorum} of a committee of "
+            f"{configuration.committee_among(most)}"
+        )
+    return tuple(lines)
+
+
 # --- In one process ---------------------------------------------------------------------------------------------------
 
 
@@ -478,7 +506,8 @@ ENTRY: Final = ProtocolEntry(
     summary="pairwise masks: one server, four or five exchanges, any number of dropouts that was planned for",
     settings=PairwiseSettings,
     segments=frozenset({RingSegment}),
-    stages=tuple(stage.name for stage in STAGES.values()),
+    stages=tuple(STAGES.values()),
+    describe=describe,
     open_session=open_session,
     helpers=PairwiseHelpers,
     simulate=PairwiseSimulation,

@@ -20,10 +20,11 @@ from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.connection import Ask
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock, ProtocolEntry
-from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.roles import LateUpdate, Released, Stage, Subject
 from secagg.session.simulated_keys import SimulatedKeys
 from secagg.wire import MessageKind, Reader, Writer
 
+from .cheating_client import InsecureCheatingClient
 from .client import Client
 from .configuration import IndexingConfiguration, SharingMode
 from .floors import IndexingFloors
@@ -165,6 +166,11 @@ class TwoServersSession(OneStageServerSession):
         invitation = writer.variable(shown.encode(), _MOST_BYTES).finish()
         super().__init__(invitation, invited, zero.configuration.minimum_cohort)
 
+    @property
+    def configuration(self) -> IndexingConfiguration:
+        """What both servers agreed on."""
+        return self._zero.configuration
+
     def _take(self, sender: ClientId, message: bytes) -> None:
         certified = self._zero.sender_of(decode_halves(message)[0])
         if certified != sender:
@@ -220,6 +226,7 @@ class TwoServersMember(Confined):
         coins: Coins,
         accepts_simulated: bool = False,
         threads: int = 1,
+        kind: type[Client] = Client,
     ) -> None:
         """Prepare to join sessions; the arguments are those of ``Client``, with a clock.
 
@@ -229,6 +236,7 @@ class TwoServersMember(Confined):
         """
         self.certificate, self.signing_key, self.floors, self.ledger_of = certificate, signing_key, floors, ledger
         self.clock, self.coins, self.accepts_simulated, self.threads = clock, coins, accepts_simulated, threads
+        self.kind = kind
 
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
@@ -268,7 +276,7 @@ class TwoServersClientSession(OneStageClientSession):
         _require_same(configuration.layout, layout)
         if made.payload.layout != subject.layout:
             raise InvalidParameters("the update has another layout than this client's codec; encode it with that one")
-        client = Client(
+        client = member.kind(
             certificate=member.certificate,
             signing_key=member.signing_key,
             floors=member.floors,
@@ -307,6 +315,21 @@ def _require_same(named: Layout, own: Layout) -> None:
         raise InvalidParameters(
             "the round is about another codec, model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
         )
+
+
+def describe(session: TwoServersSession) -> tuple[str, ...]:
+    """Return what both servers agreed on, a line each."""
+    configuration = session.configuration
+    lines = [f"two servers, {configuration.suite.value}, {'checked' if configuration.is_checked else 'unchecked'}"]
+    if configuration.index_segments:
+        depths = sorted({configuration.shape(segment).depth for _, segment in configuration.index_segments})
+        lines[0] += f", lanes are integers modulo {configuration.group.order}"
+        shared = ", ".join(f"in trees of depth {depth}" if depth else "without trees" for depth in depths)
+        lines.append(f"indices are shared {shared}")
+    return (
+        *lines,
+        f"nothing is released of fewer than {configuration.minimum_cohort}, nor unless both servers sign one list",
+    )
 
 
 # --- In one process ---------------------------------------------------------------------------------------------------
@@ -357,7 +380,7 @@ class TwoServersSimulation(Confined):
         self._count += len(request) + len(answer)
         return answer
 
-    def member(self, client: ClientId) -> TwoServersMember:
+    def member(self, client: ClientId, kind: type[Client] = Client) -> TwoServersMember:
         """Return a client."""
         settings, (key, certificate) = self._settings, self._keys.of(client)
         return TwoServersMember(
@@ -377,6 +400,7 @@ class TwoServersSimulation(Confined):
             coins=self._coins,
             accepts_simulated=True,
             threads=self._threads,
+            kind=kind,
         )
 
     def _ledger(self, client: ClientId, task: bytes) -> UploadLedger:
@@ -394,12 +418,19 @@ class TwoServersSimulation(Confined):
         self._one.wipe()
 
 
+def cheater(simulation: TwoServersSimulation, client: ClientId) -> TwoServersMember:
+    """Return a client that votes more than once in its first block of indices."""
+    return simulation.member(client, InsecureCheatingClient)
+
+
 ENTRY: Final = ProtocolEntry(
     name="two-servers",
     summary="two servers that do not collude: one exchange, any segment, and no hardware to believe in",
     settings=TwoServersSettings,
     segments=frozenset({RingSegment, IndexSegment}),
-    stages=(STAGE,),
+    stages=(Stage(name=STAGE, takes_update=True),),
+    describe=describe,
+    simulate_cheater=cheater,
     open_session=open_session,
     helpers=TwoServersHelpers,
     simulate=TwoServersSimulation,

@@ -8,14 +8,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from secagg.errors import InvalidParameters, SecAggError
 
+from .round import add_options as add_round_options
 from .training_options import add_training_options
-
-if TYPE_CHECKING:
-    from secagg.simulation.synthetic_updates import UpdateSetting
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.planning.paper.tables``, which is imported when it is needed."""
@@ -54,14 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where the report and the picture go (default: %(default)s)",
     )
     demo.set_defaults(run=_demo)
-    _add_round_options(
-        commands.add_parser(
-            "round",
-            help="one whole session in memory, with real cryptography, measured round by round",
-            description="Run one session in memory, with real cryptography, and print what each round took, who "
-            "dropped out where, what was revealed, and whether the sum is exact.",
-        )
-    )
+    add_round_options(commands)
     sizes = commands.add_parser("sizes", help="the size cells of the paper's tables, computed, beside the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
@@ -191,74 +181,6 @@ def _add_enclave_options(command: argparse.ArgumentParser) -> None:
     served.set_defaults(run=_serve_enclave)
 
 
-def _add_round_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--protocol",
-        choices=("pairwise", "enclave", "two-server"),
-        default="pairwise",
-        help="who adds up (default: %(default)s)",
-    )
-    command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
-    command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")
-    command.add_argument(
-        "--drop",
-        type=int,
-        help="how many drop out (default: one in twenty), dealt out in turn to: before uploading, before unmasking, "
-        "before sharing keys, before the consistency check (active mode), before advertising keys; with two servers: "
-        "before uploading, after the half for server 0, after the half for server 1",
-    )
-    command.add_argument("--corrupted", type=int, help="how many the plan withstands (default: one in twenty)")
-    command.add_argument(
-        "--mode",
-        choices=("active", "semi_honest", "checked", "unchecked"),
-        help="of pairwise masks: active or semi_honest (default: active); of two servers: whether clients are checked "
-        "(default: checked)",
-    )
-    command.add_argument("--graph", choices=("sparse", "full"), default="sparse", help="(default: %(default)s)")
-    command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
-    command.add_argument(
-        "--bits",
-        type=int,
-        default=16,
-        help="bits of one input value; the ring has as many more as the sum needs (default: %(default)s)",
-    )
-    compressed = command.add_argument_group("of the enclave and of two servers")
-    compressed.add_argument(
-        "--compression",
-        choices=("none", "sq", "pruning", "pq"),
-        default="pq",
-        help="what is done with a model of that dimension (default: %(default)s)",
-    )
-    compressed.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
-    compressed.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
-    enclave = command.add_argument_group("of the enclave, whose hardware is simulated")
-    enclave.add_argument(
-        "--release",
-        choices=("decoded-sum", "histogram"),
-        default="decoded-sum",
-        help="what leaves the enclave of counted codewords (default: %(default)s)",
-    )
-    enclave.add_argument(
-        "--accumulation",
-        choices=("oblivious", "direct"),
-        default="oblivious",
-        help="whether counting touches all counters or those that the indices name (default: %(default)s)",
-    )
-    servers = command.add_argument_group("of two servers")
-    servers.add_argument(
-        "--depth", type=int, help="of the trees of all point functions, from 0 (default: the shortest upload)"
-    )
-    servers.add_argument(
-        "--cheat", type=int, default=0, help="how many clients vote more than once in a block (default: %(default)s)"
-    )
-    command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
-    command.add_argument(
-        "--seed", default="", help="of the inputs, up to 16 bytes count; keys and masks are fresh in every run"
-    )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    command.set_defaults(run=_round)
-
-
 def _add_flower_options(command: argparse.ArgumentParser) -> None:
     keys = command.add_subparsers(required=True, metavar="COMMAND").add_parser(
         "keys",
@@ -289,73 +211,10 @@ _ROUND_MODES: dict[str, tuple[str, ...]] = {
 """What ``--mode`` may be, the default first."""
 
 
-def _round(options: argparse.Namespace) -> int:
-    modes = _ROUND_MODES[options.protocol]
-    if options.mode is not None and options.mode not in modes:
-        allowed = f"is {' or '.join(modes)}" if modes else "is not for it"
-        raise InvalidParameters(f"--mode {options.mode} and --protocol {options.protocol}: there --mode {allowed}")
-    if options.protocol == "enclave":
-        return _enclave_round(options)
-    options.mode = options.mode or modes[0]
-    if options.protocol == "two-server":
-        return _two_server_round(options)
-    from secagg.parameters import SecurityMode, Suite
-    from secagg.protocols.pairwise_mask import Topology
-    from secagg.simulation.cohort import Setting
-
-    from .round import run_round
-
-    setting = Setting(
-        mode=SecurityMode(options.mode),
-        topology=Topology(options.graph),
-        suite=Suite[options.suite.upper()],
-        corrupted=options.clients // 20 if options.corrupted is None else options.corrupted,
-        threads=options.threads,
-    )
-    return run_round(
-        clients=options.clients,
-        dimension=options.dimension,
-        drop=options.clients // 20 if options.drop is None else options.drop,
-        input_bits=options.bits,
-        seed=options.seed,
-        setting=setting,
-        report=options.json,
-    )
-
-
 def _serve_enclave(options: argparse.Namespace) -> int:
     from .enclave import serve_enclave
 
     return serve_enclave(socket_path=options.socket, threads=options.threads)
-
-
-def _update_setting(options: argparse.Namespace) -> UpdateSetting:
-    from secagg.simulation.synthetic_updates import Compression, UpdateSetting
-
-    return UpdateSetting(
-        clients=options.clients,
-        dimension=options.dimension,
-        compression=Compression(options.compression),
-        codewords=options.codewords,
-        block_size=options.block_size,
-        seed=options.seed,
-    )
-
-
-def _two_server_round(options: argparse.Namespace) -> int:
-    from secagg.parameters import Suite
-
-    from .two_server_round import MODES, TwoServerSetting, run_two_server_round
-
-    setting = TwoServerSetting(
-        drop=options.clients // 20 if options.drop is None else options.drop,
-        cheat=options.cheat,
-        suite=Suite[options.suite.upper()],
-        mode=MODES[options.mode],
-        depth=options.depth,
-        threads=options.threads,
-    )
-    return run_two_server_round(_update_setting(options), setting, options.json)
 
 
 def _indexing_server(options: argparse.Namespace) -> int:
@@ -412,23 +271,6 @@ def _stand(options: argparse.Namespace) -> int:
         threads=options.threads,
     )
     return stand(setting)
-
-
-def _enclave_round(options: argparse.Namespace) -> int:
-    from secagg.parameters import Suite
-    from secagg.protocols.enclave.trusted.configuration import ReleaseForm
-    from secagg.protocols.enclave.trusted.histogram import Accumulation
-
-    from .enclave_round import EnclaveSetting, run_enclave_round
-
-    setting = EnclaveSetting(
-        drop=options.clients // 20 if options.drop is None else options.drop,
-        suite=Suite[options.suite.upper()],
-        form=ReleaseForm[options.release.replace("-", "_").upper()],
-        accumulation=Accumulation[options.accumulation.upper()],
-        threads=options.threads,
-    )
-    return run_enclave_round(_update_setting(options), setting, options.json)
 
 
 def _sizes(options: argparse.Namespace) -> int:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 _SHOWN: Final = 8
 _BAR_CELLS: Final = 30
 _BAR_PAUSE: Final = 0.1
+_UNLIMITED: Final = 1 << 16
+_EMPTY: Final = {"0 B", ""}
 
 
 class Bar:
     """One line on standard error that shows how far a round has come, where somebody is there to see it."""
 
     def __init__(self) -> None:
-        self._is_seen = sys.stderr.isatty()
+        self._is_seen = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._label = ""
         self._drawn = 0.0
 
@@ -63,3 +69,42 @@ def peak_mib() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak >> 20 if sys.platform == "darwin" else peak >> 10
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    cell: Callable[[dict[str, Any]], str]
+    rank: int = 0
+    """A narrow terminal is shown the columns of low rank alone."""
+
+
+def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Sequence[Column]) -> Iterator[str]:
+    """Write rows under their columns, no wider than a terminal; a file gets all columns."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+    name_width = max(len(title), *(len(name) for name, _ in rows)) + 1
+    cells = {column.name: [column.cell(row) for _, row in rows] for column in columns}
+    shown = [column for column in columns if any(cell not in _EMPTY for cell in cells[column.name])]
+    widths = {column.name: 2 + max(len(column.name), *map(len, cells[column.name])) for column in shown}
+    while shown and name_width + sum(widths[column.name] for column in shown) > width:
+        worst = max(column.rank for column in shown)
+        if worst == 0:
+            break
+        shown = [column for column in shown if column.rank < worst]
+    yield f"{title:<{name_width}}" + "".join(f"{column.name:>{widths[column.name]}}" for column in shown)
+    for number, (name, _) in enumerate(rows):
+        yield f"{name:<{name_width}}" + "".join(
+            f"{cells[column.name][number]:>{widths[column.name]}}" for column in shown
+        )
+
+
+def writable(path: Path) -> None:
+    """Fail before long work, and not after it, where a file cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    existed = path.exists()
+    with path.open("a", encoding="utf-8"):
+        pass
+    if not existed:
+        path.unlink()

@@ -1,183 +1,299 @@
-"""One whole session in memory, with real cryptography, and what every round of it took."""
+"""One whole session in memory, with real cryptography, and what every stage of it took: for every protocol."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters
-from secagg.identifiers import ClientId
-from secagg.protocols.pairwise_mask import ServerState
-from secagg.simulation.cohort import Cohort, Setting, WindowedInputs, client_ids, gather, spread_dropouts
-from secagg.simulation.measurement import MeasuredRun, RoundFigures
+from secagg.session.registry import ProtocolEntry, find, names
 
-from .figures import Bar, in_bytes, in_seconds, peak_mib, some
+from .figures import Bar, Column, in_bytes, in_seconds, peak_mib, some, table, writable
+from .settings_options import SHORT, settings_of
+
+if TYPE_CHECKING:
+    from secagg.contract import IndexSegment, RingSegment
+    from secagg.session.measured import StageFigures
+    from secagg.simulation.rehearsal import Rehearsal, Rehearsed
+    from secagg.simulation.synthetic_updates import SyntheticUpdates, WindowedInputs
 
 LEAST_CLIENTS, MOST_CLIENTS = 2, 20_000
 MOST_THREADS: Final = 256
 MOST_VALUES: Final = 1 << 28
 _FLOAT32_BYTES: Final = 4
-NAMES: Final = {
-    ServerState.AWAITING_KEY_ADVERTISEMENTS: "0 advertise keys",
-    ServerState.AWAITING_ENCRYPTED_SHARES: "1 share keys",
-    ServerState.AWAITING_MASKED_INPUTS: "2 masked input",
-    ServerState.AWAITING_SURVIVOR_SIGNATURES: "3 consistency check",
-    ServerState.AWAITING_UNMASKING_SHARES: "4 unmasking",
-    ServerState.COMPLETED: "  removing masks",
-}
-_BEFORE_UPLOAD: Final = tuple(NAMES)[:3]
+_PLAIN: Final = "none"
 
 
-def run_round(  # noqa: PLR0913 -- one for each option of the command
-    *, clients: int, dimension: int, drop: int, input_bits: int, seed: str, setting: Setting, report: Path | None
-) -> int:
+def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    """Add ``secagg round``."""
+    command = commands.add_parser(
+        "round",
+        help="one whole session in memory, with real cryptography, measured stage by stage",
+        description="Run one session in memory, with real cryptography, and print what each stage took, who dropped "
+        "out where, what was revealed, and whether the sum is exact.",
+    )
+    command.add_argument("--protocol", choices=names(), default="pairwise", help="who adds up (default: %(default)s)")
+    command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
+    command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")
+    command.add_argument(
+        "--drop",
+        type=int,
+        help="how many drop out (default: one in twenty), dealt out in turn to the stages, the upload first",
+    )
+    command.add_argument(
+        "--compression",
+        choices=(_PLAIN, "sq", "pruning", "pq"),
+        help="what is done with a model of that dimension (default: none for rings alone, else pq)",
+    )
+    command.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
+    command.add_argument("--codewords", type=int, help="of each codebook of pq (default: 64)")
+    command.add_argument("--block-size", type=int, help="values of a codeword of pq (default: 9)")
+    command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
+    command.add_argument("--cheat", type=int, default=0, help="how many clients vote more than once in a block")
+    command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
+    command.add_argument(
+        "--seed", default="", help="of the inputs, up to 16 bytes count; keys and masks are fresh in every run"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    of_some = command.add_argument_group("settings of some protocols; another protocol refuses them")
+    of_some.add_argument("--mode", choices=("active", "semi_honest"), help="of the server (default: active)")
+    of_some.add_argument("--graph", choices=("sparse", "full"), help="of masks (default: sparse)")
+    of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in twenty)")
+    of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what leaves the enclave")
+    of_some.add_argument("--accumulation", choices=("oblivious", "direct"), help="how the enclave counts")
+    of_some.add_argument("--depth", help="of the trees of point functions (default: the shortest upload)")
+    of_some.add_argument(
+        "--unchecked", action="store_const", const="no", help="two servers: nobody proves one vote for each block"
+    )
+    of_some.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting")
+    command.set_defaults(run=run_round)
+
+
+def run_round(options: argparse.Namespace) -> int:
     """Run the session, print what it took, and fail unless its sum is exact."""
-    for name, value, least, most in (
-        ("clients", clients, LEAST_CLIENTS, MOST_CLIENTS),
-        ("dimension", dimension, 1, MOST_VALUES),
-        ("drop", drop, 0, clients - 1),
-        ("corrupted", setting.corrupted, 0, clients - 1),
-        ("bits", input_bits, 1, MAXIMUM_MODULUS_BITS),
-        ("threads", setting.threads, 1, MOST_THREADS),
-    ):
-        if not least <= value <= most:
-            raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
-    inputs = WindowedInputs(input_bits=input_bits, length=dimension, clients=clients, seed=seed.encode())
-    dropouts = spread_dropouts(clients, drop, setting.mode)
-    cohort = gather(inputs.payload_of, clients, capacity=inputs.capacity, dropouts=dropouts, setting=setting)
+    entry = find(options.protocol)
+    rehearsal = _planned(entry, options)
+    if options.json is not None:
+        writable(options.json)
     bar = Bar()
-    started = perf_counter()
     try:
-        result = cohort.run(lambda state, done, count: bar.update(NAMES[state], done, count))
+        result = rehearsal.run(bar.update)
     finally:
         bar.clear()
-    seconds = perf_counter() - started
-    # Who contributed is not taken from the server: everybody whom nothing kept from uploading.
-    gone = {client for figures in result.rounds if figures.state in _BEFORE_UPLOAD for client in figures.lost}
-    contributors = [client for client in client_ids(clients) if client not in gone]
-    is_exact = inputs.is_sum_of(result.aggregate, contributors)
-    summary = _summary(cohort, result, contributors, seconds, is_exact=is_exact)
-    print("\n".join(_text(summary, setting)))
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps(summary, indent=2) + "\n")
-        print(f"\nwritten to {report}")
-    return 0 if is_exact else 1
+    summary = _summary(rehearsal, result, options)
+    print("\n".join(_text(summary, options.threads)))
+    if options.json is not None:
+        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+        print(f"\nwritten to {options.json}")
+    return 0 if result.is_exact else 1
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _summary(
-    cohort: Cohort, result: MeasuredRun, contributors: Sequence[ClientId], seconds: float, *, is_exact: bool
-) -> dict[str, Any]:
+def _planned(entry: ProtocolEntry, options: argparse.Namespace) -> Rehearsal:
+    from secagg.parameters import LEAST_COHORT, Suite
+    from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
+
+    clients, rare = options.clients, options.clients // 20
+    drop = rare if options.drop is None else options.drop
+    for name, value, least, most in (
+        ("clients", clients, LEAST_CLIENTS, MOST_CLIENTS),
+        ("dimension", options.dimension, 1, MOST_VALUES),
+        ("drop", drop, 0, clients - 1),
+        ("cheat", options.cheat, 0, clients - 1),
+        ("threads", options.threads, 1, MOST_THREADS),
+    ):
+        if not least <= value <= most:
+            raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
+    dropouts = spread_dropouts(clients, drop, entry.stages)
+    late = len(dropouts[entry.stages[0].name]) if len(entry.stages) > 1 else 0
+    honest = [client for client in client_ids(clients) if not any(client in gone for gone in dropouts.values())]
+    if options.cheat and len(honest) < options.cheat + LEAST_COHORT:
+        raise InvalidParameters(f"--cheat leaves fewer than {LEAST_COHORT} honest clients; let fewer cheat or drop out")
+    facts = {
+        "suite": Suite[options.suite.upper()],
+        "population": clients,
+        "corrupted": rare,
+        "dropped": drop - late,
+        "late": late,
+        "minimum_cohort": max(LEAST_COHORT, clients - drop - options.cheat),
+        "maximum_cohort": clients,
+        "maximum_rejections": options.cheat,
+    }
+    short = {name: value for name in SHORT if (value := getattr(options, name)) is not None}
+    return Rehearsal(
+        entry=entry,
+        settings=settings_of(entry, facts, short, options.set),
+        inputs=_inputs(entry, options),
+        clients=clients,
+        dropouts=dropouts,
+        cheaters=frozenset(honest[1 : 1 + options.cheat]),
+        threads=options.threads,
+    )
+
+
+def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdates | WindowedInputs:
+    from secagg.contract import IndexSegment
+    from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
+    from secagg.simulation.synthetic_updates import Compression, SyntheticUpdates, UpdateSetting, WindowedInputs
+
+    name = options.compression or ("pq" if IndexSegment in entry.segments else _PLAIN)
+    for option, value, belongs in (
+        ("bits", options.bits, name == _PLAIN),
+        ("codewords", options.codewords, name == "pq"),
+        ("block-size", options.block_size, name == "pq"),
+    ):
+        if value is not None and not belongs:
+            raise InvalidParameters(f"--{option} is not for --compression {name}")
+    if name == _PLAIN:
+        bits = 16 if options.bits is None else options.bits
+        if not 1 <= bits <= MAXIMUM_MODULUS_BITS:
+            raise InvalidParameters(f"--bits is in 1..{MAXIMUM_MODULUS_BITS}; got {bits}")
+        return WindowedInputs(
+            input_bits=bits, length=options.dimension, clients=options.clients, seed=options.seed.encode()
+        )
+    return SyntheticUpdates(
+        UpdateSetting(
+            clients=options.clients,
+            dimension=options.dimension,
+            compression=Compression(name),
+            codewords=64 if options.codewords is None else options.codewords,
+            block_size=9 if options.block_size is None else options.block_size,
+            seed=options.seed,
+        )
+    )
+
+
+def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespace) -> dict[str, Any]:
     """Collect everything that is printed and written."""
-    configuration, everybody = cohort.plan.configuration, len(cohort.clients)
-    (segment,) = configuration.layout.require_rings()
-    uploading = {figures.state: figures for figures in result.rounds}[ServerState.AWAITING_MASKED_INPUTS]
-    sent = sum(figures.bytes_up / max(1, figures.messages_up) for figures in result.rounds)
-    received = sum(figures.bytes_down / max(1, figures.messages_down) for figures in result.rounds)
+    from secagg.compression.byte_accounting import Accounting, upload_bytes
+
+    inputs, released = rehearsal.inputs, result.released
+    stages = result.figures[:-1]
     return {
-        "mode": configuration.mode.value,
-        "graph": configuration.topology.value,
-        "suite": configuration.suite.value,
-        "clients": everybody,
-        "dimension": segment.length,
-        "modulus bits": segment.modulus_bits,
-        "corrupted": cohort.plan.corrupted,
-        "degree": configuration.degree_among(result.server.roster.population),
-        "threshold": configuration.threshold,
-        "committee": configuration.committee_among(result.server.roster.population) if configuration.quorum else 0,
-        "quorum": configuration.quorum,
-        "minimum cohort": configuration.minimum_cohort,
-        "rounds": [_row(figures) for figures in result.rounds],
-        "server seconds removing masks": round(result.unmask_seconds, 4),
-        "seconds": round(seconds, 3),
-        "contributors": len(contributors),
-        "revealed sets": [len(clients) for clients in result.server.revealed],
-        "revealed set is the contributors": result.server.revealed == frozenset({frozenset(contributors)}),
-        "faults": [str(fault) for fault in result.server.faults],
-        "sum is exact": is_exact,
-        "bytes sent by a client": round(sent),
-        "bytes received by a client": round(received),
-        "bytes of the masked input": round(uploading.bytes_up / max(1, uploading.messages_up)),
-        "bytes of the same as float32": _FLOAT32_BYTES * segment.length,
-        "bytes of the packed vector": segment.payload_bytes,
+        "protocol": rehearsal.entry.name,
+        "clients": rehearsal.clients,
+        "dimension": inputs.values,
+        "compression": options.compression,
+        "segments": [_segment(segment) for segment in inputs.layout.segments],
+        "description": list(result.description),
+        "settings": {name: str(value) for name, value in _items(rehearsal.settings)},
+        "stages": [_row(number, figures, rehearsal) for number, figures in enumerate(stages)],
+        "release seconds": round(result.figures[-1].server_seconds, 4),
+        "cheated": sorted(client.value for client in rehearsal.cheaters),
+        "left out": {str(client): str(error) for client, error in sorted(released.left_out.items())},
+        "contributors": len(released.counted),
+        "revealed sets": [len(clients) for clients in released.revealed],
+        "revealed set is the contributors": released.revealed == frozenset({result.contributors}),
+        "faults": [str(fault) for fault in result.faults],
+        "sum is exact": result.is_exact,
+        "bytes sent by a client": round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
+        "bytes received by a client": round(sum(each.bytes_down / max(1, each.sent) for each in stages)),
+        "bytes between the server and its helpers": sum(each.bytes_between for each in result.figures),
+        "bytes of the packed vector": inputs.layout.payload_bytes,
+        "bytes by the count of the paper": float(upload_bytes(inputs.layout, Accounting.PAPER)),
+        "bytes of the same as float32": _FLOAT32_BYTES * inputs.values,
+        "seconds": round(result.seconds, 3),
         "peak memory MiB": peak_mib(),
     }
 
 
-def _row(figures: RoundFigures) -> dict[str, Any]:
+def _segment(segment: RingSegment | IndexSegment) -> str:
+    from secagg.contract import RingSegment
+
+    if isinstance(segment, RingSegment):
+        return f"{segment.length:,} values of {segment.modulus_bits} bits"
+    return f"{segment.blocks:,} indices into {segment.codewords} codewords"
+
+
+def _items(settings: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 -- the protocol's own class
+    from dataclasses import fields
+
+    return ((field.name, getattr(settings, field.name)) for field in fields(settings))
+
+
+def _row(number: int, figures: StageFigures, rehearsal: Rehearsal) -> dict[str, Any]:
+    dropped = rehearsal.dropouts.get(figures.name, frozenset())
+    failed = {client: reason for client, reason in figures.failed.items() if client not in dropped}
     return {
-        "round": NAMES[figures.state],
+        "stage": f"{number} {figures.name}",
         "answered": len(figures.answered),
-        "dropped": [client.value for client in figures.dropped],
-        "failed": {str(client): reason for client, reason in figures.failed.items()},
-        "messages up": figures.messages_up,
-        "messages down": figures.messages_down,
+        "dropped": sorted(client.value for client in dropped),
+        "failed": {str(client): reason for client, reason in sorted(failed.items())},
+        "messages up": len(figures.answered),
+        "messages down": figures.sent,
         "bytes up": figures.bytes_up,
         "bytes down": figures.bytes_down,
+        "bytes between": figures.bytes_between,
         "client seconds": round(figures.client_seconds, 4),
         "slowest client seconds": round(figures.slowest_client_seconds, 4),
         "server seconds": round(figures.server_seconds, 4),
     }
 
 
-_COLUMNS: Final[Sequence[tuple[str, Callable[[dict[str, Any]], str]]]] = (
-    ("answered", lambda row: f"{row['answered']:,}"),
-    ("gone", lambda row: f"{len(row['dropped']) + len(row['failed']):,}"),
-    ("messages", lambda row: f"{row['messages up'] + row['messages down']:,}"),
-    ("up each", lambda row: in_bytes(row["bytes up"] / max(1, row["messages up"]))),
-    ("up", lambda row: in_bytes(row["bytes up"])),
-    ("down each", lambda row: in_bytes(row["bytes down"] / max(1, row["messages down"]))),
-    ("down", lambda row: in_bytes(row["bytes down"])),
-    ("a client", lambda row: in_seconds(row["client seconds"] / max(1, row["messages down"]))),
-    ("slowest", lambda row: in_seconds(row["slowest client seconds"])),
-    ("clients", lambda row: in_seconds(row["client seconds"])),
-    ("server", lambda row: in_seconds(row["server seconds"])),
+_COLUMNS: Final[Sequence[Column]] = (
+    Column("answered", lambda row: f"{row['answered']:,}"),
+    Column("gone", lambda row: f"{len(row['dropped']) + len(row['failed']):,}"),
+    Column("messages", lambda row: f"{row['messages up'] + row['messages down']:,}", rank=3),
+    Column("up each", lambda row: in_bytes(row["bytes up"] / max(1, row["messages up"]))),
+    Column("up", lambda row: in_bytes(row["bytes up"]), rank=2),
+    Column("down each", lambda row: in_bytes(row["bytes down"] / max(1, row["messages down"])), rank=1),
+    Column("down", lambda row: in_bytes(row["bytes down"]), rank=3),
+    Column("between", lambda row: in_bytes(row["bytes between"]), rank=2),
+    Column("a client", lambda row: in_seconds(row["client seconds"] / max(1, row["messages down"]))),
+    Column("slowest", lambda row: in_seconds(row["slowest client seconds"]), rank=2),
+    Column("clients", lambda row: in_seconds(row["client seconds"]), rank=3),
+    Column("server", lambda row: in_seconds(row["server seconds"])),
 )
 
 
-def _text(summary: dict[str, Any], setting: Setting) -> Iterator[str]:
+def _text(summary: dict[str, Any], threads: int) -> Iterator[str]:
     """Write the summary for people."""
-    yield (
-        f"{summary['clients']:,} clients, {summary['dimension']:,} values each; sums modulo "
-        f"2^{summary['modulus bits']}; {summary['mode']} mode, {summary['graph']} graph, {summary['suite']}"
-    )
-    yield (
-        f"planned for {summary['corrupted']} corrupted clients: {summary['degree']} neighbours, of whose shares any "
-        f"{summary['threshold']} recover a secret; nothing is released of fewer than {summary['minimum cohort']}"
-    )
-    if summary["quorum"]:
-        yield f"the survivors are certified by {summary['quorum']} of a committee of {summary['committee']}"
+    first, *others = summary["description"] or [summary["protocol"]]
+    yield f"{summary['clients']:,} clients, {summary['dimension']:,} values each; {first}"
+    if len(summary["segments"]) > 1:
+        yield f"compressed: {'; '.join(summary['segments'])}"
+    yield from others
     yield ""
-    yield f"{'round':<20}" + "".join(f"{name:>11}" for name, _ in _COLUMNS)
-    for row in summary["rounds"]:
-        yield f"{row['round']:<20}" + "".join(f"{cell(row):>11}" for _, cell in _COLUMNS)
-    removing = in_seconds(summary["server seconds removing masks"])
-    yield f"{NAMES[ServerState.COMPLETED]:<20}" + " " * 11 * (len(_COLUMNS) - 1) + f"{removing:>11}"
+    yield from table("stage", [(row["stage"], row) for row in summary["stages"]], _COLUMNS)
+    yield f"  release: {in_seconds(summary['release seconds'])}"
     yield ""
-    for row in summary["rounds"]:
-        if row["dropped"]:
-            yield f"dropped out before answering in round {row['round']}: client {some(row['dropped'])}"
-        yield from (f"left in round {row['round']}: {client}: {reason}" for client, reason in row["failed"].items())
-    yield from (f"fault: {fault}" for fault in summary["faults"])
+    yield from _people(summary)
     sets = ", ".join(f"{size:,}" for size in summary["revealed sets"])
     is_not = "" if summary["revealed set is the contributors"] else "NOT "
     yield f"revealed: {len(summary['revealed sets'])} sum, over {sets} clients, which are {is_not}those that uploaded"
     yield f"the sum is {'exactly' if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
-    sent, vector = summary["bytes sent by a client"], summary["bytes of the packed vector"]
+    yield from _sizes(summary)
     yield (
-        f"a client sends {in_bytes(sent)}: {sent / vector:.4f} of its packed vector, "
-        f"{sent / summary['bytes of the same as float32']:.4f} of the same as float32; "
-        f"it receives {in_bytes(summary['bytes received by a client'])}"
-    )
-    threads = "one thread" if setting.threads == 1 else f"{setting.threads} threads"
-    yield (
-        f"{summary['seconds']:.1f} s on {threads}, one client after another"
+        f"{summary['seconds']:.1f} s on {'one thread' if threads == 1 else f'{threads} threads'}, one client after "
+        "another, encoding included"
         + (f"; {summary['peak memory MiB']} MiB at the peak, everybody included" if summary["peak memory MiB"] else "")
     )
+
+
+def _people(summary: dict[str, Any]) -> Iterator[str]:
+    for row in summary["stages"]:
+        if row["dropped"]:
+            yield f"dropped out before answering in stage {row['stage']}: client {some(row['dropped'])}"
+        yield from (f"left in stage {row['stage']}: {client}: {reason}" for client, reason in row["failed"].items())
+    if summary["cheated"]:
+        yield f"cheated: client {some(summary['cheated'])}"
+    yield from (f"left out: {client}: {reason}" for client, reason in summary["left out"].items())
+    yield from (f"fault: {fault}" for fault in summary["faults"])
+
+
+def _sizes(summary: dict[str, Any]) -> Iterator[str]:
+    sent, float32 = summary["bytes sent by a client"], summary["bytes of the same as float32"]
+    yield (
+        f"a client sends {in_bytes(sent)}: {8 * sent / summary['dimension']:.3f} bits for each value, "
+        f"{float32 / sent:.1f} times less than float32, {sent / summary['bytes of the packed vector']:.4f} of its "
+        f"packed vector; it receives {in_bytes(summary['bytes received by a client'])}"
+    )
+    if len(summary["segments"]) > 1:
+        yield f"the paper counts {in_bytes(summary['bytes by the count of the paper'])} of the upload"
+    if summary["bytes between the server and its helpers"]:
+        yield f"{in_bytes(summary['bytes between the server and its helpers'])} went between the server and its helpers"

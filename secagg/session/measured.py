@@ -20,6 +20,9 @@ class StageFigures:
     """What a stage took; a driver in memory adds its clients' seconds."""
 
     name: str
+    takes_update: bool = False
+    sent: int = 0
+    """How many messages went out."""
     answered: set[ClientId] = field(default_factory=set[ClientId], repr=False)
     failed: dict[ClientId, str] = field(default_factory=dict[ClientId, str])
     """Who was refused or left, and why."""
@@ -53,7 +56,7 @@ class Measured:
 
     def __init__(self, session: ServerSession, between: Callable[[], int] = _nothing_between) -> None:
         """Begin; ``between`` says how many bytes went to and from helpers so far, as their connections count them."""
-        self._session, self._lock, self._between, self._told = session, Lock(), between, between()
+        self.session, self._lock, self._between, self._told = session, Lock(), between, between()
         self.figures = list[StageFigures]()
         """Of each stage so far, in order."""
         self._opened = 0.0
@@ -65,9 +68,11 @@ class Measured:
         return self.figures[-1]
 
     def _begin(self) -> None:
-        stage = self._session.stage
+        stage = self.session.stage
         with self._lock:
-            self.figures.append(StageFigures("release" if stage is None else stage.name))
+            self.figures.append(
+                StageFigures("release") if stage is None else StageFigures(stage.name, stage.takes_update)
+            )
             self._opened = perf_counter()
 
     @contextmanager
@@ -87,33 +92,34 @@ class Measured:
     @property
     def invitation(self) -> bytes:
         """See ``ServerSession``, as for all that follows."""
-        return self._session.invitation
+        return self.session.invitation
 
     @property
     def stage(self) -> Stage | None:
         """The open stage."""
-        return self._session.stage
+        return self.session.stage
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
         """Who may still answer."""
-        return self._session.awaited
+        return self.session.awaited
 
     @property
     def turnout(self) -> Turnout:
         """Whether closing the stage now can succeed."""
-        return self._session.turnout
+        return self.session.turnout
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
         """What went wrong so far."""
-        return self._session.faults
+        return self.session.faults
 
     def message_to(self, client: ClientId) -> bytes | None:
         """Return a client's message, and count it each time that it is taken to be sent."""
         with self._timed() as figures:
-            message = self._session.message_to(client)
+            message = self.session.message_to(client)
         with self._lock:
+            figures.sent += message is not None
             figures.bytes_down += len(message or b"")
         return message
 
@@ -121,7 +127,7 @@ class Measured:
         """Take an answer, and count it whether it is taken or not."""
         with self._timed() as figures:
             try:
-                self._session.receive(sender, message)
+                self.session.receive(sender, message)
             except UnexpectedMessage:
                 raise
             except PeerError as error:
@@ -136,23 +142,23 @@ class Measured:
     def drop(self, client: ClientId) -> None:
         """Await a client no more."""
         self.now.failed.setdefault(client, "left")
-        self._session.drop(client)
+        self.session.drop(client)
 
     def close_stage(self) -> None:
         """Close the stage, whose figures are complete then."""
         with self._timed():
-            self._session.close_stage()
+            self.session.close_stage()
         self._begin()
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
         """Return the sum."""
         with self._timed():
-            return self._session.release(progress)
+            return self.session.release(progress)
 
     def abort(self) -> None:
         """End the session."""
-        self._session.abort()
+        self.session.abort()
 
     def snapshot(self) -> Secret | None:
         """Return what the session is restored from; figures are not in it."""
-        return self._session.snapshot()
+        return self.session.snapshot()

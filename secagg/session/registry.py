@@ -23,10 +23,15 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 
-from .roles import Member, ServerSession, Subject
+from .roles import Member, ServerSession, Stage, Subject
 
 Clock = Callable[[], datetime]
 """Returns the time, with a time zone."""
+
+
+def _nothing_to_say(session: ServerSession) -> tuple[str, ...]:
+    del session
+    return ()
 
 
 class Simulation(Protocol):
@@ -64,8 +69,8 @@ class ProtocolEntry:
     """A frozen dataclass of what a planner or a user chooses; its defaults are safe."""
     segments: frozenset[type[Segment]]
     """Which segments its sums can hold."""
-    stages: tuple[str, ...]
-    """The names of all stages that a session may have, in order; settings may leave some out."""
+    stages: tuple[Stage, ...]
+    """All stages that a session may have, in order; settings may leave some out."""
     open_session: Callable[..., ServerSession]
     """``open_session(subject, settings, invited, helpers)``."""
     helpers: type[Any]
@@ -73,6 +78,10 @@ class ProtocolEntry:
     simulate: Simulate
     restore: Callable[[Secret, frozenset[ClientId] | None], ServerSession] | None = None
     """Goes on from a server's snapshot, where the protocol has that; its clients can be suspended then too."""
+    describe: Callable[[Any], tuple[str, ...]] = _nothing_to_say
+    """What a person should know of a session that is open, a line each."""
+    simulate_cheater: Callable[[Any, ClientId], Member] | None = None
+    """Returns a client of a simulation that breaks the rules, where others would notice."""
     reveals_weights: bool = False
     """Whether the server sees what each client weighs."""
 
@@ -85,7 +94,7 @@ class ProtocolEntry:
         for position, segment in enumerate(layout.segments):
             if type(segment) not in self.segments:
                 raise InvalidParameters(
-                    f"segment {position} is a {type(segment).__name__}, which {self.name} does not sum; choose another "
+                    f"{self.name} sums no {type(segment).__name__} (segment {position} of the layout); choose another "
                     "protocol, or a scheme without it"
                 )
 

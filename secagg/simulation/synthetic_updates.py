@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -27,23 +26,25 @@ from secagg.compression.model_update import (
     Recipe,
     UpdatePlan,
 )
-from secagg.contract import Aggregate, Histogram, IndexSegment, Payload, RingSegment
+from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.ring import RingVector, add_into, reduce_into
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, add_into, capacity, reduce_into
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 
 _COLUMNS: Final = 144
 """A row that blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values divide."""
 _BIASES: Final = 16
+_SEED_BYTES: Final = 16
 _PLAIN: Final = Plain(clip=8.0, fraction_bits=16)
 
 
 class Compression(StrEnum):
     """What is done with the matrix of the model."""
 
-    NONE = "none"
-    """Fixed point in a ring of 32 bits."""
     SCALAR = "sq"
     """Scalar quantization to 8 bits."""
     PRUNING = "pruning"
@@ -84,11 +85,12 @@ class SyntheticUpdates:
         )
         calibration = Calibration(CalibrationSource.PUBLIC_BATCH, self.update_of(setting.clients + 1))
         self.codec: ModelUpdate = plan.parameters(calibration=calibration)
+        self.layout, self.capacity = self.codec.layout, self.codec.capacity
+        has_indices = any(isinstance(segment, IndexSegment) for segment in self.layout.segments)
+        self.tables: Tables = self.codec.tables if has_indices else ()
 
     def _recipe(self) -> Recipe:
         match self.setting.compression:
-            case Compression.NONE:
-                return _PLAIN
             case Compression.SCALAR:
                 return Quantized(bits=8, modulus_bits=8 + self.setting.clients.bit_length())
             case Compression.PRUNING:
@@ -133,7 +135,48 @@ class SyntheticUpdates:
     def _payloads(self, contributors: Iterable[ClientId]) -> Iterator[Payload]:
         return (self.payload_of(client.value) for client in contributors)
 
-    @cached_property
-    def float32_bytes(self) -> int:
-        """How many bytes an update has without compression and protection."""
-        return 4 * self.values
+    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+        """Whether a sum is that of these clients in the clear, to the last bit of every decoded value."""
+        ideal = self.ideal(contributors)
+        if aggregate.layout == self.layout:
+            decoded = self.codec.decode(aggregate)
+            is_same = all(np.array_equal(*pair) for pair in zip(aggregate.values, ideal.values, strict=True))
+        else:
+            decoded, is_same = self.codec.decode_summed(aggregate), True
+        expected = self.codec.decode(ideal)
+        return is_same and all(np.array_equal(expected[name], decoded[name]) for name in expected)
+
+
+class WindowedInputs:
+    """Inputs for any number of clients in the memory of one: a client's is its own window of one public stream.
+
+    The values of each are uniform over the integers of ``input_bits`` bits. The ring is the narrowest that no sum of
+    them can leave.
+    """
+
+    tables: Tables = ()
+
+    def __init__(self, *, input_bits: int, length: int, clients: int, seed: bytes) -> None:
+        """Draw the stream from a seed that anybody may know."""
+        modulus_bits = input_bits + (clients - 1).bit_length()
+        if modulus_bits > MAXIMUM_MODULUS_BITS:
+            raise InvalidParameters(
+                f"the sum of {clients} inputs of {input_bits} bits takes {modulus_bits}, and no ring has more than "
+                f"{MAXIMUM_MODULUS_BITS}; take fewer clients or fewer bits"
+            )
+        self.layout = Layout((RingSegment(modulus_bits, length),))
+        self.capacity = capacity(input_bits, modulus_bits)
+        self.values = length
+        self._ring = Ring(modulus_bits)
+        with Secret("public seed", seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0")) as key:
+            drawn = expand(key, Ring(input_bits), length + clients + 1)
+        self._stream = self._ring.from_integers(Ring(input_bits).lift(drawn))
+
+    def payload_of(self, number: int) -> Payload:
+        """Return the input of one client; it is a view, and nobody writes to it."""
+        return Payload(self.layout, (self._stream[number : number + self.values],))
+
+    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+        """Whether a sum is exactly that of these clients' inputs."""
+        windows = (self.payload_of(client.value).values[0] for client in contributors)
+        return bool((self._ring.sum(windows, self.values) == aggregate.values[0]).all())

@@ -1,6 +1,6 @@
-"""Clients that put more than one vote into a block, and do everything else as the protocol says.
+"""A client that puts more than one vote into a block, and does everything else as the protocol says.
 
-For rehearsals and attacks: whoever is checked is found out, and whoever is not spoils the sum.
+For rehearsals and attacks. Where clients are checked it is found out; elsewhere it spoils the sum.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.client import Client
-from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.lanes.groups import LaneGroup, Lanes
-from secagg.protocols.two_servers.point_function_halves import SharedIndices
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
-from secagg.protocols.two_servers.point_functions.generation import ServerShare
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
-from secagg.protocols.two_servers.upload import Upload, UploadHeader
+
+from .client import Client
+from .configuration import IndexingConfiguration
+from .lanes.groups import LaneGroup, Lanes
+from .point_function_halves import SharedIndices
+from .point_functions.explicit_share import ExplicitShare, SeedShare
+from .point_functions.generation import ServerShare
+from .point_functions.tree_share import TreeShare
+from .upload import Upload, UploadHeader
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey
@@ -30,8 +31,8 @@ _MORE = 2
 """So many that no codeword can make up for it: one more could turn a vote for the derived lane into a valid one."""
 
 
-class CheatingClient(Client):
-    """A client that votes for one codeword of its first block twice more than it may."""
+class InsecureCheatingClient(Client):
+    """Votes for one codeword of its first block twice more than it may."""
 
     def _sealed(
         self,

@@ -1,0 +1,151 @@
+"""One session with everybody in one process: real cryptography, clients that drop out, and whether its sum is exact.
+
+What is simulated is that the clients, the authority, the server and its helpers are strangers to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from secagg.contract import Aggregate, Layout, Payload
+from secagg.contract.codewords import Tables
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, PeerError
+from secagg.identifiers import ClientId
+from secagg.session.measured import Measured, StageFigures
+from secagg.session.registry import ProtocolEntry, Simulation
+from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
+from secagg.session.run import Progress, run
+
+TASK: Final = b"a rehearsal"
+_MODEL: Final = bytes(32)
+
+
+class Inputs(Protocol):
+    """Payloads for any number of clients in the memory of one."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of every payload."""
+
+    @property
+    def tables(self) -> Tables:
+        """The codebooks of the codec, where it has any."""
+
+    @property
+    def values(self) -> int:
+        """How many numbers an update has."""
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight that the codec can decode."""
+
+    def payload_of(self, number: int) -> Payload:
+        """Return the payload of a client."""
+
+    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+        """Whether a sum is exactly that of these clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What a session gave and took."""
+
+    released: Released
+    figures: tuple[StageFigures, ...]
+    """Of each stage, and last of the release."""
+    contributors: frozenset[ClientId]
+    """Whose update was taken and not left out by name, whatever the server says of the sum."""
+    faults: tuple[PeerError, ...]
+    description: tuple[str, ...]
+    is_exact: bool
+    """Whether the sum is that of the contributors in the clear."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A session that is planned, and who drops out where."""
+
+    entry: ProtocolEntry
+    settings: Any
+    inputs: Inputs
+    clients: int
+    dropouts: Mapping[str, frozenset[ClientId]]
+    cheaters: frozenset[ClientId] = frozenset()
+    threads: int = 1
+
+    def run(self, progress: Progress | None = None) -> Rehearsed:
+        """Run the session, once.
+
+        Raises:
+            SecAggError: nothing is released; the message says why.
+        """
+        self.entry.require_segments(self.inputs.layout)
+        world = self.entry.simulate(
+            self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads
+        )
+        with closing(world):
+            return self._run(world, progress or _ignore)
+
+    def _run(self, world: Simulation, progress: Progress) -> Rehearsed:
+        subject = Subject(
+            task=TASK,
+            round_number=1,
+            layout=self.inputs.layout,
+            capacity=self.inputs.capacity,
+            tables=self.inputs.tables,
+            model_digest=_MODEL,
+        )
+        everybody = client_ids(self.clients)
+        session = Measured(world.open(subject, frozenset(everybody)), between=lambda: world.bytes_between)
+        description = self.entry.describe(session.session)
+        started = perf_counter()
+        released = run(session, self._join(world, subject, everybody), self.dropouts, progress=progress)
+        seconds = perf_counter() - started
+        uploading = next(figures for figures in session.figures if figures.takes_update)
+        contributors = frozenset(uploading.answered).difference(released.left_out)
+        is_exact = released.counted == contributors and self.inputs.is_sum_of(released.aggregate, sorted(contributors))
+        return Rehearsed(released, tuple(session.figures), contributors, session.faults, description, is_exact, seconds)
+
+    def _join(self, world: Simulation, subject: Subject, everybody: Sequence[ClientId]) -> Iterator[ClientSession]:
+        for client in everybody:
+            if client in self.cheaters:
+                if self.entry.simulate_cheater is None:
+                    raise InvalidParameters(f"nobody can cheat in a way that {self.entry.name} would notice")
+                member = self.entry.simulate_cheater(world, client)
+            else:
+                member = world.member(client)
+            yield member.join(subject, LateUpdate(lambda client=client: self._update_of(client)))
+
+    def _update_of(self, client: ClientId) -> Update:
+        return Update(self.inputs.payload_of(client.value), _MODEL)
+
+
+def client_ids(clients: int) -> list[ClientId]:
+    """Return the ids of a cohort, numbered from 1."""
+    return [ClientId(number) for number in range(1, clients + 1)]
+
+
+def spread_dropouts(clients: int, dropped: int, stages: Sequence[Stage]) -> dict[str, frozenset[ClientId]]:
+    """Deal dropouts out to the stages in turn, and take clients from all over the cohort.
+
+    The costliest place comes first: before the upload. Then the last stage, and the others in order.
+    """
+    if not 0 <= dropped < clients:
+        raise InvalidParameters(f"of {clients} clients, 0 to {clients - 1} can drop out; got {dropped}")
+    uploading = [stage for stage in stages if stage.takes_update]
+    places = [*uploading, *(stage for stage in reversed(stages) if not stage.takes_update)]
+    dealt: dict[str, set[ClientId]] = {stage.name: set() for stage in stages}
+    for turn in range(dropped):
+        dealt[places[turn % len(places)].name].add(ClientId(1 + turn * clients // dropped))
+    return {name: frozenset(gone) for name, gone in dealt.items()}
+
+
+def _ignore(stage: str, answered: int, present: int) -> None:
+    """Show no progress."""
