@@ -48,11 +48,11 @@ mutants: $(INSTALLED)  ## change one token at a time and see that proofs or test
 	$(BIN)/python proofs/control_mutants.py
 
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json
-	$(BIN)/python benchmarks/run.py --json build/bench.json
+	PYTHONPATH=. $(BIN)/python benchmarks/run.py --json build/bench.json
 
 bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an environment of their own
 	$(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json
-	$(PEERS)/bin/python benchmarks/run.py "product quantization"
+	PYTHONPATH=. $(PEERS)/bin/python benchmarks/run.py "product quantization"
 
 flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an environment of its own
 	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py tests/flower/apps/*.py benchmarks/bench_flower.py

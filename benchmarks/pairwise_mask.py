@@ -16,9 +16,10 @@ from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import reconstruct, split
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Server, ServerState, Topology
-from secagg.simulation.cohort import Cohort, Setting, WindowedInputs, gather, spread_dropouts
-from secagg.simulation.measurement import MeasuredClient
-from secagg.simulation.traffic import bonawitz_bits, expansion
+from secagg.simulation.synthetic_updates import WindowedInputs
+from tests.harness.pairwise_cohort import Cohort, Setting, gather, spread_dropouts
+from tests.harness.pairwise_measurement import MeasuredClient
+from tests.harness.pairwise_traffic import bonawitz_bits, expansion
 
 LENGTH = 1 << 20
 NEIGHBOURS = 100

@@ -9,6 +9,7 @@ from .member import ClientInput, LateInput, SessionTerms
 from .plan import SessionPlan, plan_session
 from .revealed_sets import Transcript, revealed_sets
 from .server import Outgoing, Server
+from .session import PairwiseHelpers, PairwiseMember, PairwiseServerSession, PairwiseSettings
 from .transitions import ClientState, ServerState
 
 __all__ = [
@@ -17,6 +18,10 @@ __all__ = [
     "ClientState",
     "LateInput",
     "Outgoing",
+    "PairwiseHelpers",
+    "PairwiseMember",
+    "PairwiseServerSession",
+    "PairwiseSettings",
     "Server",
     "ServerState",
     "SessionConfiguration",

@@ -11,6 +11,7 @@ from typing import Final
 from secagg.contract import Payload, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
@@ -27,6 +28,7 @@ from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION, Topology
 from .member import LateInput, SessionTerms
 from .plan import SessionPlan, plan_session
+from .round2_masked_input import MaskedInput
 from .server import Server
 from .thresholds import CORRECTNESS_BITS, least_privacy_bits
 from .transitions import ClientState, ServerState
@@ -148,6 +150,14 @@ class PairwiseServerSession(Confined):
     def configuration(self) -> SessionConfiguration:
         """What was planned."""
         return self._server.configuration
+
+    def masked_vector(self, upload: bytes) -> RingVector:
+        """Return what the server sees of an upload's first segment; for pictures."""
+        configuration = self.configuration
+        segment = configuration.layout.require_rings()[0]
+        length = segment.length + configuration.check_words_of(segment)
+        packed = MaskedInput.decode(upload, self._server.roster).packed[0][: segment.ring.packed_bytes(length)]
+        return segment.ring.unpack(packed, length)[: segment.length]
 
     @property
     def faults(self) -> tuple[PeerError, ...]:

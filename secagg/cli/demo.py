@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.fixed_point import FixedPoint, Floats
-from secagg.contract import encode_update, ideal_aggregate
+from secagg.contract import Aggregate, Layout, Payload, encode_update, ideal_aggregate
+from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, RingVector
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import Server, ServerState, Topology
-from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.simulation.cohort import Setting, client_ids, gather, spread_dropouts
-from secagg.simulation.measurement import MeasuredRun
+from secagg.protocols.pairwise_mask import PairwiseServerSession, PairwiseSettings, Topology
+from secagg.session.measured import Measured
+from secagg.session.registry import find
+from secagg.session.roles import ServerSession
+from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
 
 LEAST_CLIENTS, MOST_CLIENTS = 3, 100
 SIDE: Final = 96
@@ -39,48 +41,43 @@ def run_demo(*, clients: int, drop: int | None, out: Path) -> int:
     codec = _codec_for(clients)
     updates = {client: _update_of(client.value, clients) for client in client_ids(clients)}
     payloads = {client: encode_update(codec, update, SystemCoins()) for client, update in updates.items()}
-    dropouts = spread_dropouts(clients, drop, SecurityMode.ACTIVE, [ServerState.AWAITING_MASKED_INPUTS])
-    gone = sorted(dropouts[ServerState.AWAITING_MASKED_INPUTS])
-    cohort = gather(
-        lambda number: payloads[ClientId(number)],
-        clients,
-        capacity=codec.capacity,
-        dropouts=dropouts,
-        setting=Setting(mode=SecurityMode.ACTIVE, topology=Topology.FULL),
+    entry = find("pairwise")
+    uploading = next(stage for stage in entry.stages if stage.takes_update)
+    gone = spread_dropouts(clients, drop, [uploading])[uploading.name]
+    rehearsal = Rehearsal(
+        entry=entry,
+        settings=PairwiseSettings(topology=Topology.FULL, population=clients, dropped=drop),
+        inputs=_Payloads(codec, payloads),
+        clients=clients,
+        dropouts={uploading.name: gone},
+        stopwatch=_Watched,
     )
     print(
         f"{clients} clients advertise keys and share their secrets with each other; {drop} drop out before they upload."
     )
-    uploads = dict[ClientId, bytes]()
-
-    def keep_uploads(state: ServerState, client: ClientId, _: bytes, answer: bytes) -> None:
-        if state is ServerState.AWAITING_MASKED_INPUTS:
-            uploads[client] = answer
-
-    result = cohort.run(sent=keep_uploads)
+    result = rehearsal.run()
+    uploads, session = cast("_Watched", result.session).uploads, cast("PairwiseServerSession", result.session.session)
     print("The others agree on who is left, and show the server what removes the masks from the sum, and no more.")
-    recovered = codec.decode(result.aggregate)
-    in_the_clear = ideal_aggregate(codec.layout, [payloads[client] for client in uploads])
-    is_exact = bool((result.aggregate.values[0] == in_the_clear.values[0]).all())
+    recovered = codec.decode(result.released.aggregate)
     survivor = next(iter(uploads))
     panels: dict[str, npt.NDArray[np.number[Any]]] = {
         "one client's update\n(never leaves the client)": updates[survivor],
-        f"what the server receives from it\n(uniform modulo 2^{codec.modulus_bits})": _received(
-            result.server, uploads[survivor]
+        f"what the server receives from it\n(uniform modulo 2^{codec.modulus_bits})": session.masked_vector(
+            uploads[survivor]
         ),
         "what the server learns: the sum\n(a gap is where somebody dropped out)": recovered,
     }
     report = {
         "clients": clients,
-        "dropped before upload": [str(client) for client in gone],
-        "threshold": result.server.configuration.threshold,
+        "dropped before upload": [str(client) for client in sorted(gone)],
+        "threshold": session.configuration.threshold,
         "weights per client": codec.length,
         "bits per weight": codec.modulus_bits,
         "upload bytes per client": len(uploads[survivor]),
         "bytes of the same as float32": 4 * codec.length,
-        "sum equals the survivors' sum exactly": is_exact,
+        "sum equals the survivors' sum exactly": result.is_exact,
         "largest rounding error of the sum": float(f"{np.abs(recovered - sum(updates[c] for c in uploads)).max():.2g}"),
-        "seconds": round(_seconds(result), 3),
+        "seconds": round(result.seconds, 3),
     }
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     written = [out / "report.json"]
@@ -90,7 +87,7 @@ def run_demo(*, clients: int, drop: int | None, out: Path) -> int:
     for name, value in report.items():
         print(f"  {name:<38} {', '.join(value) or 'none' if isinstance(value, list) else value}")
     print("\nFiles: " + ", ".join(str(path) for path in written))
-    return 0 if is_exact else 1
+    return 0 if result.is_exact else 1
 
 
 def _check_cohort(clients: int, drop: int, most_dropped: int) -> None:
@@ -124,18 +121,46 @@ def _update_of(number: int, clients: int) -> Floats:
     return np.asarray(update.reshape(-1), dtype=np.float64)
 
 
-def _received(server: Server, upload: bytes) -> RingVector:
-    """Take the masked values out of an upload, as anybody could."""
-    (segment,) = server.configuration.layout.require_rings()
-    length = segment.length + server.configuration.check_words_of(segment)
-    packed = MaskedInput.decode(upload, server.roster).packed[0][: segment.ring.packed_bytes(length)]
-    return segment.ring.unpack(packed, length)[: segment.length]
+class _Watched(Measured):
+    """Keeps the uploads, as a curious server would."""
+
+    def __init__(self, session: ServerSession, between: Callable[[], int] = lambda: 0) -> None:
+        super().__init__(session, between)
+        self.uploads = dict[ClientId, bytes]()
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        """Take an answer, and keep it if it is an upload."""
+        super().receive(sender, message)
+        if self.now.takes_update:
+            self.uploads[sender] = message
 
 
-def _seconds(result: MeasuredRun) -> float:
-    """Return what clients and server took together."""
-    rounds = sum(figures.client_seconds + figures.server_seconds for figures in result.rounds)
-    return rounds + result.unmask_seconds
+@dataclass(frozen=True, slots=True)
+class _Payloads:
+    """The demo's updates as the inputs of a rehearsal."""
+
+    codec: FixedPoint
+    payloads: Mapping[ClientId, Payload]
+    tables: Tables = ()
+
+    @property
+    def layout(self) -> Layout:
+        return self.codec.layout
+
+    @property
+    def values(self) -> int:
+        return self.codec.length
+
+    @property
+    def capacity(self) -> int:
+        return self.codec.capacity
+
+    def payload_of(self, number: int) -> Payload:
+        return self.payloads[ClientId(number)]
+
+    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+        ideal = ideal_aggregate(self.layout, [self.payloads[client] for client in contributors])
+        return bool((aggregate.values[0] == ideal.values[0]).all())
 
 
 def _picture(path: Path, panels: Mapping[str, npt.NDArray[np.number[Any]]]) -> Path | None:

@@ -173,7 +173,7 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
     from secagg.compression.byte_accounting import Accounting, upload_bytes
 
     inputs, released = rehearsal.inputs, result.released
-    stages = result.figures[:-1]
+    stages = result.session.figures[:-1]
     return {
         "protocol": rehearsal.entry.name,
         "clients": rehearsal.clients,
@@ -183,17 +183,17 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
         "description": list(result.description),
         "settings": {name: str(value) for name, value in _items(rehearsal.settings)},
         "stages": [_row(number, figures, rehearsal) for number, figures in enumerate(stages)],
-        "release seconds": round(result.figures[-1].server_seconds, 4),
+        "release seconds": round(result.session.figures[-1].server_seconds, 4),
         "cheated": sorted(client.value for client in rehearsal.cheaters),
         "left out": {str(client): str(error) for client, error in sorted(released.left_out.items())},
         "contributors": len(released.counted),
         "revealed sets": [len(clients) for clients in released.revealed],
         "revealed set is the contributors": released.revealed == frozenset({result.contributors}),
-        "faults": [str(fault) for fault in result.faults],
+        "faults": [str(fault) for fault in result.session.faults],
         "sum is exact": result.is_exact,
         "bytes sent by a client": round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
         "bytes received by a client": round(sum(each.bytes_down / max(1, each.sent) for each in stages)),
-        "bytes between the server and its helpers": sum(each.bytes_between for each in result.figures),
+        "bytes between the server and its helpers": sum(each.bytes_between for each in result.session.figures),
         "bytes of the packed vector": inputs.layout.payload_bytes,
         "bytes by the count of the paper": float(upload_bytes(inputs.layout, Accounting.PAPER)),
         "bytes of the same as float32": _FLOAT32_BYTES * inputs.values,

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, PeerError
+from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.measured import Measured, StageFigures
+from secagg.session.measured import Measured
 from secagg.session.registry import ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
 from secagg.session.run import Progress, run
@@ -57,11 +57,10 @@ class Rehearsed:
     """What a session gave and took."""
 
     released: Released
-    figures: tuple[StageFigures, ...]
-    """Of each stage, and last of the release."""
+    session: Measured
+    """That has ended; its figures are of each stage, and last of the release."""
     contributors: frozenset[ClientId]
     """Whose update was taken and not left out by name, whatever the server says of the sum."""
-    faults: tuple[PeerError, ...]
     description: tuple[str, ...]
     is_exact: bool
     """Whether the sum is that of the contributors in the clear."""
@@ -79,6 +78,8 @@ class Rehearsal:
     dropouts: Mapping[str, frozenset[ClientId]]
     cheaters: frozenset[ClientId] = frozenset()
     threads: int = 1
+    stopwatch: type[Measured] = Measured
+    """A kind of ``Measured`` that sees more."""
 
     def run(self, progress: Progress | None = None) -> Rehearsed:
         """Run the session, once.
@@ -103,7 +104,7 @@ class Rehearsal:
             model_digest=_MODEL,
         )
         everybody = client_ids(self.clients)
-        session = Measured(world.open(subject, frozenset(everybody)), between=lambda: world.bytes_between)
+        session = self.stopwatch(world.open(subject, frozenset(everybody)), between=lambda: world.bytes_between)
         description = self.entry.describe(session.session)
         started = perf_counter()
         released = run(session, self._join(world, subject, everybody), self.dropouts, progress=progress)
@@ -111,7 +112,7 @@ class Rehearsal:
         uploading = next(figures for figures in session.figures if figures.takes_update)
         contributors = frozenset(uploading.answered).difference(released.left_out)
         is_exact = released.counted == contributors and self.inputs.is_sum_of(released.aggregate, sorted(contributors))
-        return Rehearsed(released, tuple(session.figures), contributors, session.faults, description, is_exact, seconds)
+        return Rehearsed(released, session, contributors, description, is_exact, seconds)
 
     def _join(self, world: Simulation, subject: Subject, everybody: Sequence[ClientId]) -> Iterator[ClientSession]:
         for client in everybody:

@@ -1,27 +1,23 @@
-"""`secagg round`: a real session, what it prints and writes, and how it refuses."""
+"""`secagg round`: real sessions of every protocol, what the command prints and writes, and how it refuses."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from secagg.cli import main
-from secagg.cli.figures import Bar
-from secagg.contract import Aggregate
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import ServerState, Topology
-from secagg.simulation.cohort import PLACES, Setting, WindowedInputs, client_ids, gather, spread_dropouts
+from secagg.session.registry import find, names
+from secagg.simulation.rehearsal import spread_dropouts
+from secagg.simulation.synthetic_updates import SyntheticUpdates, WindowedInputs
 
-SMALL = ("round", "--clients", "24", "--dimension", "500")
+SMALL = ("round", "--clients", "12", "--dimension", "600")
 Report = Callable[..., dict[str, Any]]
 
 
@@ -35,59 +31,92 @@ def report_of(tmp_path: Path) -> Report:
     return run
 
 
-@pytest.mark.parametrize("mode", ["active", "semi_honest"])
-@pytest.mark.parametrize("graph", ["sparse", "full"])
-def test_a_round_with_dropouts_everywhere_gives_the_exact_sum(report_of: Report, mode: str, graph: str) -> None:
-    report = report_of("--mode", mode, "--graph", graph, "--drop", "5", "--corrupted", "0")
+# --- Sums -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", names())
+@pytest.mark.parametrize("suite", ["classic", "hybrid"])
+def test_a_session_with_dropouts_gives_the_exact_sum(report_of: Report, protocol: str, suite: str) -> None:
+    report = report_of("--protocol", protocol, "--suite", suite, "--drop", "2", "--compression", "none")
     assert report["sum is exact"] is True
     assert report["revealed set is the contributors"] is True
-    # The fifth is dealt to the place after the consistency check, or where that is absent to the first one again.
-    late = 1
-    uploading = 24 - late - 1 - (1 if mode == "active" else 2)
-    assert report["contributors"] == report["revealed sets"][0] == uploading
-    assert sum(len(row["dropped"]) for row in report["rounds"]) == 5
-    assert len(report["rounds"]) == (5 if mode == "active" else 4)
+    assert sum(len(stage["dropped"]) for stage in report["stages"]) == 2
     assert report["faults"] == []
-    # Planned for all of them: nothing is released of fewer than those that are left at the end.
-    assert report["minimum cohort"] == 24 - 5
+    assert report["stages"][0]["messages down"] >= report["stages"][0]["answered"]
 
 
-def test_the_hybrid_suite_runs_as_well(report_of: Report) -> None:
-    report = report_of("--suite", "hybrid", "--drop", "3", "--corrupted", "0")
-    assert (report["suite"], report["sum is exact"]) == ("mlkem768x25519-aes256", True)
+@pytest.mark.parametrize("mode", ["active", "semi_honest"])
+@pytest.mark.parametrize("graph", ["sparse", "full"])
+def test_masks_survive_dropouts_in_every_stage(report_of: Report, mode: str, graph: str) -> None:
+    report = report_of("--clients", "24", "--mode", mode, "--graph", graph, "--drop", "5", "--corrupted", "0")
+    assert report["sum is exact"] is True
+    assert len(report["stages"]) == (5 if mode == "active" else 4)
+    assert [len(stage["dropped"]) for stage in report["stages"]] == [1] * 5 if mode == "active" else [1, 1, 1, 1]
 
 
-def test_each_round_counts_the_messages_and_bytes_of_those_that_answered(report_of: Report) -> None:
-    report = report_of("--drop", "2", "--corrupted", "0")
-    answered = [row["answered"] for row in report["rounds"]]
-    assert answered == [24, 24, 23, 23, 22]
-    for row in report["rounds"]:
-        assert row["messages up"] == row["messages down"] == row["answered"]
-    upload = report["rounds"][2]
-    assert upload["bytes up"] == upload["answered"] * report["bytes of the masked input"]
-    assert report["bytes of the masked input"] > report["bytes of the packed vector"]
+@pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
+@pytest.mark.parametrize("compression", ["sq", "pruning", "pq"])
+def test_every_compression_is_summed_exactly(report_of: Report, protocol: str, compression: str) -> None:
+    report = report_of("--protocol", protocol, "--compression", compression, "--drop", "2")
+    assert report["sum is exact"] is True
+    assert report["contributors"] == 10
+    assert report["bytes between the server and its helpers"] > 0
+
+
+@pytest.mark.parametrize("release", ["decoded-sum", "histogram"])
+@pytest.mark.parametrize("accumulation", ["direct", "oblivious"])
+def test_the_enclave_releases_what_is_asked_for(report_of: Report, release: str, accumulation: str) -> None:
+    report = report_of("--protocol", "enclave", "--release", release, "--accumulation", accumulation)
+    assert report["sum is exact"] is True
+    form = f"counts in {accumulation} form and releases the {release.replace('-', ' ')}"
+    assert any(form in line for line in report["description"])
+
+
+def test_a_client_that_votes_twice_is_left_out_by_name(report_of: Report) -> None:
+    report = report_of("--protocol", "two-servers", "--cheat", "2", "--drop", "0")
+    assert (report["sum is exact"], report["contributors"]) == (True, 10)
+    assert {f"client/{number}" for number in report["cheated"]} == report["left out"].keys()
+
+
+def test_a_setting_without_an_option_is_set_by_name(report_of: Report) -> None:
+    assert report_of("--set", "check_words=11")["settings"]["check_words"] == "11"
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_printed_names_the_dropouts_the_revealed_set_and_the_verdict(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*SMALL, "--drop", "5", "--corrupted", "0"]) == 0
+    assert main([*SMALL, "--clients", "24", "--drop", "5", "--corrupted", "0"]) == 0
     captured = capsys.readouterr()
-    assert "dropped out before answering in round 2 masked input: client 1\n" in captured.out
-    assert "dropped out before answering in round 0 advertise keys: client 20\n" in captured.out
-    assert "revealed: 1 sum, over 21 clients, which are those that uploaded" in captured.out
+    assert "dropped out before answering in stage 2 masked input: client 1\n" in captured.out
+    assert "dropped out before answering in stage 0 advertise keys: client 20\n" in captured.out
+    assert re.search(r"^revealed: 1 sum, over 2\d clients, which are those that uploaded", captured.out, re.MULTILINE)
     assert "the sum is exactly the plain sum of their inputs" in captured.out
-    assert re.search(r"^2 masked input +21 +1 +42 ", captured.out, re.MULTILINE)
+    assert re.search(r"^2 masked input +\d+ +1 +", captured.out, re.MULTILINE)
     assert captured.err == ""
 
 
-def test_a_wrong_sum_is_said_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_simulated_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--protocol", "enclave"]) == 0
+    assert "the enclave is simulated: it protects nobody from this machine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [WindowedInputs, SyntheticUpdates])
+def test_a_wrong_sum_is_said_and_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[Any]
+) -> None:
     def is_sum_of(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(WindowedInputs, "is_sum_of", is_sum_of)
-    assert main([*SMALL, "--drop", "0"]) == 1
+    monkeypatch.setattr(kind, "is_sum_of", is_sum_of)
+    compression = "none" if kind is WindowedInputs else "sq"
+    assert main([*SMALL, "--drop", "0", "--compression", compression]) == 1
     assert "the sum is NOT the plain sum of their inputs" in capsys.readouterr().out
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -95,16 +124,29 @@ def test_a_wrong_sum_is_said_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: 
     [
         (["--clients", "1"], "--clients is in 2..20000; got 1"),
         (["--dimension", "0"], "--dimension is in 1.."),
-        (["--drop", "24"], "--drop is in 0..23; got 24"),
-        (["--drop", "-1"], "--drop is in 0..23; got -1"),
-        (["--corrupted", "24"], "--corrupted is in 0..23; got 24"),
+        (["--drop", "12"], "--drop is in 0..11; got 12"),
+        (["--drop", "-1"], "--drop is in 0..11; got -1"),
         (["--bits", "65"], "--bits is in 1..64; got 65"),
         (["--bits", "62"], "take fewer clients or fewer bits"),
         (["--threads", "0"], "--threads is in 1.."),
-        (["--drop", "20"], "assume fewer"),
+        (["--corrupted", "many"], "--corrupted is an integer; got 'many'"),
+        (["--protocol", "enclave", "--graph", "full"], "--graph is not for enclave, but for pairwise"),
+        (["--protocol", "enclave", "--mode", "active"], "--mode is not for enclave, but for pairwise"),
+        (["--release", "histogram"], "--release is not for pairwise, but for enclave"),
+        (["--depth", "1"], "--depth is not for pairwise, but for two-servers"),
+        (["--compression", "pq"], "pairwise sums no IndexSegment"),
+        (["--compression", "sq", "--bits", "8"], "--bits is not for --compression sq"),
+        (["--protocol", "enclave", "--bits", "8"], "--bits is not for --compression pq"),
+        (["--codewords", "8"], "--codewords is not for --compression none"),
+        (["--protocol", "enclave", "--codewords", "1"], "a codebook has 2 codewords or more"),
+        (["--protocol", "enclave", "--dimension", "100"], "a model of 100 values is too small"),
+        (["--cheat", "1"], "nobody can cheat in a way that pairwise would notice"),
+        (["--protocol", "two-servers", "--cheat", "11"], "--cheat leaves fewer than"),
+        (["--set", "colour=red"], "the settings of pairwise are mode, suite"),
+        (["--set", "check_words"], "--set takes name=value"),
     ],
 )
-def test_an_impossible_round_is_refused_with_what_to_change(
+def test_what_cannot_be_run_is_refused_with_what_to_change(
     capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:
     assert main([*SMALL, *options]) == 2
@@ -113,94 +155,27 @@ def test_an_impossible_round_is_refused_with_what_to_change(
     assert captured.out == ""
 
 
-def test_the_bar_is_drawn_where_somebody_sees_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    bar = Bar()
-    bar.update("2 masked input", 1, 4)
-    bar.update("2 masked input", 2, 4)  # Too soon after the other to be drawn.
-    bar.update("2 masked input", 4, 4)
-    bar.clear()
-    drawn = capsys.readouterr().err
-    assert "2 masked input       [#######.......................] 1 of 4" in drawn
-    assert "2 of 4" not in drawn
-    assert f"[{'#' * 30}] 4 of 4" in drawn
+def test_an_unwritable_report_is_refused_before_the_session(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([*SMALL, "--json", str(tmp_path / "file" / "report.json")]) == 2
+    captured = capsys.readouterr()
+    assert "name another place" in captured.err
+    assert captured.out == ""
 
 
 # --- What the command is made of --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", list(SecurityMode))
-def test_dropouts_are_dealt_out_in_turn_and_nobody_drops_out_twice(mode: SecurityMode) -> None:
-    dealt = spread_dropouts(100, 10, mode)
-    signing = dealt[ServerState.AWAITING_SURVIVOR_SIGNATURES]
-    assert len(frozenset[ClientId]().union(*dealt.values())) == 10
-    # Whoever is not on the committee is not asked there, and vanishes at the next occasion.
-    assert signing <= dealt[ServerState.AWAITING_UNMASKING_SHARES]
-    sizes = [len(dealt[place] - signing) for place in PLACES if place is not ServerState.AWAITING_SURVIVOR_SIGNATURES]
-    assert (sizes, len(signing)) == (([2, 2, 2, 2], 2) if mode is SecurityMode.ACTIVE else ([3, 3, 2, 2], 0))
-
-
-def test_whoever_is_not_on_the_committee_is_counted_where_it_vanishes() -> None:
-    inputs = WindowedInputs(input_bits=4, length=10, clients=24, seed=b"")
-    dropouts = spread_dropouts(24, 6, SecurityMode.ACTIVE, [ServerState.AWAITING_SURVIVOR_SIGNATURES])
-    setting = Setting(topology=Topology.FULL)
-    cohort = gather(inputs.payload_of, 24, capacity=inputs.capacity, dropouts=dropouts, setting=setting)
-    # Of a committee of everyone nobody would be left out. One of 14 still has a quorum if it loses all six.
-    configuration = replace(cohort.plan.configuration, committee_size=14, quorum=8)
-    cohort = replace(cohort, plan=replace(cohort.plan, configuration=configuration))
-    result = cohort.run()
-    roster = result.server.roster
-    committee = {roster.clients[position] for position in roster.committee}
-    planned = dropouts[ServerState.AWAITING_SURVIVOR_SIGNATURES]
-    lost = {figures.state: figures.lost for figures in result.rounds}
-    assert lost[ServerState.AWAITING_SURVIVOR_SIGNATURES] == planned & committee
-    assert lost[ServerState.AWAITING_UNMASKING_SHARES] == planned - committee
+@pytest.mark.parametrize("protocol", names())
+def test_dropouts_are_dealt_out_in_turn_and_nobody_drops_out_twice(protocol: str) -> None:
+    stages = find(protocol).stages
+    dealt = spread_dropouts(100, 10, stages)
+    assert sum(map(len, dealt.values())) == len(frozenset[ClientId]().union(*dealt.values())) == 10
+    assert max(map(len, dealt.values())) - min(map(len, dealt.values())) <= 1
+    uploading = next(stage.name for stage in stages if stage.takes_update)
+    assert ClientId(1) in dealt[uploading]
 
 
 def test_more_dropouts_than_clients_are_refused() -> None:
     with pytest.raises(InvalidParameters):
-        spread_dropouts(3, 3, SecurityMode.ACTIVE)
-
-
-def test_the_inputs_of_two_clients_differ_and_fill_their_bits() -> None:
-    inputs = WindowedInputs(input_bits=4, length=1000, clients=9, seed=b"")
-    one, two = inputs.payload_of(1).values[0], inputs.payload_of(2).values[0]
-    assert (one != two).any()
-    (segment,) = inputs.layout.require_rings()
-    lifted = segment.ring.lift(one)
-    assert (int(lifted.min()), int(lifted.max())) == (-8, 7)
-    assert (segment.modulus_bits, inputs.capacity) == (8, 16)
-
-
-def test_a_sum_that_lacks_a_client_is_noticed() -> None:
-    inputs = WindowedInputs(input_bits=4, length=10, clients=3, seed=b"")
-    (segment,) = inputs.layout.require_rings()
-    everybody = client_ids(3)
-    total = segment.ring.sum([inputs.payload_of(client.value).values[0] for client in everybody], 10)
-    aggregate = Aggregate(inputs.layout, (total,), 3, 3)
-    assert inputs.is_sum_of(aggregate, everybody)
-    assert not inputs.is_sum_of(aggregate, everybody[:2])
-
-
-def test_a_client_that_leaves_on_its_own_account_is_reported_with_its_reason() -> None:
-    inputs = WindowedInputs(input_bits=4, length=10, clients=12, seed=b"")
-    dropouts, setting = spread_dropouts(12, 2, SecurityMode.ACTIVE), Setting(topology=Topology.FULL)
-    cohort = gather(inputs.payload_of, 12, capacity=inputs.capacity, dropouts=dropouts, setting=setting)
-    leaving = cohort.clients[4]
-    steps = list[ServerState]()
-
-    def watch(state: ServerState, done: int, count: int) -> None:
-        assert done <= count
-        steps.append(state)
-        if state is ServerState.AWAITING_ENCRYPTED_SHARES and done == count:
-            leaving.abort()
-
-    assert cohort.dropouts[ServerState.AWAITING_MASKED_INPUTS] == {ClientId(1)}
-    result = cohort.run(watch)
-    (figures,) = (f for f in result.rounds if f.state is ServerState.AWAITING_MASKED_INPUTS)
-    assert list(figures.failed) == [leaving.client]
-    assert figures.lost == {ClientId(1), leaving.client}
-    assert inputs.is_sum_of(result.aggregate, [c for c in client_ids(12) if c not in figures.lost])
-    assert steps[-1] is ServerState.COMPLETED
+        spread_dropouts(3, 3, find("pairwise").stages)

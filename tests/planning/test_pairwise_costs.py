@@ -10,7 +10,8 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.planning.pairwise_costs import Work, pairwise_costs
 from secagg.protocols.pairwise_mask import ServerState
-from secagg.simulation.cohort import Setting, WindowedInputs, gather
+from secagg.simulation.synthetic_updates import WindowedInputs
+from tests.harness.pairwise_cohort import Setting, gather
 
 
 @pytest.mark.parametrize(("clients", "suite"), [(20, Suite.CLASSIC), (20, Suite.HYBRID), (130, Suite.CLASSIC)], ids=str)

@@ -12,10 +12,10 @@ from secagg.parameters import LEAST_THRESHOLD, SecurityMode
 from secagg.protocols.pairwise_mask import ClientInput, ServerState, SessionPlan, Topology, plan_session
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
 from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.simulation.measurement import MeasuredClient, measured_run
 from secagg.training.settings.cohorts import minimum_cohort, planned_losses
 from secagg.training.settings.configuration import Configuration, suite_of
 from secagg.training.settings.sections import Stage
+from tests.harness.pairwise_measurement import MeasuredClient, measured_run
 
 from .round_sums import TASK, StageFigures, SumOutcome, SumRound, Upload, zero_payload
 from .simulated_clients import ClientKeys, client_id

@@ -18,8 +18,9 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import Server, ServerState, SessionConfiguration, Topology
 from secagg.protocols.pairwise_mask.roster import Roster
 from secagg.protocols.pairwise_mask.run import run
-from secagg.simulation.cohort import PLACES, Setting, WindowedInputs, gather, spread_dropouts
-from secagg.simulation.traffic import bonawitz_bits, expansion
+from secagg.simulation.synthetic_updates import WindowedInputs
+from tests.harness.pairwise_cohort import PLACES, Setting, gather, spread_dropouts
+from tests.harness.pairwise_traffic import bonawitz_bits, expansion
 
 HEADER, DIGEST, ELEMENT, SIGNATURE, TAG = 7, 32, 32, 64, 16
 COUNT = 4

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.mask_expansion import expand
-from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, capacity
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
@@ -23,8 +21,7 @@ from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.run import Observer
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
-
-from .measurement import MeasuredClient, MeasuredRun, Progress, measured_run
+from tests.harness.pairwise_measurement import MeasuredClient, MeasuredRun, Progress, measured_run
 
 PLACES: Final = (
     ServerState.AWAITING_MASKED_INPUTS,
@@ -155,38 +152,6 @@ def spread_dropouts(
         if place is ServerState.AWAITING_SURVIVOR_SIGNATURES:
             dealt[ServerState.AWAITING_UNMASKING_SHARES].add(client)
     return {place: frozenset(gone) for place, gone in dealt.items()}
-
-
-class WindowedInputs:
-    """Inputs for any number of clients in the memory of one: a client's is its own window of one public stream.
-
-    The values of each are uniform over the integers of ``input_bits`` bits. The ring is the narrowest that no sum of
-    them can leave.
-    """
-
-    def __init__(self, *, input_bits: int, length: int, clients: int, seed: bytes) -> None:
-        """Draw the stream from a seed that anybody may know."""
-        modulus_bits = input_bits + (clients - 1).bit_length()
-        if modulus_bits > MAXIMUM_MODULUS_BITS:
-            raise InvalidParameters(
-                f"the sum of {clients} inputs of {input_bits} bits takes {modulus_bits}, and no ring has more than "
-                f"{MAXIMUM_MODULUS_BITS}; take fewer clients or fewer bits"
-            )
-        self.layout = Layout((RingSegment(modulus_bits, length),))
-        self.capacity = capacity(input_bits, modulus_bits)
-        self._ring, self._length = Ring(modulus_bits), length
-        with Secret("public seed", seed[:_SEED_BYTES].ljust(_SEED_BYTES, b"\0")) as key:
-            drawn = expand(key, Ring(input_bits), length + clients + 1)
-        self._stream = self._ring.from_integers(Ring(input_bits).lift(drawn))
-
-    def payload_of(self, number: int) -> Payload:
-        """Return the input of one client; it is a view, and nobody writes to it."""
-        return Payload(self.layout, (self._stream[number : number + self._length],))
-
-    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
-        """Whether a sum is exactly that of these clients' inputs."""
-        windows = (self.payload_of(client.value).values[0] for client in contributors)
-        return bool((self._ring.sum(windows, self._length) == aggregate.values[0]).all())
 
 
 def _new_signing_key() -> SigningKey:
