@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -122,7 +123,7 @@ class Rehearsal:
                 member = self.entry.simulate_cheater(world, client)
             else:
                 member = world.member(client)
-            yield member.join(subject, LateUpdate(lambda client=client: self._update_of(client)))
+            yield member.join(subject, LateUpdate(partial(self._update_of, client)))
 
     def _update_of(self, client: ClientId) -> Update:
         return Update(self.inputs.payload_of(client.value), _MODEL)

@@ -13,9 +13,10 @@ import pytest
 from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.registry import find, names
+from secagg.session.registry import find, names, register, unregister
 from secagg.simulation.rehearsal import spread_dropouts
 from secagg.simulation.synthetic_updates import SyntheticUpdates, WindowedInputs
+from tests.harness.plain_sum import ENTRY as PLAIN
 
 SMALL = ("round", "--clients", "12", "--dimension", "600")
 Report = Callable[..., dict[str, Any]]
@@ -80,6 +81,15 @@ def test_a_client_that_votes_twice_is_left_out_by_name(report_of: Report) -> Non
 
 def test_a_setting_without_an_option_is_set_by_name(report_of: Report) -> None:
     assert report_of("--set", "check_words=11")["settings"]["check_words"] == "11"
+
+
+def test_a_protocol_of_ones_own_needs_one_registration(report_of: Report) -> None:
+    register(PLAIN)
+    try:
+        report = report_of("--protocol", "plain", "--drop", "2")
+    finally:
+        unregister("plain")
+    assert (report["sum is exact"], report["contributors"]) == (True, 10)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

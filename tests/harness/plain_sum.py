@@ -14,7 +14,7 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock, ProtocolEntry
-from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.roles import LateUpdate, Released, Stage, Subject
 from secagg.wire import Reader, Writer
 
 INVITATION, UPLOAD = 500, 501
@@ -137,7 +137,7 @@ ENTRY: Final = ProtocolEntry(
     summary="a plain sum, which protects nobody; for tests",
     settings=PlainSettings,
     segments=frozenset({RingSegment}),
-    stages=("plain upload",),
+    stages=(Stage(name="plain upload", takes_update=True),),
     open_session=open_session,
     helpers=type(None),
     simulate=PlainSimulation,
