@@ -45,7 +45,7 @@ def same(one: Aggregate, other: Aggregate) -> bool:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
     candidate = candidate_of(name)
-    first, gone = candidate.entry.stages[0], candidate.clients[0]
+    first, gone = candidate.entry.stages[0].name, candidate.clients[0]
     with closing(candidate.world()) as world:
         opened = world.open(candidate.subject, frozenset(candidate.clients))
         before = world.bytes_between
@@ -144,7 +144,7 @@ def test_too_few_clients_end_a_run_and_the_session_and_its_clients_are_wiped(nam
         clients = joined(world, candidate.subject, candidate.clients)
         everybody = frozenset(candidate.clients)
         with pytest.raises((ThresholdNotMet, InvalidParameters)):
-            run(session, clients, {candidate.entry.stages[0]: everybody})
+            run(session, clients, {candidate.entry.stages[0].name: everybody})
         assert session.stage is None
         for client in clients:
             with pytest.raises(Misuse if "pairwise" not in name else Exception):
