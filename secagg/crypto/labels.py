@@ -117,6 +117,11 @@ class Label(Enum):
     POINT_FUNCTION_CORRECTION_DIGEST = b"secagg/1/point-function-correction-digest"
     POINT_FUNCTION_SHARE_DIGEST = b"secagg/1/point-function-share-digest"
     POINT_FUNCTION_EXPLICIT_DIGEST = b"secagg/1/point-function-explicit-digest"
+    ONE_MESSAGE_SECRET = b"secagg/1/one-message-secret"
+    ONE_MESSAGE_NOISE = b"secagg/1/one-message-noise"
+    ONE_MESSAGE_SHARE = b"secagg/1/one-message-share"
+    ONE_MESSAGE_FREE_VALUES = b"secagg/1/one-message-free-values"
+    ONE_MESSAGE_CHALLENGE = b"secagg/1/one-message-challenge"
     FLOWER_INVITATION = b"secagg/1/flower-invitation"
     FLOWER_MODEL = b"secagg/1/flower-model"
 

@@ -1,0 +1,1 @@
+"""Secure sums whose clients speak once and may leave: masks whose sum has a short key."""

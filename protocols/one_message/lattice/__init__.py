@@ -1,0 +1,1 @@
+"""Masks from ring learning with errors: sampling, products, packing and the estimate of their security."""

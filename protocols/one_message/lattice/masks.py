@@ -1,0 +1,297 @@
+"""Masks a s + e of one upload, and what is left of a sum when the sum of the secrets is known.
+
+A client's upload is round((a s + e + values) / 2^d): ``a`` is public and the same for all of an epoch, the secret ``s``
+is one short polynomial, and every polynomial of the upload has its own block of ``a``. Blocks are numbered over the
+whole layout: two blocks with one number and one s would differ by the difference of their values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from secagg.crypto import key_derivation
+from secagg.crypto.labels import Label
+from secagg.crypto.ring import RingVector
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.protocols.one_message.parameters import DEVIATIONS, SEED_BYTES, Parameters
+
+from . import ring_products
+from .estimator import SIGMA
+from .gaussian import Sampler, SmallVector
+from .packing import Word, add_shifted, field_of, low_bits, lowest_bit, pack, subtract_wide, unpack, word_count
+from .planes import Accumulator, empty_planes, encode_planes, write_planes
+
+POLYNOMIALS_AT_ONCE: Final = 16
+"""Few enough that a block of transforms stays in a second-level cache."""
+LEAST_ENERGY: Final = 1.5
+_FAILURE_BITS = 40
+_BLOCK_BYTES = 16
+_HALF_WORD_BYTES = 4
+
+SumOfSecrets = npt.NDArray[np.int32]
+
+
+class WrongSecret(PeerMisbehaved):
+    """A sum of secrets that does not open these uploads; nothing was released, and the evidence names nobody."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the sum of secrets does not belong to these uploads: {what}; ask more holders",
+            reason=Reason.COMMITMENT_MISMATCH,
+        )
+
+
+class RingSecret(Confined):
+    """The short polynomial of one upload, until it is shared."""
+
+    def __init__(self, coefficients: SmallVector) -> None:
+        self._coefficients = coefficients
+        self._wiped = False
+
+    def expose(self) -> SmallVector:
+        """Return the coefficients for the one call that needs them; they read as zeros after ``wipe``.
+
+        Raises:
+            Misuse: they were wiped.
+        """
+        if self._wiped:
+            raise Misuse("the secret of an upload was wiped; mask again", reason=Reason.ALREADY_SPENT)
+        return self._coefficients
+
+    def wipe(self) -> None:
+        """Overwrite the coefficients."""
+        self._coefficients[:] = 0
+        self._wiped = True
+
+    @property
+    def is_wiped(self) -> bool:
+        """Whether the coefficients are gone."""
+        return self._wiped
+
+    def __repr__(self) -> str:
+        return f"<RingSecret, degree {self._coefficients.size}{', wiped' if self._wiped else ''}>"
+
+
+class EpochRing:
+    """The public polynomials of an epoch, and what clients and the server do with them."""
+
+    def __init__(self, parameters: Parameters, seed: bytes) -> None:
+        """Take the epoch's public seed of 32 bytes, to which every holder contributed."""
+        if type(seed) is not bytes or len(seed) != SEED_BYTES:
+            raise InvalidParameters(f"an epoch's seed is {SEED_BYTES} bytes; got {type(seed).__name__}")
+        self.parameters = parameters
+        self._seed = seed
+        self._limbs = ring_products.limb_count(parameters.modulus_bits)
+        self._limb_bits = ring_products.limb_bits(parameters.modulus_bits)
+        self._sum_limb_bits = ring_products.sum_limb_bits(parameters.degree, parameters.modulus_bits)
+        self._prepared: ring_products.Spectrum | None = None
+
+    def prepare(self) -> None:
+        """Keep the transforms of all public polynomials, 8 bytes a limb of a coefficient, for many uploads."""
+        if self._prepared is None:
+            self._prepared = np.concatenate([self._transform(*block) for block in self._blocks()])
+
+    def accumulator(self) -> Accumulator:
+        """Return an empty sum."""
+        return Accumulator(self.parameters)
+
+    # --- A client ----------------------------------------------------------------------------------------------------
+
+    def mask(self, vectors: Sequence[RingVector], coins_seed: Secret, weight: int = 1) -> tuple[bytes, RingSecret]:
+        """Return the masked upload of ring vectors, one a segment, and the secret that is to be shared.
+
+        Every value is multiplied by ``weight``. The seed is wiped.
+
+        Raises:
+            Misuse: the vectors are not of the layout, or the weight is not a positive integer.
+            CapacityExceeded: a value leaves its segment's bounds, or the weight the capacity.
+        Security: a seed masks one upload; what was made from it is sent once or identically again.
+        """
+        if len(coins_seed) != SEED_BYTES:
+            raise InvalidParameters(f"the seed of an upload is {SEED_BYTES} bytes; got {len(coins_seed)}")
+        words = pack(self.parameters, vectors, weight)
+        try:
+            with (
+                key_derivation.expand("secret's key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_SECRET) as secret_key,
+                key_derivation.expand("noise key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_NOISE) as noise_key,
+            ):
+                secret = RingSecret(Sampler(secret_key).draw(self.parameters.degree))
+                ring_products.require_short(secret.expose())
+                upload = self._masked(words, secret.expose(), Sampler(noise_key))
+        finally:
+            coins_seed.wipe()
+            for word in words:
+                word[:] = 0
+        return upload, secret
+
+    def _masked(self, words: list[Word], secret: SmallVector, noise: Sampler) -> bytes:
+        planes = empty_planes(self.parameters)
+        spectrum = ring_products.short_spectrum(secret)
+        for first, count in self._blocks():
+            start, end = self._range(first, count)
+            part = [word[start:end] for word in words]
+            self._add_product(part, first, count, spectrum)
+            drawn = noise.draw(end - start)
+            add_shifted(part, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
+            drawn[:] = 0
+            write_planes(self.parameters, round_off(part, self.parameters.dropped_bits), start, planes)
+        spectrum[:] = 0
+        return encode_planes(self.parameters, planes)
+
+    # --- The server --------------------------------------------------------------------------------------------------
+
+    def open(self, total: Accumulator, sum_secret: SumOfSecrets) -> OpenedSum:
+        """Return the sum that a sum of secrets opens, after three tests of whether it belongs to these uploads.
+
+        Raises:
+            WrongSecret: its largest entry, its norm or the noise that it leaves is not what honest secrets give.
+            ThresholdNotMet: there is no upload in the sum.
+            Misuse: the uploads or the secret are of other parameters.
+        """
+        if total.parameters != self.parameters or sum_secret.shape != (self.parameters.degree,):
+            raise Misuse("the uploads and the sum of secrets are of one epoch's parameters")
+        if not total.count:
+            raise ThresholdNotMet(needed=1, present=0, what="uploads")
+        self._require_plausible(sum_secret, total.count)
+        words = total.coefficients()
+        limbs = ring_products.split_sum(sum_secret, self._sum_limb_bits)
+        spectra = [ring_products.short_spectrum(limb) for limb in limbs]
+        for first, count in self._blocks():
+            start, end = self._range(first, count)
+            part = [word[start:end] for word in words]
+            mask = [np.zeros(end - start, np.uint64) for _ in part]
+            for index, spectrum in enumerate(spectra):
+                self._add_product(mask, first, count, spectrum, index * self._sum_limb_bits)
+            subtract_wide(part, mask)
+        self._center(words, total.count)
+        return OpenedSum(self.parameters, words)
+
+    def _require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
+        largest = int(np.abs(sum_secret.astype(np.int64)).max())
+        if largest > DEVIATIONS * SIGMA * math.sqrt(count):
+            raise WrongSecret("an entry is too large")
+        squared = float(np.square(sum_secret, dtype=np.float64).sum())
+        if squared > ring_products.NORM_FACTOR * self.parameters.degree * count * SIGMA**2:
+            raise WrongSecret("it is too long")
+
+    def _center(self, words: list[Word], count: int) -> None:
+        """Remove the bias of rounding, centre the noise of each segment and refuse too much of it."""
+        energy = 0.0
+        bias = count // 2 if self.parameters.dropped_bits else 0
+        for index in range(len(self.parameters.segments)):
+            first, end = self.parameters.starts[index : index + 2]
+            part, lowest = [word[first:end] for word in words], lowest_bit(self.parameters, index)
+            center(part, lowest, bias)
+            # Of a segment with many spare bits the lowest 62 tell as much as all.
+            bits = min(lowest, 62)
+            noise = field_of(part, lowest - bits, bits).astype(np.float64) - 2.0 ** (bits - 1)
+            energy += float(np.square(noise * 2.0 ** (lowest - bits)).sum())
+        expected = self.parameters.coefficients * count * self.parameters.noise_variance
+        if energy > energy_factor(self.parameters.coefficients) * expected:
+            raise WrongSecret("it leaves more noise than honest uploads have")
+
+    # --- Both --------------------------------------------------------------------------------------------------------
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        """Return runs of polynomials: the first, and how many."""
+        whole = self.parameters.polynomials
+        starts = range(0, whole, POLYNOMIALS_AT_ONCE)
+        return [(start, min(POLYNOMIALS_AT_ONCE, whole - start)) for start in starts]
+
+    def _range(self, first: int, count: int) -> tuple[int, int]:
+        degree = self.parameters.degree
+        return first * degree, min((first + count) * degree, self.parameters.coefficients)
+
+    def _transform(self, first: int, count: int) -> ring_products.Spectrum:
+        """Return the transforms of the limbs of public polynomials: (count, limbs, n/2)."""
+        degree = self.parameters.degree
+        stream = bytearray(count * self._limbs * degree * _HALF_WORD_BYTES)
+        counter = first * self._limbs * degree * _HALF_WORD_BYTES // _BLOCK_BYTES
+        initial = modes.CTR(counter.to_bytes(_BLOCK_BYTES, "big"))
+        Cipher(algorithms.AES(self._seed), initial).encryptor().update_into(bytes(len(stream)), stream)
+        words = np.frombuffer(stream, "<u4").reshape(count, self._limbs, degree)
+        limbs = (words >> np.uint32(32 - self._limb_bits)).astype(np.float64)
+        limbs -= 2.0 ** (self._limb_bits - 1)
+        return ring_products.spectra(limbs)
+
+    def _add_product(
+        self, words: list[Word], first: int, count: int, short: ring_products.Spectrum, shift: int = 0
+    ) -> None:
+        """Add a s 2^shift for some polynomials in place; the last one may be used in part."""
+        prepared = self._prepared
+        public = self._transform(first, count) if prepared is None else prepared[first : first + count]
+        products = ring_products.products(public, short).view(np.uint64)
+        for limb in range(self._limbs):
+            values = products[:, limb].reshape(-1)[: words[0].size]
+            add_shifted(words, values, shift + limb * self._limb_bits, signed=True)
+
+
+class OpenedSum:
+    """The sum of values over a list, still as coefficients."""
+
+    def __init__(self, parameters: Parameters, words: list[Word]) -> None:
+        self._parameters = parameters
+        self._words = words
+
+    def vector(self, index: int, total_weight: int) -> RingVector:
+        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds does not look at the weight."""
+        segment = self._parameters.segments[index]
+        if segment.bounds is not None and not 1 <= total_weight <= self._parameters.capacity_weight:
+            raise InvalidParameters(
+                f"a total weight is in 1..{self._parameters.capacity_weight}, what the fields hold; got {total_weight}"
+            )
+        return unpack(self._parameters, self._words, index, total_weight)
+
+    def vectors(self, total_weight: int) -> list[RingVector]:
+        """Return the sums of all segments; the total weight is the number of uploads where nobody weighs."""
+        return [self.vector(index, total_weight) for index in range(len(self._parameters.segments))]
+
+
+def energy_factor(coefficients: int) -> float:
+    """Return how many times its mean the noise's energy may reach: 1.5, more where few coefficients vary more.
+
+    The squares of m sub-Gaussian values exceed f times their mean with a chance below exp(-m (f - 1 - ln f) / 2).
+    """
+    due = 2 * _FAILURE_BITS * math.log(2) / coefficients
+    factor = LEAST_ENERGY
+    while factor - 1 - math.log(factor) < due:
+        factor *= 1.05
+    return factor
+
+
+# --- Kernels -----------------------------------------------------------------------------------------------------------
+
+Words = Any
+
+
+def round_off(words: Sequence[Words], dropped_bits: int) -> list[Words]:
+    """Return round(y / 2^d); bits above the modulus stay, and whoever takes the lowest w - d bits drops them.
+
+    Claim OM-2: this and ``center`` are run on terms.
+    """
+    if not dropped_bits:
+        return list(words)
+    rounded = list(words)
+    add_shifted(rounded, (words[0] & 0) + (1 << (dropped_bits - 1)), 0)
+    lowest = field_of(rounded, dropped_bits, 64)
+    return [lowest, *(word >> dropped_bits for word in rounded[1:])]
+
+
+def center(words: list[Words], lowest: int, bias: int) -> None:
+    """Add half of the guard bits' range and take away the bias of rounding, so that noise is never below zero."""
+    zero = words[0] & 0
+    half = 1 << (lowest - 1)
+    offset = [zero + (half >> 64 * index & low_bits(64)) for index in range(len(words))]
+    subtract_wide(words, [zero + bias, *(zero for _ in words[1:])])
+    for index, part in enumerate(offset):
+        add_shifted(words, part, 64 * index)
+
+
+__all__ = ["Accumulator", "EpochRing", "OpenedSum", "RingSecret", "SumOfSecrets", "WrongSecret", "word_count"]

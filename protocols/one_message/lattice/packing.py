@@ -1,0 +1,145 @@
+"""Several values in one coefficient, and coefficients of one or two machine words.
+
+A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds g
+guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field reaches the
+next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.ring import Ring, RingVector
+from secagg.errors import CapacityExceeded, Misuse, Reason
+from secagg.protocols.one_message.parameters import Parameters, Values
+
+WORD_BITS = 64
+Word = npt.NDArray[np.uint64]
+
+
+def word_count(modulus_bits: int) -> int:
+    """Return how many machine words hold a coefficient."""
+    return -(-modulus_bits // WORD_BITS)
+
+
+def lowest_bit(parameters: Parameters, segment: int) -> int:
+    """Return where the fields of a segment begin; everything below is noise."""
+    values = parameters.segments[segment]
+    return parameters.modulus_bits - values.ring_bits if values.bounds is None else parameters.guard_bits
+
+
+def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> list[Word]:
+    """Return the coefficients that hold these values, each times a weight, above zero guard bits.
+
+    Args:
+        parameters: the layout and its packing.
+        vectors: a ring vector for each segment, modulo 2^ring_bits in two's complement.
+        weight: multiplies every value.
+
+    Raises:
+        Misuse: a vector is missing, or is not one over its segment's ring, or the weight is not a positive integer.
+        CapacityExceeded: a value leaves its bounds, or the weight the capacity.
+    """
+    if len(vectors) != len(parameters.segments):
+        raise Misuse(f"the layout has {len(parameters.segments)} segments; got {len(vectors)} vectors")
+    if type(weight) is not int or weight < 1:
+        raise Misuse(f"a weight is an integer of at least 1; got {weight!r}")
+    if weight > parameters.capacity_weight:
+        raise CapacityExceeded(f"a weight of {weight} exceeds {parameters.capacity_weight}, all that a sum may have")
+    words = [np.zeros(parameters.coefficients, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
+    for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=True)):
+        Ring(segment.ring_bits).require_vector(vector, segment.length)
+        values = _from_zero(segment, vector)
+        values *= np.uint64(weight)
+        first, end = parameters.starts[index : index + 2]
+        part, bits = [word[first:end] for word in words], segment.field_bits(parameters.capacity_weight)
+        for position in range(parameters.per_coefficient[index]):
+            field = values[position * (end - first) : (position + 1) * (end - first)]
+            head = [word[: field.size] for word in part]
+            add_shifted(head, field, lowest_bit(parameters, index) + position * bits)
+    return words
+
+
+def unpack(parameters: Parameters, words: Sequence[Word], index: int, total_weight: int) -> RingVector:
+    """Return the sum of one segment, modulo 2^ring_bits, out of coefficients whose noise is between 0 and 2^g."""
+    segment = parameters.segments[index]
+    first, end = parameters.starts[index : index + 2]
+    part, bits = [word[first:end] for word in words], segment.field_bits(parameters.capacity_weight)
+    lowest = lowest_bit(parameters, index)
+    fields = [field_of(part, lowest + j * bits, bits) for j in range(parameters.per_coefficient[index])]
+    values = np.concatenate(fields)[: segment.length]
+    if segment.bounds is not None:
+        values = values + np.uint64(segment.bounds[0] * total_weight & low_bits(WORD_BITS))
+    summed: RingVector = (values & np.uint64(low_bits(segment.ring_bits))).astype(Ring(segment.ring_bits).word)
+    return summed
+
+
+def _from_zero(segment: Values, vector: RingVector) -> Word:
+    """Return x - lo for values with bounds, which they must keep, and x itself for those without."""
+    if segment.bounds is None:
+        return vector.astype(np.uint64)
+    low, high = segment.bounds
+    shifted = vector.astype(np.uint64) - np.uint64(low & low_bits(WORD_BITS))
+    shifted &= np.uint64(low_bits(segment.ring_bits))
+    if int(shifted.max()) > high - low:
+        raise CapacityExceeded(
+            f"a value leaves {low}..{high}, the bounds of its segment; clamp the values or widen the bounds",
+            reason=Reason.INPUT_OUT_OF_RANGE,
+        )
+    return shifted
+
+
+# --- Kernels: they name no dtype and neither branch nor index on data ---------------------------------------------------
+
+Words = Any
+"""Arrays of unsigned words of 64 bits, or solver terms: + and - wrap, << drops what leaves the word, >> is logical."""
+
+
+def low_bits(count: int) -> int:
+    """Return the word whose lowest ``count`` bits are set."""
+    return (1 << count) - 1
+
+
+def add_shifted(words: list[Words], value: Words, shift: int, *, signed: bool = False) -> None:
+    """Add value 2^shift modulo 2^(64 words) in place; a signed value is in two's complement.
+
+    Claim OM-1: packing, rounding and reading fields are run on terms.
+    """
+    if len(words) == 1:
+        words[0] += value << shift
+        return
+    if shift >= WORD_BITS:
+        words[1] += value << (shift - WORD_BITS)
+        return
+    part = value << shift if shift else value
+    before = words[0] + part
+    carry = ((words[0] & part) | ((words[0] | part) & ~before)) >> (WORD_BITS - 1)
+    above = value >> (WORD_BITS - shift) if shift else value & 0
+    if signed:
+        above = above | (((value & 0) - (value >> (WORD_BITS - 1))) << shift)
+    words[1] += above + carry
+    words[0] += part
+
+
+def subtract_wide(words: list[Words], other: Sequence[Words]) -> None:
+    """Subtract modulo 2^(64 words) in place."""
+    if len(words) == 1:
+        words[0] -= other[0]
+        return
+    difference = words[0] - other[0]
+    borrow = ((~words[0] & other[0]) | ((~words[0] | other[0]) & difference)) >> (WORD_BITS - 1)
+    words[1] -= other[1] + borrow
+    words[0] -= other[0]
+
+
+def field_of(words: Sequence[Words], start: int, bits: int) -> Words:
+    """Return ``bits`` bits, at most a word, from bit ``start`` on."""
+    first, offset = divmod(start, WORD_BITS)
+    value = words[first] >> offset if offset else words[first]
+    if offset and offset + bits > WORD_BITS and first + 1 < len(words):
+        value = value | (words[first + 1] << (WORD_BITS - offset))
+    return value & low_bits(bits)

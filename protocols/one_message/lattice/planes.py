@@ -1,0 +1,137 @@
+"""Masked coefficients as they travel: bit planes, which a server adds without cutting bits.
+
+A coefficient of 52 bits is sent as a plane of its lowest 32, one of the next 16 and one of the last 4. A plane of fewer
+than 8 bits has several coefficients in a byte: of 4 bits, byte j holds coefficient j below and coefficient j + half
+above. Bits that fill a plane's last bytes are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, Reason
+from secagg.protocols.one_message.parameters import Parameters
+
+from .packing import Word, add_shifted, field_of, word_count
+
+_BYTE_BITS: Final = 8
+_WIDE_PLANE: Final = 32
+_SUM_OF_NARROW_PLANES: Final = 1 << 16
+"""So many values of 16 bits add up in 32."""
+
+Plane = npt.NDArray[np.unsignedinteger[Any]]
+
+
+def write_planes(parameters: Parameters, words: Sequence[Word], start: int, planes: Sequence[Plane]) -> None:
+    """Write rounded coefficients, of which the first is number ``start``, into the planes of ``empty_planes``."""
+    offset = 0
+    for bits, plane in zip(parameters.plane_bits, planes, strict=True):
+        end = start + words[0].size
+        # A plane that begins a word is the word's lowest bits, and the cast cuts them out.
+        aligned = bits >= _BYTE_BITS and (offset % 64) + bits <= 64  # noqa: PLR2004 -- a word
+        shifted = words[offset // 64] >> np.uint64(offset % 64) if aligned else field_of(words, offset, bits)
+        plane[start:end] = shifted.astype(plane.dtype) if aligned else shifted
+        offset += bits
+
+
+def empty_planes(parameters: Parameters) -> list[Plane]:
+    """Return arrays for all coefficients, one a plane, of the smallest whole words."""
+    return [np.empty(parameters.coefficients, np.dtype(f"<u{max(1, bits // 8)}")) for bits in parameters.plane_bits]
+
+
+def encode_planes(parameters: Parameters, planes: Sequence[Plane]) -> bytes:
+    """Return the bytes of all planes."""
+    return b"".join(
+        (_fold(plane, bits) if bits < _BYTE_BITS else plane).tobytes()
+        for bits, plane in zip(parameters.plane_bits, planes, strict=True)
+    )
+
+
+class Accumulator:
+    """The sum of masked uploads, plane by plane; carries are added up when it is opened."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self.count = 0
+        self._sums = [np.zeros(parameters.coefficients, self._word(bits)) for bits in parameters.plane_bits]
+
+    def add(self, upload: bytes | bytearray | memoryview) -> None:
+        """Add one upload; order does not matter.
+
+        Raises:
+            MalformedMessage: the length differs or a filling bit is set; nothing was added.
+            CapacityExceeded: the sum is full.
+        """
+        planes = self._read(memoryview(upload))
+        if self.count >= self.parameters.capacity:
+            raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
+        for bits, plane, total in zip(self.parameters.plane_bits, planes, self._sums, strict=True):
+            if bits >= _BYTE_BITS:
+                total += plane
+            else:
+                for part, shift in _parts(total, plane.size, bits):
+                    part += (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1)
+        self.count += 1
+
+    def merge(self, other: Accumulator) -> None:
+        """Add the sum of other uploads, which another process made."""
+        if other.parameters != self.parameters:
+            raise Misuse("sums of other parameters cannot be added; use one epoch's")
+        if self.count + other.count > self.parameters.capacity:
+            raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
+        for total, part in zip(self._sums, other._sums, strict=True):
+            total += part
+        self.count += other.count
+
+    def coefficients(self) -> list[Word]:
+        """Return the sum of what was rounded, shifted back to where it was, modulo 2^(64 words)."""
+        words = [
+            np.zeros(self.parameters.coefficients, np.uint64) for _ in range(word_count(self.parameters.modulus_bits))
+        ]
+        offset = self.parameters.dropped_bits
+        for bits, total in zip(self.parameters.plane_bits, self._sums, strict=True):
+            add_shifted(words, total.astype(np.uint64), offset)
+            offset += bits
+        return words
+
+    def _read(self, upload: memoryview) -> list[Plane]:
+        due = self.parameters.upload_bytes
+        if upload.nbytes != due:
+            reason = Reason.TRUNCATED if upload.nbytes < due else Reason.TRAILING_BYTES
+            raise MalformedMessage(f"a masked upload has {due} bytes; got {upload.nbytes}", reason=reason)
+        planes, start, count = list[Plane](), 0, self.parameters.coefficients
+        for bits in self.parameters.plane_bits:
+            size = -(-count * bits // _BYTE_BITS)
+            plane = np.frombuffer(upload[start : start + size], f"<u{max(1, bits // 8)}")
+            start += size
+            if bits < _BYTE_BITS and not _is_filled_with_zeros(plane, count, bits):
+                raise MalformedMessage("the bits that fill a plane must be zero", reason=Reason.NOT_CANONICAL)
+            planes.append(plane)
+        return planes
+
+    def _word(self, bits: int) -> npt.DTypeLike:
+        return np.uint64 if bits == _WIDE_PLANE or self.parameters.capacity > _SUM_OF_NARROW_PLANES else np.uint32
+
+
+def _fold(values: Plane, bits: int) -> Plane:
+    """Return bytes that hold several narrow values each."""
+    folded = np.zeros(-(-values.size * bits // _BYTE_BITS), np.uint8)
+    for part, shift in _parts(values, folded.size, bits):
+        folded[: part.size] |= part << np.uint8(shift)
+    return folded
+
+
+def _parts(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noqa: ANN401 -- an array of any word
+    """Return the runs of values that share bytes, each with its place in them."""
+    return [(values[start * size : (start + 1) * size], start * bits) for start in range(_BYTE_BITS // bits)]
+
+
+def _is_filled_with_zeros(plane: Plane, count: int, bits: int) -> bool:
+    filled = np.zeros(plane.size, np.uint8)
+    for part, shift in _parts(np.empty(count, np.uint8), plane.size, bits):
+        filled[: part.size] |= np.uint8(((1 << bits) - 1) << shift)
+    return not (plane[-_BYTE_BITS:] & ~filled[-_BYTE_BITS:]).any()

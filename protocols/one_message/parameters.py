@@ -1,0 +1,360 @@
+"""What all parties of an epoch agree on: the lattice, the packing of values, and the thresholds of the holders.
+
+Everything that follows from the fields is computed and never sent, so two parties with equal bytes have equal masks,
+lengths and rules.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
+from typing import Final, Self
+
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+
+from .lattice.estimator import SIGMA, security_bits
+from .sharing_field import FIELD
+
+DEGREES: Final = (1024, 2048, 4096)
+MAXIMUM_MODULUS_BITS: Final = 108
+MAXIMUM_DROPPED_BITS: Final = 4
+MAXIMUM_HOLDERS: Final = 256
+MAXIMUM_SEGMENTS: Final = 1 << 16
+MAXIMUM_COEFFICIENTS: Final = 1 << 31
+"""With these and ``DEVIATIONS``, a guard bit of any coefficient fails with a chance below 2^-40."""
+DEVIATIONS: Final = 10
+"""How many standard deviations of the noise the guard bits, and the largest entry of a sum of secrets, allow."""
+LEAST_SECURITY: Final = 128
+SEED_BYTES: Final = 32
+WORD_BYTES: Final = 2
+CHECK_WORDS: Final = 8
+"""The masking polynomial of a dealer has coefficients in the eighth power of the field: a false one passes with
+chance 65521^-8."""
+
+_NUMBER_BYTES = 8
+_UNBOUNDED = 0
+_BOUNDED = 1
+
+
+class ThresholdRule(StrEnum):
+    """Why a server cannot combine answers for several lists."""
+
+    ONE_ANSWER = "one_answer"
+    """A holder answers once for a sum, and the threshold is above two thirds; clients sign the sum's identity."""
+    CERTIFIED = "certified"
+    """A quorum signs one list before anybody answers for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One segment of a layout: a run of ring elements, and the range of an unweighted one where it has one.
+
+    Values with bounds share a coefficient, several to each. Values without bounds may wrap, and have a coefficient each:
+    a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
+    """
+
+    length: int
+    ring_bits: int
+    bounds: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= MAXIMUM_COEFFICIENTS or not 1 <= self.ring_bits <= 64:  # noqa: PLR2004 -- a word
+            raise InvalidParameters(
+                f"a segment has 1 to 2^31 values of 1 to 64 bits; got {self.length} of {self.ring_bits} bits"
+            )
+        if self.bounds is not None:
+            low, high = self.bounds
+            if not -(1 << (self.ring_bits - 1)) <= low <= high < 1 << (self.ring_bits - 1) or low == high:
+                raise InvalidParameters(
+                    f"the bounds {low}..{high} are not two integers of {self.ring_bits} bits in order; correct them"
+                )
+
+    def field_bits(self, capacity_weight: int) -> int:
+        """Return how many bits of a coefficient the sum of one value needs."""
+        if self.bounds is None:
+            return self.ring_bits
+        low, high = self.bounds
+        return (capacity_weight * (high - low)).bit_length()
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The lattice, the values and the holders of an epoch; part of what everyone signs.
+
+    Raises:
+        InvalidParameters: the sum of ``capacity`` uploads would not be exact, or a threshold does not keep its premise.
+            Lattice security has its own floor in ``require_sound``.
+    """
+
+    degree: int
+    """n: coefficients of a polynomial."""
+    modulus_bits: int
+    """w: coefficients are integers modulo 2^w."""
+    guard_bits: int
+    """g: the lowest bits of a coefficient, which hold the noise of the sum."""
+    dropped_bits: int
+    """d: the lowest bits of a coefficient, which are rounded away before it is sent."""
+    segments: tuple[Values, ...]
+    capacity: int
+    """N: the most uploads of one sum."""
+    capacity_weight: int
+    """W: the largest total weight of one sum; the capacity where nobody weighs."""
+    holders: int
+    """C."""
+    corrupted: int
+    """c: the most holders that share what they know with the server."""
+    threshold: int
+    """T: the answers that a sum needs."""
+    packing: int
+    """rho: coefficients of the secret in one polynomial."""
+    rule: ThresholdRule
+    quorum: int
+    """Q: signatures that certify a list; zero where one answer is the rule."""
+
+    def __post_init__(self) -> None:
+        self._require_ranges()
+        self._require_exact()
+        self._require_thresholds()
+
+    # --- What follows ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def per_coefficient(self) -> tuple[int, ...]:
+        """k, for each segment."""
+        room = self.modulus_bits - self.guard_bits
+        return tuple(
+            1 if segment.bounds is None else room // segment.field_bits(self.capacity_weight)
+            for segment in self.segments
+        )
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first coefficient of each segment, and the end of the last: a coefficient never mixes segments."""
+        counts = (-(-segment.length // k) for segment, k in zip(self.segments, self.per_coefficient, strict=True))
+        return tuple(accumulate(counts, initial=0))
+
+    @property
+    def coefficients(self) -> int:
+        """How many coefficients travel; those that would fill the last polynomial do not."""
+        return self.starts[-1]
+
+    @property
+    def polynomials(self) -> int:
+        """L: how many polynomials hold them."""
+        return -(-self.coefficients // self.degree)
+
+    @property
+    def sent_bits(self) -> int:
+        """How many bits of a coefficient travel."""
+        return self.modulus_bits - self.dropped_bits
+
+    @property
+    def plane_bits(self) -> tuple[int, ...]:
+        """How the bits of a coefficient divide into planes, lowest first: 52 = 32 + 16 + 4."""
+        return (32,) * (self.sent_bits // 32) + tuple(bits for bits in (16, 8, 4, 2, 1) if self.sent_bits & bits)
+
+    @property
+    def upload_bytes(self) -> int:
+        """The length of a masked upload."""
+        return sum(-(-self.coefficients * bits // 8) for bits in self.plane_bits)
+
+    @property
+    def noise_variance(self) -> float:
+        """The variance of a coefficient's noise in an upload; rounding is uniform, because the mask is."""
+        return SIGMA**2 + (4**self.dropped_bits - 1) / 12
+
+    @property
+    def secret_columns(self) -> int:
+        """K: polynomials that share a secret."""
+        return self.degree // self.packing
+
+    @property
+    def seeds(self) -> int:
+        """How many holders get a seed for their share: the first ones."""
+        return self.threshold - self.packing
+
+    def share_bytes(self, position: int) -> int:
+        """Return the length of the share of the holder at a position."""
+        if not 0 <= position < self.holders:
+            raise InvalidParameters(f"{position} is no position among {self.holders} holders; positions start at 0")
+        return SEED_BYTES if position < self.seeds else (self.secret_columns + CHECK_WORDS) * WORD_BYTES
+
+    @property
+    def answer_bytes(self) -> int:
+        """The length of an answer, which has no room for the masking polynomial."""
+        return self.secret_columns * WORD_BYTES
+
+    @property
+    def polynomial_bytes(self) -> int:
+        """The length of the polynomial that a dealer publishes."""
+        return self.threshold * CHECK_WORDS * WORD_BYTES
+
+    @property
+    def dealt_bytes(self) -> int:
+        """What a client sends beside its upload, without sealing: all shares and the polynomial."""
+        return sum(map(self.share_bytes, range(self.holders))) + self.polynomial_bytes
+
+    @property
+    def security_bits(self) -> float:
+        """The estimated work of the lattice attack."""
+        return security_bits(self.degree, self.modulus_bits)
+
+    # --- Bytes -------------------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        numbers = list[int]()
+        for name in _NUMBERS:
+            numbers.append(getattr(self, name))
+        numbers.append(_RULES.index(self.rule))
+        for segment in self.segments:
+            tag, (low, high) = (_UNBOUNDED, (0, 0)) if segment.bounds is None else (_BOUNDED, segment.bounds)
+            numbers += (segment.length, segment.ring_bits, tag, low, high)
+        return b"".join(number.to_bytes(_NUMBER_BYTES, "big", signed=True) for number in numbers)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written, or unsound parameters.
+        """
+        numbers = [
+            int.from_bytes(data[start : start + _NUMBER_BYTES], "big", signed=True)
+            for start in range(0, len(data), _NUMBER_BYTES)
+        ]
+        head, tail = numbers[: len(_NUMBERS) + 1], numbers[len(_NUMBERS) + 1 :]
+        if (
+            len(data) % _NUMBER_BYTES
+            or len(head) <= len(_NUMBERS)
+            or len(tail) % 5
+            or len(tail) // 5 > MAXIMUM_SEGMENTS
+        ):
+            raise MalformedMessage(
+                "parameters are cut short or too long; pass the whole encoding", reason=Reason.TRUNCATED
+            )
+        try:
+            segments = tuple(_decode_segment(*tail[start : start + 5]) for start in range(0, len(tail), 5))
+            if not 0 <= head[-1] < len(_RULES):
+                raise InvalidParameters(f"{head[-1]} is no rule of thresholds")
+            named = dict(zip(_NUMBERS, head, strict=False))
+            return cls(segments=segments, rule=_RULES[head[-1]], **named)
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the parameters are unsound: {error}", reason=Reason.NOT_CANONICAL) from None
+
+    # --- Checks ------------------------------------------------------------------------------------------------------
+
+    def require_sound(self, least_security: float = LEAST_SECURITY) -> None:
+        """Refuse a lattice that is weaker than a floor; the rest was checked when the object was made.
+
+        Raises:
+            InvalidParameters: it is weaker.
+        """
+        if self.security_bits < least_security:
+            raise InvalidParameters(
+                f"{self.modulus_bits} bits in degree {self.degree} are estimated at {self.security_bits:.0f} bits of "
+                f"security and the floor is {least_security:g}; plan with fewer bits a coefficient or a higher degree",
+                reason=Reason.BELOW_FLOOR,
+            )
+
+    def _require_ranges(self) -> None:
+        ranges = {
+            "modulus_bits": (2, MAXIMUM_MODULUS_BITS),
+            "dropped_bits": (0, MAXIMUM_DROPPED_BITS),
+            "guard_bits": (1, self.modulus_bits - 1),
+            "capacity": (1, greatest_capacity()),
+            "capacity_weight": (self.capacity, 1 << 40),
+            "holders": (1, MAXIMUM_HOLDERS),
+            "corrupted": (0, self.holders - 1),
+            "packing": (1, self.threshold),
+            "threshold": (1, self.holders),
+            "quorum": (0, self.holders),
+        }
+        if self.degree not in DEGREES:
+            raise InvalidParameters(f"the degree is one of {DEGREES}; got {self.degree!r}")
+        for name, (least, greatest) in ranges.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= greatest:
+                raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")
+        if self.degree % self.packing:
+            raise InvalidParameters(f"packing divides the degree; {self.packing} does not divide {self.degree}")
+        if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
+            raise InvalidParameters(f"parameters have 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
+
+    def _require_exact(self) -> None:
+        due = least_guard_bits(self.capacity, self.dropped_bits)
+        if self.guard_bits < due:
+            raise InvalidParameters(
+                f"{self.capacity} uploads with {self.dropped_bits} dropped bits need {due} guard bits and have "
+                f"{self.guard_bits}; add guard bits or lower the capacity"
+            )
+        room = self.modulus_bits - self.guard_bits
+        for position, segment in enumerate(self.segments):
+            bits = segment.field_bits(self.capacity_weight)
+            if bits > segment.ring_bits:
+                raise InvalidParameters(
+                    f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; widen the "
+                    "ring or lower the capacity"
+                )
+            if bits > room:
+                raise InvalidParameters(
+                    f"segment {position} needs {bits} bits above the guard bits and there are {room}; "
+                    f"the modulus needs {bits + self.guard_bits} bits"
+                )
+        if self.coefficients > MAXIMUM_COEFFICIENTS:
+            raise InvalidParameters(
+                f"{self.coefficients} coefficients exceed {MAXIMUM_COEFFICIENTS}; divide the layout"
+            )
+
+    def _require_thresholds(self) -> None:
+        due = least_threshold(self.rule, self.holders, self.corrupted, self.packing)
+        if self.threshold < due:
+            raise InvalidParameters(
+                f"{self.holders} holders of whom {self.corrupted} may be corrupted, {self.packing} coefficients a "
+                f"polynomial and the rule {self.rule} need a threshold of {due}; got {self.threshold}"
+            )
+        least = least_quorum(self.holders, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
+        if self.quorum < least or (self.rule is ThresholdRule.ONE_ANSWER and self.quorum):
+            raise InvalidParameters(f"the rule {self.rule} needs a quorum of {least}; got {self.quorum}")
+
+
+_NUMBERS = tuple(field.name for field in fields(Parameters) if field.type == "int")
+_RULES = tuple(ThresholdRule)
+
+
+def least_guard_bits(capacity: int, dropped_bits: int) -> int:
+    """Return g: the noise of a full sum, with half a unit of rounding, stays within +-2^(g-1).
+
+    A discrete Gaussian and uniform dropped bits are sub-Gaussian with their variance as proxy, so one coefficient leaves
+    ten deviations with a chance below 2 exp(-50), and any of 2^31 with a chance below 2^-40.
+    """
+    deviation = math.sqrt(capacity * (SIGMA**2 + (4**dropped_bits - 1) / 12))
+    return math.ceil(math.log2(2 * DEVIATIONS * deviation + 1))
+
+
+def greatest_capacity() -> int:
+    """Return the most uploads whose secrets' sum the field of the shares still tells apart."""
+    return int((((FIELD - 1) // 2) / (DEVIATIONS * SIGMA)) ** 2)
+
+
+def least_threshold(rule: ThresholdRule, holders: int, corrupted: int, packing: int) -> int:
+    """Return the least T: 3 (T - rho + 1) > 2 C + c for one answer, c + rho for certified lists."""
+    if rule is ThresholdRule.ONE_ANSWER:
+        return (2 * holders + corrupted) // 3 + packing
+    return corrupted + packing
+
+
+def least_quorum(holders: int, corrupted: int) -> int:
+    """Return the least Q with 2 Q > C + c: two quorums share an honest holder."""
+    return (holders + corrupted) // 2 + 1
+
+
+def _decode_segment(length: int, ring_bits: int, tag: int, low: int, high: int) -> Values:
+    if tag == _BOUNDED:
+        return Values(length, ring_bits, (low, high))
+    if tag != _UNBOUNDED or low or high:
+        raise InvalidParameters("a segment has bounds or has none")
+    return Values(length, ring_bits)

@@ -1,0 +1,223 @@
+"""Shares of one upload's secret: packed, the first ones from seeds, and checked against one published polynomial.
+
+Implements: packed secret sharing [FY92] over the integers modulo 65521. The coefficients of the secret stand rho to a
+polynomial of degree below T, at the points 0, -1, ..., and holder j evaluates at j. Each polynomial is fixed by its
+rho secrets and its values at T - rho holders, so those values are drawn: their holders get a seed. The others get words.
+
+A dealer adds a masking polynomial g, uniform with all its coefficients, over the eighth power of the field, and
+publishes h = g + sum of r_k f_k for a challenge r that is hashed from everything else. h is as uniform as g.
+
+Deviation: [FY92] draws coefficients; values at T distinct points are as uniform, because the map between them is one
+to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto import key_derivation
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+
+from .lattice.masks import RingSecret
+from .parameters import CHECK_WORDS, SEED_BYTES, Parameters
+from .sharing_field import (
+    FIELD,
+    WORD,
+    Elements,
+    decode_words,
+    expand_words,
+    holder_point,
+    interpolation_matrix,
+    multiply,
+    power_matrix,
+    slot_points,
+    transfer_matrix,
+)
+
+CHALLENGE_BYTES: Final = 32
+
+
+class Dealing(Confined):
+    """The shares of one secret and, once, the polynomial that proves them consistent."""
+
+    def __init__(self, parameters: Parameters, shares: tuple[Secret, ...], values: npt.NDArray[np.int64]) -> None:
+        self.shares = shares
+        """One for each holder, in order; seal them, then hash everything into the challenge."""
+        self._parameters = parameters
+        self._values = values
+        self._published = False
+
+    def polynomial(self, challenge: bytes) -> bytes:
+        """Return h for this challenge; the polynomials are overwritten.
+
+        Raises:
+            Misuse: it was asked for before. Two of them over one g reveal a combination of the secret.
+        """
+        if self._published:
+            raise Misuse("a dealing answers one challenge; share a fresh secret", reason=Reason.ALREADY_SPENT)
+        weights = _challenge_weights(self._parameters, challenge)
+        self._published = True
+        columns = self._parameters.secret_columns
+        combined = (multiply(self._values[:, :columns].astype(np.float64), weights) + self._values[:, columns:]) % FIELD
+        coefficients = multiply(interpolation_matrix(_base_points(self._parameters)), combined)
+        self._values[:] = 0
+        return coefficients.astype(WORD).tobytes()
+
+    def wipe(self) -> None:
+        """Overwrite shares and polynomials."""
+        self._values[:] = 0
+        self._published = True
+        for share in self.shares:
+            share.wipe()
+
+    def __repr__(self) -> str:
+        return f"<Dealing, {len(self.shares)} shares>"
+
+
+def deal(secret: RingSecret, parameters: Parameters, contexts: Sequence[bytes], coins: Coins) -> Dealing:
+    """Share the secret of an upload; the secret is wiped.
+
+    Args:
+        secret: the short polynomial of one upload.
+        parameters: the epoch's.
+        contexts: for each holder, what its share is bound to: the epoch, the client, the holder and a nonce.
+        coins: fresh seeds are drawn from them.
+
+    Raises:
+        Misuse: there is not one distinct context for each holder, or the secret was wiped.
+    """
+    if len(set(contexts)) != parameters.holders or len(contexts) != parameters.holders:
+        raise Misuse(f"{parameters.holders} holders need as many distinct contexts; got {len(set(contexts))}")
+    columns, packing = parameters.secret_columns, parameters.packing
+    values = np.empty((parameters.threshold, columns + CHECK_WORDS), np.int64)
+    values[:packing, :columns] = secret.expose().reshape(packing, columns)
+    values[:packing, :columns] %= FIELD
+    secret.wipe()
+    with Secret.random("seed of free values", SEED_BYTES, coins) as seed:
+        free = _expand(seed, Label.ONE_MESSAGE_FREE_VALUES, b"", packing * CHECK_WORDS)
+    values[:packing, columns:] = free.reshape(packing, CHECK_WORDS)
+    shares = [Secret.random("share of a ring secret", SEED_BYTES, coins) for _ in range(parameters.seeds)]
+    for position, share in enumerate(shares):
+        values[packing + position] = _expand(share, Label.ONE_MESSAGE_SHARE, contexts[position], columns + CHECK_WORDS)
+    rest = tuple(holder_point(position) for position in range(parameters.seeds, parameters.holders))
+    words = multiply(transfer_matrix(_base_points(parameters), rest), values).astype(WORD)
+    shares += [Secret("share of a ring secret", row.data.cast("B")) for row in words]
+    words[:] = 0
+    return Dealing(parameters, tuple(shares), values)
+
+
+class HeldShare(Confined):
+    """A share as its holder reads it: the words of its secret polynomials, and of the masking polynomial."""
+
+    def __init__(self, parameters: Parameters, position: int, words: Elements) -> None:
+        self.parameters = parameters
+        self.position = position
+        self._words = words
+
+    def require_on(self, polynomial: bytes, challenge: bytes) -> None:
+        """Refuse a share that is not on the dealer's polynomials.
+
+        Raises:
+            MalformedMessage: the published polynomial does not have exactly T canonical coefficients.
+            PeerMisbehaved: the share is off; a dealer passes with a chance of 65521^-8 a challenge.
+        """
+        threshold, columns = self.parameters.threshold, self.parameters.secret_columns
+        published = decode_words(polynomial, threshold * CHECK_WORDS).reshape(threshold, CHECK_WORDS)
+        due = multiply(power_matrix((holder_point(self.position),), threshold), published)[0]
+        weights = _challenge_weights(self.parameters, challenge)
+        held = multiply(self._words[None, :columns].astype(np.float64), weights)[0] + self._words[columns:]
+        if not np.array_equal(held % FIELD, due):
+            raise PeerMisbehaved(
+                f"the share of holder {self.position} is not on the dealer's polynomial; leave the client out",
+                reason=Reason.COMMITMENT_MISMATCH,
+            )
+
+    def secret_words(self) -> Elements:
+        """Return the words of the secret polynomials, without the masking polynomial's."""
+        return self._words[: self.parameters.secret_columns]
+
+    def wipe(self) -> None:
+        """Overwrite the words."""
+        self._words[:] = 0
+
+    def __repr__(self) -> str:
+        return f"<HeldShare of holder {self.position}>"
+
+
+def open_share(parameters: Parameters, position: int, share: Secret, context: bytes) -> HeldShare:
+    """Read a share as the dealer sealed it for the holder at a position.
+
+    Raises:
+        MalformedMessage: it has another length, or a word is no field element.
+    """
+    due = parameters.share_bytes(position)
+    if len(share) != due:
+        reason = Reason.TRUNCATED if len(share) < due else Reason.TRAILING_BYTES
+        raise MalformedMessage(f"the share of holder {position} has {due} bytes; got {len(share)}", reason=reason)
+    count = parameters.secret_columns + CHECK_WORDS
+    if position < parameters.seeds:
+        return HeldShare(parameters, position, _expand(share, Label.ONE_MESSAGE_SHARE, context, count))
+    return HeldShare(parameters, position, decode_words(share.expose(), count))
+
+
+class ShareSum(Confined):
+    """What a holder answers: the sum of its shares over one list."""
+
+    def __init__(self, parameters: Parameters, position: int) -> None:
+        self._parameters = parameters
+        self._position = position
+        self._total = np.zeros(parameters.secret_columns, np.int64)
+        self._count = 0
+
+    def add(self, share: HeldShare) -> None:
+        """Add one client's share.
+
+        Raises:
+            Misuse: it is of other parameters, or of another holder.
+        """
+        if share.parameters != self._parameters or share.position != self._position:
+            raise Misuse(f"holder {self._position} adds its own shares of one epoch; got {share!r}")
+        self._total += share.secret_words()
+        self._count += 1
+
+    def answer(self) -> bytes:
+        """Return the words of the answer and overwrite the sum; there is no room for the masking polynomial in it.
+
+        Raises:
+            Misuse: no share was added, or it was asked for before.
+        """
+        if not self._count:
+            raise Misuse("an answer is the sum of at least one share and is given once", reason=Reason.ALREADY_SPENT)
+        words = (self._total % FIELD).astype(WORD)
+        self._total[:] = 0
+        self._count = 0
+        return words.tobytes()
+
+    def __repr__(self) -> str:
+        return f"<ShareSum of holder {self._position}, {self._count} shares>"
+
+
+def _base_points(parameters: Parameters) -> tuple[int, ...]:
+    """Return the points whose values fix the polynomials: the slots of the secrets and the holders with seeds."""
+    return slot_points(parameters.packing) + tuple(map(holder_point, range(parameters.seeds)))
+
+
+def _expand(seed: Secret, label: Label, context: bytes, count: int) -> Elements:
+    with key_derivation.expand("key of share words", SEED_BYTES, seed, label, context) as key:
+        return expand_words(key, count)
+
+
+def _challenge_weights(parameters: Parameters, challenge: bytes) -> npt.NDArray[np.float64]:
+    """Return r: a row of eight elements for each polynomial of the secret."""
+    if type(challenge) is not bytes or len(challenge) != CHALLENGE_BYTES:
+        raise InvalidParameters(f"a challenge is a digest of {CHALLENGE_BYTES} bytes; got {type(challenge).__name__}")
+    columns = parameters.secret_columns
+    words = _expand(Secret("challenge", challenge), Label.ONE_MESSAGE_CHALLENGE, b"", columns * CHECK_WORDS)
+    return words.reshape(columns, CHECK_WORDS).astype(np.float64)
