@@ -133,7 +133,7 @@ class EpochRing:
 
     def _masked(self, words: list[Word], secret: SmallVector, noise: Sampler) -> bytes:
         planes = empty_planes(self.parameters)
-        spectrum = ring_products.short_spectrum(secret)
+        spectrum = ring_products.spectra(secret)
         for first, count in self._blocks():
             start, end = self._range(first, count)
             part = [word[start:end] for word in words]
@@ -162,7 +162,7 @@ class EpochRing:
         self._require_plausible(sum_secret, total.count)
         words = total.coefficients()
         limbs = ring_products.split_sum(sum_secret, self._sum_limb_bits)
-        spectra = [ring_products.short_spectrum(limb) for limb in limbs]
+        spectra = [ring_products.spectra(limb) for limb in limbs]
         for first, count in self._blocks():
             start, end = self._range(first, count)
             part = [word[start:end] for word in words]
@@ -216,10 +216,8 @@ class EpochRing:
         counter = first * self._limbs * degree * _HALF_WORD_BYTES // _BLOCK_BYTES
         initial = modes.CTR(counter.to_bytes(_BLOCK_BYTES, "big"))
         Cipher(algorithms.AES(self._seed), initial).encryptor().update_into(bytes(len(stream)), stream)
-        words = np.frombuffer(stream, "<u4").reshape(count, self._limbs, degree)
-        limbs = (words >> np.uint32(32 - self._limb_bits)).astype(np.float64)
-        limbs -= 2.0 ** (self._limb_bits - 1)
-        return ring_products.spectra(limbs)
+        words = np.frombuffer(stream, "<i4").reshape(count, self._limbs, degree)
+        return ring_products.spectra(words >> (32 - self._limb_bits))
 
     def _add_product(
         self, words: list[Word], first: int, count: int, short: ring_products.Spectrum, shift: int = 0
@@ -228,9 +226,12 @@ class EpochRing:
         prepared = self._prepared
         public = self._transform(first, count) if prepared is None else prepared[first : first + count]
         products = ring_products.products(public, short).view(np.uint64)
+        is_whole = words[0].size == count * self.parameters.degree
+        shape = (count, *products.shape[2:]) if is_whole else (-1,)
+        halves = [word.reshape(shape) for word in words]
         for limb in range(self._limbs):
-            values = products[:, limb].reshape(-1)[: words[0].size]
-            add_shifted(words, values, shift + limb * self._limb_bits, signed=True)
+            values = products[:, limb] if is_whole else products[:, limb].reshape(-1)[: words[0].size]
+            add_shifted(halves, values, shift + limb * self._limb_bits, signed=True)
 
 
 class OpenedSum:
@@ -271,27 +272,22 @@ def energy_factor(coefficients: int) -> float:
 Words = Any
 
 
-def round_off(words: Sequence[Words], dropped_bits: int) -> list[Words]:
-    """Return round(y / 2^d); bits above the modulus stay, and whoever takes the lowest w - d bits drops them.
+def round_off(words: list[Words], dropped_bits: int) -> list[Words]:
+    """Return round(y / 2^d), half a unit added to ``words``; bits above the modulus stay, and whoever takes the lowest w - d bits drops them.
 
     Claim OM-2: this and ``center`` are run on terms.
     """
     if not dropped_bits:
-        return list(words)
-    rounded = list(words)
-    add_shifted(rounded, (words[0] & 0) + (1 << (dropped_bits - 1)), 0)
-    lowest = field_of(rounded, dropped_bits, 64)
-    return [lowest, *(word >> dropped_bits for word in rounded[1:])]
+        return words
+    add_shifted(words, 1 << (dropped_bits - 1), 0)
+    return [field_of(words, dropped_bits, 64), *(word >> dropped_bits for word in words[1:])]
 
 
 def center(words: list[Words], lowest: int, bias: int) -> None:
     """Add half of the guard bits' range and take away the bias of rounding, so that noise is never below zero."""
-    zero = words[0] & 0
-    half = 1 << (lowest - 1)
-    offset = [zero + (half >> 64 * index & low_bits(64)) for index in range(len(words))]
-    subtract_wide(words, [zero + bias, *(zero for _ in words[1:])])
-    for index, part in enumerate(offset):
-        add_shifted(words, part, 64 * index)
+    offset = (1 << (lowest - 1)) - bias & low_bits(64 * len(words))
+    for index in range(len(words)):
+        add_shifted(words, offset >> 64 * index & low_bits(64), 64 * index)
 
 
 __all__ = ["Accumulator", "EpochRing", "OpenedSum", "RingSecret", "SumOfSecrets", "WrongSecret", "word_count"]

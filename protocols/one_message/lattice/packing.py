@@ -18,6 +18,8 @@ from secagg.errors import CapacityExceeded, Misuse, Reason
 from secagg.protocols.one_message.parameters import Parameters, Values
 
 WORD_BITS = 64
+VALUES_AT_ONCE = 1 << 15
+"""Few enough that what is made of them stays in a second-level cache."""
 Word = npt.NDArray[np.uint64]
 
 
@@ -53,14 +55,16 @@ def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> 
     words = [np.zeros(parameters.coefficients, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
     for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=True)):
         Ring(segment.ring_bits).require_vector(vector, segment.length)
-        values = _from_zero(segment, vector)
-        values *= np.uint64(weight)
         first, end = parameters.starts[index : index + 2]
-        part, bits = [word[first:end] for word in words], segment.field_bits(parameters.capacity_weight)
+        bits = segment.field_bits(parameters.capacity_weight)
         for position in range(parameters.per_coefficient[index]):
-            field = values[position * (end - first) : (position + 1) * (end - first)]
-            head = [word[: field.size] for word in part]
-            add_shifted(head, field, lowest_bit(parameters, index) + position * bits)
+            shift = lowest_bit(parameters, index) + position * bits
+            field = vector[position * (end - first) : (position + 1) * (end - first)]
+            for start in range(0, field.size, VALUES_AT_ONCE):
+                values = _from_zero(segment, field[start : start + VALUES_AT_ONCE])
+                values *= np.uint64(weight)
+                place = first + start
+                add_shifted([word[place : place + values.size] for word in words], values, shift)
     return words
 
 
@@ -107,6 +111,8 @@ def low_bits(count: int) -> int:
 def add_shifted(words: list[Words], value: Words, shift: int, *, signed: bool = False) -> None:
     """Add value 2^shift modulo 2^(64 words) in place; a signed value is in two's complement.
 
+    A value may be a public integer as well as an array.
+
     Claim OM-1: packing, rounding and reading fields are run on terms.
     """
     if len(words) == 1:
@@ -142,4 +148,4 @@ def field_of(words: Sequence[Words], start: int, bits: int) -> Words:
     value = words[first] >> offset if offset else words[first]
     if offset and offset + bits > WORD_BITS and first + 1 < len(words):
         value = value | (words[first + 1] << (WORD_BITS - offset))
-    return value & low_bits(bits)
+    return value & low_bits(bits) if bits < WORD_BITS else value

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, Reason
 from secagg.protocols.one_message.parameters import Parameters
 
-from .packing import Word, add_shifted, field_of, word_count
+from .packing import WORD_BITS, Word, add_shifted, field_of, word_count
 
 _BYTE_BITS: Final = 8
 _WIDE_PLANE: Final = 32
@@ -31,10 +31,11 @@ def write_planes(parameters: Parameters, words: Sequence[Word], start: int, plan
     offset = 0
     for bits, plane in zip(parameters.plane_bits, planes, strict=True):
         end = start + words[0].size
-        # A plane that begins a word is the word's lowest bits, and the cast cuts them out.
-        aligned = bits >= _BYTE_BITS and (offset % 64) + bits <= 64  # noqa: PLR2004 -- a word
-        shifted = words[offset // 64] >> np.uint64(offset % 64) if aligned else field_of(words, offset, bits)
-        plane[start:end] = shifted.astype(plane.dtype) if aligned else shifted
+        # The cast to a plane of whole bytes cuts its bits out of a word.
+        aligned = bits >= _BYTE_BITS and offset % WORD_BITS + bits <= WORD_BITS
+        word = words[offset // WORD_BITS]
+        shifted = word >> np.uint64(offset % WORD_BITS) if offset % WORD_BITS else word
+        plane[start:end] = shifted if aligned else field_of(words, offset, bits)
         offset += bits
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ NORM_FACTOR: Final = 1.5
 _ROUNDING = 2.0**-53
 _ROOT_ERROR = 2.0**-52
 """The absolute error of a computed root of unity: sine and cosine to one unit in the last place."""
+
+_ROUNDER = 1.5 * 2.0**52
+_ROUNDER_BITS = int(np.float64(_ROUNDER).view(np.int64))
 
 Spectrum = npt.NDArray[np.complex128]
 Integers = npt.NDArray[np.int64]
@@ -52,7 +55,7 @@ def secret_norm_bound(degree: int) -> float:
 
 
 def error_bound(degree: int, limb: int, short_norm: float) -> float:
-    """Return the largest error of a coefficient of a product of limbs in +-2^(limb-1) with a polynomial of this norm."""
+    """Return the largest error of a coefficient of a product of limbs in +-2^(limb-1) with a short polynomial."""
     levels = degree.bit_length() - 2
     growth = (
         3 * levels * math.log1p(_ROUNDING)
@@ -85,12 +88,7 @@ def require_short(secret: npt.NDArray[np.int8]) -> None:
         raise InternalError("a drawn secret is longer than draws are; the coins are not uniform")
 
 
-def short_spectrum(polynomial: npt.NDArray[Any]) -> Spectrum:
-    """Return the transform of one short polynomial."""
-    return spectra(polynomial.astype(np.float64))
-
-
-def spectra(polynomials: npt.NDArray[np.float64]) -> Spectrum:
+def spectra(polynomials: npt.NDArray[np.integer[Any]]) -> Spectrum:
     """Return the transforms of polynomials along the last axis: (..., n) -> (..., n/2)."""
     half = polynomials.shape[-1] // 2
     folded = np.empty((*polynomials.shape[:-1], half), np.complex128)
@@ -100,12 +98,18 @@ def spectra(polynomials: npt.NDArray[np.float64]) -> Spectrum:
 
 
 def products(public: Spectrum, short: Spectrum) -> Integers:
-    """Return the rounded products of many transforms with one: (..., n/2) -> (..., 2, n/2), lower and upper half."""
+    """Return the rounded products of many transforms with one: (..., n/2) -> (..., 2, n/2), lower and upper half.
+
+    Products are below 2^51: a limb of 28 bits, times the root of the degree, times a norm below 2^17.
+    """
     scaled = np.fft.ifft(public * short, axis=-1)
     scaled *= _unscaling(short.size)
-    parts = cast("npt.NDArray[np.float64]", scaled.view(np.float64).reshape(*scaled.shape, 2))
-    np.rint(parts, out=parts)
-    return np.ascontiguousarray(np.moveaxis(parts, -1, -2).astype(np.int64))
+    parts = scaled.view(np.float64)
+    # Beside 2^52 a double has no fraction, so this addition rounds, and its lowest bits are the integer.
+    parts += _ROUNDER
+    integers = parts.view(np.int64)
+    integers -= _ROUNDER_BITS
+    return np.moveaxis(integers.reshape(*scaled.shape, 2), -1, -2)
 
 
 def split_sum(total: npt.NDArray[np.int32], bits: int) -> list[npt.NDArray[np.int64]]:
