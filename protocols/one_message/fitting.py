@@ -111,9 +111,7 @@ def choose_committee(holders: int, corrupted: int, absent: int, rule: ThresholdR
         InvalidParameters: there are too few holders; the message says how many suffice.
     """
     if not 0 <= corrupted < holders or absent < 0:
-        raise InvalidParameters(
-            f"of {holders} holders {corrupted} corrupted and {absent} absent ones do not make sense"
-        )
+raise InvalidParameters(f"{corrupted} corrupted and {absent} absent ones are not among {holders} holders")
     rules = tuple(ThresholdRule) if rule is None else (rule,)
     threshold = holders - corrupted - absent
     for candidate in rules:
@@ -150,8 +148,8 @@ def _nothing_fits(
         bits = segment.field_bits(weight)
         if bits > segment.ring_bits:
             return InvalidParameters(
-                f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; a ring of {bits} "
-                "bits fits"
+                f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; "
+                f"a ring of {bits} bits fits"
             )
     widest = max(min(MAXIMUM_MODULUS_BITS, greatest_modulus_bits(degree, least_security)) for degree in degrees)
     room = widest - least_guard_bits(capacity, 0)

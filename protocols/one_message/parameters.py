@@ -52,8 +52,8 @@ class ThresholdRule(StrEnum):
 class Values:
     """One segment of a layout: a run of ring elements, and the range of an unweighted one where it has one.
 
-    Values with bounds share a coefficient, several to each. Values without bounds may wrap, and have a coefficient each:
-    a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
+    Values with bounds share a coefficient, several to each. Values without bounds may wrap, and have a coefficient to
+    themselves: a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
     """
 
     length: int
@@ -164,7 +164,7 @@ class Parameters:
     @property
     def noise_variance(self) -> float:
         """The variance of a coefficient's noise in an upload; rounding is uniform, because the mask is."""
-        return SIGMA**2 + (4**self.dropped_bits - 1) / 12
+        return float(SIGMA**2 + (4**self.dropped_bits - 1) / 12)
 
     @property
     def secret_columns(self) -> int:
@@ -238,10 +238,8 @@ class Parameters:
             )
         try:
             segments = tuple(_decode_segment(*tail[start : start + 5]) for start in range(0, len(tail), 5))
-            if not 0 <= head[-1] < len(_RULES):
-                raise InvalidParameters(f"{head[-1]} is no rule of thresholds")
             named = dict(zip(_NUMBERS, head, strict=False))
-            return cls(segments=segments, rule=_RULES[head[-1]], **named)
+            return cls(segments=segments, rule=_decode_rule(head[-1]), **named)
         except InvalidParameters as error:
             raise MalformedMessage(f"the parameters are unsound: {error}", reason=Reason.NOT_CANONICAL) from None
 
@@ -328,8 +326,8 @@ _RULES = tuple(ThresholdRule)
 def least_guard_bits(capacity: int, dropped_bits: int) -> int:
     """Return g: the noise of a full sum, with half a unit of rounding, stays within +-2^(g-1).
 
-    A discrete Gaussian and uniform dropped bits are sub-Gaussian with their variance as proxy, so one coefficient leaves
-    ten deviations with a chance below 2 exp(-50), and any of 2^31 with a chance below 2^-40.
+    A discrete Gaussian and uniform dropped bits are sub-Gaussian with their variance as proxy, so one coefficient
+    leaves ten deviations with a chance below 2 exp(-50), and any of 2^31 with a chance below 2^-40.
     """
     deviation = math.sqrt(capacity * (SIGMA**2 + (4**dropped_bits - 1) / 12))
     return math.ceil(math.log2(2 * DEVIATIONS * deviation + 1))
@@ -350,6 +348,12 @@ def least_threshold(rule: ThresholdRule, holders: int, corrupted: int, packing: 
 def least_quorum(holders: int, corrupted: int) -> int:
     """Return the least Q with 2 Q > C + c: two quorums share an honest holder."""
     return (holders + corrupted) // 2 + 1
+
+
+def _decode_rule(number: int) -> ThresholdRule:
+    if not 0 <= number < len(_RULES):
+        raise InvalidParameters(f"{number} is no rule of thresholds")
+    return _RULES[number]
 
 
 def _decode_segment(length: int, ring_bits: int, tag: int, low: int, high: int) -> Values:

@@ -2,13 +2,11 @@
 
 Implements: packed secret sharing [FY92] over the integers modulo 65521. The coefficients of the secret stand rho to a
 polynomial of degree below T, at the points 0, -1, ..., and holder j evaluates at j. Each polynomial is fixed by its
-rho secrets and its values at T - rho holders, so those values are drawn: their holders get a seed. The others get words.
+rho secrets and its values at T - rho holders, so those values are drawn, and their holders get a seed; the others get
+words. Drawing coefficients would give the same polynomials with the same chances.
 
 A dealer adds a masking polynomial g, uniform with all its coefficients, over the eighth power of the field, and
 publishes h = g + sum of r_k f_k for a challenge r that is hashed from everything else. h is as uniform as g.
-
-Deviation: [FY92] draws coefficients; values at T distinct points are as uniform, because the map between them is one
-to one.
 """
 
 from __future__ import annotations

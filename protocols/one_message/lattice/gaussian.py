@@ -11,7 +11,7 @@ Not constant time: which draws are refined depends on the first 16 bits, and the
 from __future__ import annotations
 
 from decimal import Decimal, localcontext
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,7 @@ class Sampler:
         """Return the next draws; the caller overwrites them."""
         drawn = _bytes(self._indices, 2 * count)
         buckets = np.frombuffer(drawn, "<u2")
-        values = _FIRST[buckets]
+        values: SmallVector = _FIRST[buckets]
         refined = np.flatnonzero(_IS_OPEN[buckets])
         fine = _bytes(self._refining, REFINING_BITS // 8 * refined.size)
         values[refined] = _refine(buckets[refined].astype(np.uint64), np.frombuffer(fine, "<u8").reshape(-1, 2))
@@ -89,13 +89,14 @@ class Sampler:
         return values
 
 
-def _refine(buckets: npt.NDArray[np.uint64], fine: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+def _refine(buckets: npt.NDArray[np.uint64], fine: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return how many thresholds each number reaches, less 64; all are compared, whatever the number."""
     bucket, high, low = buckets[:, None], fine[:, :1], fine[:, 1:]
     by_bucket, by_high, by_low = _THRESHOLDS
     reached = (high > by_high) | ((high == by_high) & (low >= by_low))
     reached = (bucket > by_bucket) | ((bucket == by_bucket) & reached)
-    return reached.sum(axis=1) - LARGEST
+    values: npt.NDArray[np.int64] = reached.sum(axis=1) - LARGEST
+    return values
 
 
 def _stream(key: Secret, counter: bytes) -> CipherContext:

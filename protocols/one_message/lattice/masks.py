@@ -267,13 +267,13 @@ def energy_factor(coefficients: int) -> float:
     return factor
 
 
-# --- Kernels -----------------------------------------------------------------------------------------------------------
+# --- Kernels ---------------------------------------------------------------------------------------------------------
 
 Words = Any
 
 
 def round_off(words: list[Words], dropped_bits: int) -> list[Words]:
-    """Return round(y / 2^d), half a unit added to ``words``; bits above the modulus stay, and whoever takes the lowest w - d bits drops them.
+    """Return round(y / 2^d), after adding half a unit to ``words``; bits above the modulus stay.
 
     Claim OM-2: this and ``center`` are run on terms.
     """

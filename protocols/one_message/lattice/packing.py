@@ -97,7 +97,9 @@ def _from_zero(segment: Values, vector: RingVector) -> Word:
     return shifted
 
 
-# --- Kernels: they name no dtype and neither branch nor index on data ---------------------------------------------------
+# --- Kernels: they name no dtype and neither branch nor index on data ------------------------------------------------
+
+_ONES = (1 << WORD_BITS) - 1
 
 Words = Any
 """Arrays of unsigned words of 64 bits, or solver terms: + and - wrap, << drops what leaves the word, >> is logical."""
@@ -123,7 +125,7 @@ def add_shifted(words: list[Words], value: Words, shift: int, *, signed: bool = 
         return
     part = value << shift if shift else value
     before = words[0] + part
-    carry = ((words[0] & part) | ((words[0] | part) & ~before)) >> (WORD_BITS - 1)
+    carry = ((words[0] & part) | ((words[0] | part) & (before ^ _ONES))) >> (WORD_BITS - 1)
     above = value >> (WORD_BITS - shift) if shift else value & 0
     if signed:
         above = above | (((value & 0) - (value >> (WORD_BITS - 1))) << shift)
@@ -137,7 +139,8 @@ def subtract_wide(words: list[Words], other: Sequence[Words]) -> None:
         words[0] -= other[0]
         return
     difference = words[0] - other[0]
-    borrow = ((~words[0] & other[0]) | ((~words[0] | other[0]) & difference)) >> (WORD_BITS - 1)
+    inverted = words[0] ^ _ONES
+    borrow = ((inverted & other[0]) | ((inverted | other[0]) & difference)) >> (WORD_BITS - 1)
     words[1] -= other[1] + borrow
     words[0] -= other[0]
 

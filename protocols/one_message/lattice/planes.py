@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.crypto.ring import add_into
 from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, Reason
 from secagg.protocols.one_message.parameters import Parameters
 
@@ -72,10 +73,10 @@ class Accumulator:
             raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
         for bits, plane, total in zip(self.parameters.plane_bits, planes, self._sums, strict=True):
             if bits >= _BYTE_BITS:
-                total += plane
+                add_into(total, plane)
             else:
                 for part, shift in _parts(total, plane.size, bits):
-                    part += (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1)
+                    add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
         self.count += 1
 
     def merge(self, other: Accumulator) -> None:
@@ -85,7 +86,7 @@ class Accumulator:
         if self.count + other.count > self.parameters.capacity:
             raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
         for total, part in zip(self._sums, other._sums, strict=True):
-            total += part
+            add_into(total, part)
         self.count += other.count
 
     def coefficients(self) -> list[Word]:

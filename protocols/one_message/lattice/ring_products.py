@@ -126,7 +126,8 @@ def split_sum(total: npt.NDArray[np.int32], bits: int) -> list[npt.NDArray[np.in
 
 @lru_cache(maxsize=8)
 def _scaling(half: int) -> Spectrum:
-    return np.exp(1j * np.pi * np.arange(half) / (2 * half))
+    roots: Spectrum = np.exp(1j * np.pi * np.arange(half) / (2 * half))
+    return roots
 
 
 @lru_cache(maxsize=8)
