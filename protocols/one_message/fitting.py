@@ -111,7 +111,7 @@ def choose_committee(holders: int, corrupted: int, absent: int, rule: ThresholdR
         InvalidParameters: there are too few holders; the message says how many suffice.
     """
     if not 0 <= corrupted < holders or absent < 0:
-raise InvalidParameters(f"{corrupted} corrupted and {absent} absent ones are not among {holders} holders")
+        raise InvalidParameters(f"{corrupted} corrupted and {absent} absent ones are not among {holders} holders")
     rules = tuple(ThresholdRule) if rule is None else (rule,)
     threshold = holders - corrupted - absent
     for candidate in rules:
@@ -123,13 +123,12 @@ raise InvalidParameters(f"{corrupted} corrupted and {absent} absent ones are not
             while 2 * packing <= min(MAXIMUM_PACKING, (spare // 2 if certified else spare) + 1):
                 packing *= 2
             return Committee(holders, corrupted, threshold, packing, candidate, quorum)
-    # 3 (C - c - absent) > 2 C + c for one answer; 2 (C - c - absent) > C + c, and C - absent > 2 c, for certified lists.
-    suffice = (
-        4 * corrupted + 3 * absent + 1 if rules[-1] is ThresholdRule.ONE_ANSWER else 3 * corrupted + 2 * absent + 1
-    )
+    # 3 (C - c - absent) > 2 C + c for one answer; 2 (C - c - absent) > C + c and C - absent > 2 c for certified lists.
+    is_one_answer = rules[-1] is ThresholdRule.ONE_ANSWER
+    suffice = 4 * corrupted + 3 * absent + 1 if is_one_answer else 3 * corrupted + 2 * absent + 1
     raise InvalidParameters(
-        f"{holders} holders cannot do without {corrupted} corrupted and {absent} absent ones under the rule {rules[-1]}; "
-        f"{suffice} holders can"
+        f"{holders} holders cannot do without {corrupted} corrupted and {absent} absent ones under {rules[-1]}; "
+        f"{suffice} can"
     )
 
 
