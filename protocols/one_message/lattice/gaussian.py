@@ -44,7 +44,7 @@ def weights(largest: int = LARGEST) -> list[int]:
     return [*reversed(side), total - 2 * sum(side), *side]
 
 
-def _thresholds() -> list[int]:
+def thresholds() -> list[int]:
     """Return the numbers from which on a draw is above -64, above -63, ...; a weight of zero repeats one."""
     sums, reached = list[int](), 0
     for weight in weights()[:-1]:
@@ -55,7 +55,7 @@ def _thresholds() -> list[int]:
 
 def _tables() -> tuple[SmallVector, npt.NDArray[np.bool_], npt.NDArray[np.uint64]]:
     """Return the value at the start of each bucket, whether it is open, and the thresholds as rows of three words."""
-    thresholds, size = _thresholds(), 1 << INDEX_BITS
+    thresholds, size = thresholds(), 1 << INDEX_BITS
     starts = np.array([-(-threshold >> REFINING_BITS) for threshold in thresholds])
     first = np.bincount(starts, minlength=size + 1)[:size].cumsum() - LARGEST
     is_open = np.zeros(size, np.bool_)
@@ -64,7 +64,7 @@ def _tables() -> tuple[SmallVector, npt.NDArray[np.bool_], npt.NDArray[np.uint64
     return first.astype(np.int8), is_open, np.array(words, np.uint64).T.copy()
 
 
-_FIRST, _IS_OPEN, _THRESHOLDS = _tables()
+FIRST, IS_OPEN, _THRESHOLDS = _tables()
 
 
 class Sampler:
@@ -80,16 +80,16 @@ class Sampler:
         """Return the next draws; the caller overwrites them."""
         drawn = _bytes(self._indices, 2 * count)
         buckets = np.frombuffer(drawn, "<u2")
-        values: SmallVector = _FIRST[buckets]
-        refined = np.flatnonzero(_IS_OPEN[buckets])
+        values: SmallVector = FIRST[buckets]
+        refined = np.flatnonzero(IS_OPEN[buckets])
         fine = _bytes(self._refining, REFINING_BITS // 8 * refined.size)
-        values[refined] = _refine(buckets[refined].astype(np.uint64), np.frombuffer(fine, "<u8").reshape(-1, 2))
+        values[refined] = refine(buckets[refined].astype(np.uint64), np.frombuffer(fine, "<u8").reshape(-1, 2))
         overwrite(drawn)
         overwrite(fine)
         return values
 
 
-def _refine(buckets: npt.NDArray[np.uint64], fine: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def refine(buckets: npt.NDArray[np.uint64], fine: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return how many thresholds each number reaches, less 64; all are compared, whatever the number."""
     bucket, high, low = buckets[:, None], fine[:, :1], fine[:, 1:]
     by_bucket, by_high, by_low = _THRESHOLDS

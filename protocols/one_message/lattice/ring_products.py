@@ -93,7 +93,7 @@ def spectra(polynomials: npt.NDArray[np.integer[Any]]) -> Spectrum:
     half = polynomials.shape[-1] // 2
     folded = np.empty((*polynomials.shape[:-1], half), np.complex128)
     folded.real, folded.imag = polynomials[..., :half], polynomials[..., half:]
-    folded *= _scaling(half)
+    folded *= scaling(half)
     return np.fft.fft(folded, axis=-1)
 
 
@@ -103,7 +103,7 @@ def products(public: Spectrum, short: Spectrum) -> Integers:
     Products are below 2^51: a limb of 28 bits, times the root of the degree, times a norm below 2^17.
     """
     scaled = np.fft.ifft(public * short, axis=-1)
-    scaled *= _unscaling(short.size)
+    scaled *= unscaling(short.size)
     parts = scaled.view(np.float64)
     # Beside 2^52 a double has no fraction, so this addition rounds, and its lowest bits are the integer.
     parts += _ROUNDER
@@ -125,11 +125,11 @@ def split_sum(total: npt.NDArray[np.int32], bits: int) -> list[npt.NDArray[np.in
 
 
 @lru_cache(maxsize=8)
-def _scaling(half: int) -> Spectrum:
+def scaling(half: int) -> Spectrum:
     roots: Spectrum = np.exp(1j * np.pi * np.arange(half) / (2 * half))
     return roots
 
 
 @lru_cache(maxsize=8)
-def _unscaling(half: int) -> Spectrum:
-    return _scaling(half).conj()
+def unscaling(half: int) -> Spectrum:
+    return scaling(half).conj()

@@ -1,0 +1,55 @@
+"""The hand formula against published estimates, and the moduli that it allows."""
+
+import pytest
+
+from secagg.protocols.one_message.lattice.estimator import (
+    MARGIN_BITS,
+    REVEALED_SIGMA,
+    greatest_modulus_bits,
+    primal_attack,
+    security_bits,
+)
+
+TERNARY = (2 / 3) ** 0.5
+
+
+def test_it_agrees_with_the_published_estimate_for_ternary_secrets() -> None:
+    # Published: n = 8192, log q = 218, ternary, block size 332, 2^128.3.
+    attack = primal_attack(8192, 218, 3.19, TERNARY)
+    assert abs(attack.block_size - 332) <= 8
+    assert attack.bits == pytest.approx(128.3, abs=0.5)
+
+
+@pytest.mark.parametrize(("degree", "modulus_bits"), [(1024, 27), (2048, 54), (4096, 109), (8192, 218)])
+def test_the_rows_of_the_2018_standard_for_ternary_secrets_are_near_128_bits(degree: int, modulus_bits: int) -> None:
+    assert 127.5 < primal_attack(degree, modulus_bits, 3.19, TERNARY).bits < 132.5
+
+
+@pytest.mark.parametrize(
+    ("degree", "modulus_bits", "block_size", "bits"),
+    [(2048, 56, 336, 129.5), (2048, 48, 422, 155), (4096, 104, 360, 138)],
+)
+def test_the_cells_that_the_parameters_were_chosen_by(
+    degree: int, modulus_bits: int, block_size: int, bits: float
+) -> None:
+    attack = primal_attack(degree, modulus_bits, REVEALED_SIGMA, REVEALED_SIGMA)
+    assert abs(attack.block_size - block_size) <= 2
+    assert attack.bits == pytest.approx(bits, abs=0.7)
+
+
+def test_the_floor_of_128_bits_has_four_bits_of_margin() -> None:
+    assert [greatest_modulus_bits(degree, 128) for degree in (512, 1024, 2048, 4096)] == [15, 28, 55, 107]
+    assert security_bits(2048, 55) >= 128 > security_bits(2048, 56)
+    # Without the margin, all of the budget would be spent at 56 bits.
+    assert security_bits(2048, 56) + MARGIN_BITS > 128
+
+
+def test_security_falls_with_the_modulus_and_rises_with_the_degree() -> None:
+    for degree in (1024, 2048, 4096):
+        estimates = [security_bits(degree, bits) for bits in range(16, 108)]
+        assert estimates == sorted(estimates, reverse=True)
+    assert security_bits(1024, 40) < security_bits(2048, 40) < security_bits(4096, 40)
+
+
+def test_no_modulus_keeps_a_floor_beyond_reach() -> None:
+    assert greatest_modulus_bits(1024, 2000) == 0

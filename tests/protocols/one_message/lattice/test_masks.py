@@ -1,0 +1,316 @@
+"""Sums opened exactly, over configurations; and secrets that do not belong, refused."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.crypto.ring import Ring, RingVector
+from secagg.crypto.secret import Secret
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, ThresholdNotMet
+from secagg.protocols.one_message.fitting import plan
+from secagg.protocols.one_message.lattice import masks, packing
+from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret, energy_factor
+from secagg.protocols.one_message.lattice.planes import Accumulator
+from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, Values
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+EPOCH = bytes(range(32))
+PARAMETERS = plan([Values(64, 16, (-128, 127))], 100, 5, 1, degrees=(2048,))
+
+
+def seed(*name: int) -> Secret:
+    return Secret("seed", bytes(InsecureSeededCoins(b"upload %r" % (name,)).draw(32)))
+
+
+def vectors_of(parameters: Parameters, values: Sequence[Sequence[int]]) -> list[RingVector]:
+    return [
+        Ring(segment.ring_bits).from_integers(np.array(row, np.int64))
+        for segment, row in zip(parameters.segments, values, strict=True)
+    ]
+
+
+def summed(
+    parameters: Parameters, inputs: Sequence[Sequence[Sequence[int]]], weights: Sequence[int], epoch: bytes = EPOCH
+) -> tuple[Accumulator, SumOfSecrets]:
+    """Mask and add the inputs of all clients."""
+    ring = EpochRing(parameters, epoch)
+    total, secrets = ring.accumulator(), np.zeros(parameters.degree, np.int32)
+    for client, (values, weight) in enumerate(zip(inputs, weights, strict=True)):
+        upload, secret = ring.mask(vectors_of(parameters, values), seed(client, parameters.degree), weight)
+        assert len(upload) == parameters.upload_bytes
+        total.add(upload)
+        secrets += secret.expose()
+    return total, secrets
+
+
+def expected(
+    parameters: Parameters, inputs: Sequence[Sequence[Sequence[int]]], weights: Sequence[int]
+) -> list[list[int]]:
+    return [
+        [
+            sum(w * x for w, x in zip(weights, column, strict=True)) % (1 << segment.ring_bits)
+            for column in zip(*rows, strict=True)
+        ]
+        for segment, rows in zip(parameters.segments, zip(*inputs, strict=True), strict=True)
+    ]
+
+
+@given(data=st.data())
+@settings(max_examples=25)
+def test_sums_are_exact_whatever_the_layout(data: st.DataObject) -> None:
+    weighted = data.draw(st.booleans())
+    capacity = data.draw(st.integers(1, 300))
+    total_weight = 8 * capacity if weighted else capacity
+    segments = list[Values]()
+    for _ in range(data.draw(st.integers(1, 3))):
+        bits, length = data.draw(st.integers(1, 64)), data.draw(st.integers(1, 70))
+        low = data.draw(st.integers(-200, 0))
+        high = data.draw(st.integers(low + 1, 300))
+        needed = max((total_weight * (high - low)).bit_length(), 11)
+        bounded = data.draw(st.booleans())
+        segments.append(Values(length, max(bits, needed), (low, high)) if bounded else Values(length, bits))
+    parameters = plan(segments, capacity, 5, 1, capacity_weight=total_weight)
+    clients = min(capacity, data.draw(st.integers(1, 4)))
+    weights = [data.draw(st.integers(1, 8)) if weighted else 1 for _ in range(clients)]
+    edges = [s.bounds or (Ring(s.ring_bits).least, Ring(s.ring_bits).greatest) for s in segments]
+    inputs = [
+        [
+            [data.draw(st.sampled_from([low, high, (low + high) // 2])) for _ in range(s.length)]
+            for s, (low, high) in zip(segments, edges, strict=True)
+        ]
+        for _ in range(clients)
+    ]
+    total, secrets = summed(parameters, inputs, weights)
+    opened = EpochRing(parameters, EPOCH).open(total, secrets)
+    assert [vector.tolist() for vector in opened.vectors(sum(weights))] == expected(parameters, inputs, weights)
+
+
+@pytest.mark.parametrize("value", [-128, 127, -1])
+def test_a_full_sum_at_either_edge_is_exact(value: int) -> None:
+    # One upload a hundred times over has the noise of a sum ten times as long, so a hundred different ones are made.
+    inputs = [[[value] * 64]] * 100
+    total, secrets = summed(PARAMETERS, inputs, [1] * 100)
+    opened = EpochRing(PARAMETERS, EPOCH).open(total, secrets)
+    assert opened.vector(0, 100).tolist() == [100 * value % (1 << 16)] * 64
+
+
+def test_all_negative_values_do_not_carry_into_their_neighbours() -> None:
+    inputs = [[[-1, 5, 7] + [0] * 61], [[-2, 6, 8] + [0] * 61]]
+    total, secrets = summed(PARAMETERS, inputs, [1, 1])
+    assert EpochRing(PARAMETERS, EPOCH).open(total, secrets).vector(0, 2).tolist()[:3] == [(1 << 16) - 3, 11, 15]
+
+
+def test_wrapping_sums_leave_the_coefficient() -> None:
+    parameters = plan([Values(5, 16), Values(6, 16, (-2, 1))], 100, 5, 1)
+    inputs = [[[32_767] * 5, [1] * 6]] * 3
+    total, secrets = summed(parameters, inputs, [1] * 3)
+    opened = EpochRing(parameters, EPOCH).open(total, secrets)
+    assert [vector.tolist() for vector in opened.vectors(3)] == [[3 * 32_767 % (1 << 16)] * 5, [3] * 6]
+    # Above a wrapping value there is nothing that a carry could reach.
+    assert packing.lowest_bit(parameters, 0) + 16 == parameters.modulus_bits
+
+
+def test_prepared_rings_and_sums_in_a_tree_give_the_same() -> None:
+    parameters = plan([Values(9000, 16, (-128, 127))], 100, 5, 1, degrees=(1024,), capacity_weight=100)
+    ring, prepared = EpochRing(parameters, EPOCH), EpochRing(parameters, EPOCH)
+    prepared.prepare()
+    vector = Ring(16).from_integers(np.arange(9000) % 256 - 128)
+    left, right, secrets = ring.accumulator(), ring.accumulator(), np.zeros(1024, np.int32)
+    for client, part in enumerate((left, right, right)):
+        upload, secret = ring.mask([vector], seed(client))
+        again, _ = prepared.mask([vector], seed(client))
+        assert upload == again
+        part.add(upload)
+        secrets += secret.expose()
+    left.merge(right)
+    assert left.count == 3
+    assert np.array_equal(prepared.open(left, secrets).vector(0, 3), 3 * vector)
+
+
+# --- What must not be seen, and what is refused ----------------------------------------------------------------------
+
+
+def test_every_block_of_an_upload_has_its_own_public_polynomial() -> None:
+    # Two segments with equal values: one block used for both would leave differences as small as the noise.
+    length = 2048
+    parameters = plan([Values(length, 16), Values(length, 16)], 100, 5, 1, degrees=(2048,))
+    ring = EpochRing(parameters, EPOCH)
+    vector = Ring(16).from_integers(np.arange(length) % 100)
+    total = ring.accumulator()
+    total.add(ring.mask([vector, vector], seed(1))[0])
+    first, second = np.split(total.coefficients()[0], 2)
+    modulus = 1 << parameters.modulus_bits
+    apart = (first - second) % np.uint64(modulus)
+    near = np.minimum(apart, np.uint64(modulus) - apart) < modulus >> 4
+    assert near.mean() < 0.25
+
+
+def test_uploads_of_one_input_differ_and_are_spread_over_the_modulus() -> None:
+    ring = EpochRing(PARAMETERS, EPOCH)
+    zeros = [np.zeros(64, np.uint16)]
+    uploads = {ring.mask(zeros, seed(client))[0] for client in range(20)}
+    assert len(uploads) == 20
+    bits = np.unpackbits(np.frombuffer(b"".join(uploads), np.uint8))
+    assert abs(float(bits.mean()) - 0.5) < 0.02
+    assert ring.mask(zeros, seed(3))[0] == EpochRing(PARAMETERS, EPOCH).mask(zeros, seed(3))[0]
+    assert ring.mask(zeros, seed(3))[0] != EpochRing(PARAMETERS, bytes(32)).mask(zeros, seed(3))[0]
+
+
+def opened_sum(clients: int) -> tuple[EpochRing, Accumulator, SumOfSecrets]:
+    inputs = [[[client] * 64] for client in range(clients)]
+    return EpochRing(PARAMETERS, EPOCH), *summed(PARAMETERS, inputs, [1] * clients)
+
+
+@pytest.mark.parametrize("clients", [2, 24])
+def test_a_wrong_sum_of_secrets_is_refused_where_guard_bits_alone_would_not_notice(clients: int) -> None:
+    ring, total, secrets = opened_sum(clients)
+    ring.open(total, secrets)
+    for exponent in range(16):
+        for change in (np.eye(1, 2048, 5, dtype=np.int32)[0], np.ones(2048, np.int32)):
+            with pytest.raises(WrongSecret) as refused:
+                ring.open(total, secrets + (change << exponent))
+            assert not refused.value.culprits
+
+
+def test_adding_2_to_the_g_to_one_entry_leaves_the_guard_bits_and_is_refused_by_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ring, total, secrets = opened_sum(24)
+    secrets[5] += 1 << PARAMETERS.guard_bits
+    with pytest.raises(WrongSecret, match="too large"):
+        ring.open(total, secrets)
+    # Without the first two tests it goes through, with every value wrong.
+    monkeypatch.setattr(EpochRing, "_require_plausible", lambda *_: None)
+    right = [sum(range(24))] * 64
+    assert ring.open(total, secrets).vector(0, 24).tolist() != right
+
+
+def test_a_sum_of_secrets_that_is_long_and_flat_is_refused() -> None:
+    ring, total, _ = opened_sum(24)
+    flat = np.full(2048, int(DEVIATIONS * 4.5 * 24**0.5), np.int32)
+    with pytest.raises(WrongSecret, match="too long"):
+        ring.open(total, flat)
+
+
+def test_secrets_of_other_uploads_are_refused_by_the_noise_they_leave() -> None:
+    ring, total, secrets = opened_sum(24)
+    with pytest.raises(WrongSecret, match="more noise"):
+        ring.open(total, np.roll(secrets, 1))
+
+
+def test_energy_may_vary_more_where_there_are_few_coefficients() -> None:
+    assert energy_factor(1 << 20) == energy_factor(2048) == 1.5
+    assert 4 < energy_factor(22) < 8
+    assert energy_factor(1) > 50
+
+
+def test_malformed_uploads_change_nothing() -> None:
+    parameters = plan([Values(9, 15)], 3, 5, 1, degrees=(1024,))
+    assert parameters.plane_bits[-1] < 8
+    ring = EpochRing(parameters, EPOCH)
+    upload, secret = ring.mask([np.zeros(9, np.uint16)], seed(1))
+    total = ring.accumulator()
+    total.add(upload)
+    altered = upload[:-1] + bytes([upload[-1] | 0xC0])
+    for bad, reason in (
+        (upload[:-1], Reason.TRUNCATED),
+        (upload + b"\0", Reason.TRAILING_BYTES),
+        (altered, Reason.NOT_CANONICAL),
+    ):
+        with pytest.raises(MalformedMessage) as refused:
+            total.add(bad)
+        assert refused.value.reason is reason
+    assert total.count == 1
+    ring.open(total, secret.expose().astype(np.int32))
+    total.add(upload)
+    total.add(upload)
+    with pytest.raises(CapacityExceeded, match="at most 3"):
+        total.add(upload)
+    with pytest.raises(CapacityExceeded, match="at most 3"):
+        total.merge(total)
+
+
+def test_what_a_client_may_not_mask() -> None:
+    ring = EpochRing(PARAMETERS, EPOCH)
+    inside = np.zeros(64, np.uint16)
+    for value in (128, 1 << 15, (1 << 16) - 129):
+        outside = inside.copy()
+        outside[7] = value
+        with pytest.raises(CapacityExceeded, match=r"leaves -128\.\.127"):
+            ring.mask([outside], seed(1))
+    with pytest.raises(CapacityExceeded, match="a weight of 101"):
+        ring.mask([inside], seed(1), 101)
+    for weight in (0, -1, True):
+        with pytest.raises(Misuse, match="a weight is an integer"):
+            ring.mask([inside], seed(1), weight)
+    with pytest.raises(Misuse, match="1 segments; got 2"):
+        ring.mask([inside, inside], seed(1))
+    with pytest.raises(InvalidParameters, match="32 bytes"):
+        ring.mask([inside], Secret("seed", bytes(16)))
+    with pytest.raises(InvalidParameters, match="32 bytes"):
+        EpochRing(PARAMETERS, bytes(16))
+
+
+def test_what_a_server_may_not_open() -> None:
+    ring, total, secrets = opened_sum(2)
+    with pytest.raises(ThresholdNotMet):
+        ring.open(ring.accumulator(), secrets)
+    with pytest.raises(Misuse, match="one epoch's"):
+        ring.open(total, secrets[:1024])
+    opened = ring.open(total, secrets)
+    for weight in (0, 101):
+        with pytest.raises(InvalidParameters, match=r"1\.\.100"):
+            opened.vector(0, weight)
+
+
+def test_seeds_and_secrets_are_wiped() -> None:
+    coins = seed(1)
+    _, secret = EpochRing(PARAMETERS, EPOCH).mask([np.zeros(64, np.uint16)], coins)
+    assert coins.is_wiped
+    view = secret.expose()
+    assert view.any()
+    secret.wipe()
+    assert secret.is_wiped
+    assert not view.any()
+    with pytest.raises(Misuse, match="wiped"):
+        secret.expose()
+    assert "wiped" in repr(secret)
+
+
+# --- Two words -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    start=st.integers(0, (1 << 128) - 1),
+    value=st.integers(-(1 << 63), (1 << 63) - 1),
+    shift=st.integers(0, 127),
+    signed=st.booleans(),
+)
+def test_wide_arithmetic_is_that_of_integers(start: int, value: int, shift: int, signed: bool) -> None:  # noqa: FBT001 -- drawn
+    def words(number: int) -> list[packing.Word]:
+        return [np.array([number >> 64 * index & (1 << 64) - 1], np.uint64) for index in range(2)]
+
+    def number(pair: Sequence[packing.Word]) -> int:
+        return int(pair[0][0]) | int(pair[1][0]) << 64
+
+    summed_words = words(start)
+    packing.add_shifted(summed_words, words(value)[0], shift, signed=signed)
+    added = value if signed else value & (1 << 64) - 1
+    assert number(summed_words) == (start + (added << shift)) % (1 << 128)
+    less = words(start)
+    packing.subtract_wide(less, words(value))
+    assert number(less) == (start - value) % (1 << 128)
+    for bits in {1, 64, min(64, 128 - shift)}:
+        if shift + bits <= 128:
+            assert int(packing.field_of(words(start), shift, bits)[0]) == start >> shift & (1 << bits) - 1
+
+
+@given(start=st.integers(0, (1 << 128) - 1), dropped=st.integers(0, 4))
+def test_rounding_adds_half_a_unit_at_most(start: int, dropped: int) -> None:
+    words = [np.array([start >> 64 * index & (1 << 64) - 1], np.uint64) for index in range(2)]
+    low, high = masks.round_off(words, dropped)
+    due = (start + (1 << dropped >> 1)) % (1 << 128) >> dropped
+    assert int(low[0]) | int(high[0]) << 64 == due

@@ -1,0 +1,299 @@
+"""Parameters: the table of bytes, the table of thresholds, and what is refused."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.protocols.one_message.fitting import choose_committee, plan
+from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
+from secagg.protocols.one_message.parameters import (
+    MAXIMUM_COEFFICIENTS,
+    MAXIMUM_DROPPED_BITS,
+    Parameters,
+    ThresholdRule,
+    Values,
+    greatest_capacity,
+    least_guard_bits,
+    least_quorum,
+    least_threshold,
+)
+
+Law = npt.NDArray[np.float64]
+ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED
+
+
+def small(**changes: Any) -> Parameters:
+    made: dict[str, Any] = {
+        "degree": 2048,
+        "modulus_bits": 55,
+        "guard_bits": 10,
+        "dropped_bits": 3,
+        "segments": (Values(64, 16, (-128, 127)), Values(2, 20)),
+        "capacity": 100,
+        "capacity_weight": 100,
+        "holders": 5,
+        "corrupted": 1,
+        "threshold": 4,
+        "packing": 1,
+        "rule": ONE_ANSWER,
+        "quorum": 0,
+    }
+    return Parameters(**(made | changes))
+
+
+# --- Bytes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bits", "capacity", "dropped", "cells"),
+    [
+        # (k, w) for n = 2048, 4096 and 8192, whose moduli have at most 56, 109 and 218 bits.
+        (8, 100, 4, [(3, 56), (6, 101), (13, 206)]),
+        (8, 1000, 4, [(2, 48), (5, 102), (11, 210)]),
+        (8, 10_000, 4, [(1, 36), (4, 102), (9, 212)]),
+        (16, 100, 4, [(1, 34), (4, 103), (9, 218)]),
+        (16, 1000, 4, [(1, 38), (3, 90), (7, 194)]),
+        (16, 10_000, 4, [(1, 44), (3, 104), (6, 194)]),
+        # At most 55, 107 and 218 bits, as the margin asks for.
+        (8, 100, 3, [(3, 55), (6, 100), (13, 205)]),
+        (8, 1000, 3, [(2, 48), (5, 102), (11, 210)]),
+        (8, 10_000, 3, [(1, 36), (4, 102), (9, 212)]),
+        (16, 100, 3, [(1, 33), (4, 102), (9, 217)]),
+        (16, 1000, 3, [(1, 38), (3, 90), (7, 194)]),
+        (16, 10_000, 3, [(1, 44), (3, 104), (6, 194)]),
+    ],
+)
+def test_packing_and_modulus_of_the_table(bits: int, capacity: int, dropped: int, cells: list[tuple[int, int]]) -> None:
+    field = Values(1, 40, (0, 2**bits - 1)).field_bits(capacity)
+    guard = least_guard_bits(capacity, dropped)
+    for (count, modulus), widest in zip(cells, (56 if dropped == 4 else 55, 109, 218), strict=True):
+        assert count == (widest - guard) // field, (bits, capacity, dropped)
+        assert modulus == guard + count * field
+
+
+def test_eight_bits_of_a_hundred_clients_cost_1_158_of_their_packed_sum() -> None:
+    segments = [Values(1 << 20, 15, (0, 255))]
+    with pytest.raises(InvalidParameters):
+        plan([Values(1 << 20, 14, (0, 255))], 100, 24, 3)
+    made = plan(segments, 100, 24, 3, degrees=(2048,))
+    assert (made.per_coefficient, made.modulus_bits, made.dropped_bits, made.sent_bits) == ((3,), 55, 3, 52)
+    assert made.upload_bytes / ((1 << 20) * 15 / 8) == pytest.approx(1.1556, abs=0.003)
+    assert made.plane_bits == (32, 16, 4)
+    wide = plan(segments, 100, 24, 3, degrees=(4096,))
+    assert wide.upload_bytes >= (1 << 20) * 15 / 8
+
+
+def test_only_used_coefficients_travel() -> None:
+    made = plan([Values(64, 16, (-128, 127))], 100, 5, 1, degrees=(2048,))
+    assert made.coefficients == 22
+    assert made.upload_bytes == 22 * 52 // 8
+
+
+# --- Exactness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dropped", range(MAXIMUM_DROPPED_BITS + 1))
+@pytest.mark.parametrize("capacity", [1, 2, 3, 24, 100, 1000, 10_000, 500_000])
+def test_guard_bits_hold_the_noise_of_a_full_sum_by_the_sub_gaussian_bound(capacity: int, dropped: int) -> None:
+    half = 2 ** (least_guard_bits(capacity, dropped) - 1)
+    proxy = capacity * (4.5**2 + (4**dropped - 1) / 12)
+    # Half a unit of rounding is left when N is odd and floor(N / 2) is taken away.
+    chance = 2 * math.exp(-((half - 0.5) ** 2) / (2 * proxy))
+    assert chance * MAXIMUM_COEFFICIENTS < 2**-40
+
+
+def trimmed(law: Law, least: int) -> tuple[Law, int]:
+    """Leave out both ends that weigh nothing, so that the law of a long sum stays short."""
+    kept = np.flatnonzero(law > 1e-40)
+    return law[kept[0] : kept[-1] + 1], least + int(kept[0])
+
+
+def convolved(left: tuple[Law, int], right: tuple[Law, int]) -> tuple[Law, int]:
+    return trimmed(np.convolve(left[0], right[0]), left[1] + right[1])
+
+
+def noise_of_one(dropped: int) -> tuple[Law, int]:
+    """Return the law of e plus what rounding adds, -2^(d-1) + 1 .. 2^(d-1), and its least value."""
+    gaussian = np.array([float(Fraction(weight, 1 << 144)) for weight in weights()])
+    return trimmed(np.convolve(gaussian, np.full(2**dropped, 2.0**-dropped)), -LARGEST - 2 ** (dropped - 1) + 1)
+
+
+@pytest.mark.parametrize(("capacity", "dropped"), [(2, 3), (16, 3), (16, 4), (100, 3), (101, 4), (1000, 3), (1000, 4)])
+def test_the_exact_law_of_the_noise_at_capacity_stays_within_the_guard_bits(capacity: int, dropped: int) -> None:
+    total, square, power = (np.ones(1), 0), noise_of_one(dropped), capacity
+    while power:
+        if power & 1:
+            total = convolved(total, square)
+        square, power = convolved(square, square), power >> 1
+    law, least = total
+    # The server takes floor(N / 2) away.
+    values = least - capacity // 2 + np.arange(law.size)
+    assert float((values * law).sum()) == pytest.approx(0.5 * (capacity % 2), abs=1e-6)
+    half = 2 ** (least_guard_bits(capacity, dropped) - 1)
+    outside = float(law[(values < -half) | (values >= half)].sum())
+    # Floats resolve the tail to about 2^-50.
+    assert outside < 2**-48
+
+
+def test_the_bias_of_rounding_would_cost_guard_bits() -> None:
+    # Ten thousand clients, four dropped bits: without taking N / 2 away the margin falls from ten deviations to five.
+    capacity, deviation = 10_000, math.sqrt(10_000 * (4.5**2 + 255 / 12))
+    half = 2 ** (least_guard_bits(capacity, 4) - 1)
+    assert half / deviation > 10
+    assert (half - capacity / 2) / deviation < 7
+
+
+def test_too_few_guard_bits_and_too_narrow_rings_are_refused() -> None:
+    with pytest.raises(InvalidParameters, match="need 10 guard bits and have 9"):
+        small(guard_bits=9)
+    with pytest.raises(InvalidParameters, match="reaches 15 bits and its ring has 14"):
+        small(segments=(Values(64, 14, (-128, 127)),))
+    with pytest.raises(InvalidParameters, match="the modulus needs 60 bits"):
+        small(segments=(Values(64, 50),))
+    with pytest.raises(InvalidParameters, match="capacity_weight"):
+        small(capacity_weight=99)
+
+
+def test_the_capacity_keeps_the_sum_of_secrets_apart_in_the_field() -> None:
+    most = greatest_capacity()
+    assert 10 * 4.5 * math.sqrt(most) <= 32_760 < 10 * 4.5 * math.sqrt(most + 1)
+    with pytest.raises(InvalidParameters, match="capacity"):
+        small(capacity=most + 1, capacity_weight=most + 1)
+
+
+# --- Thresholds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("holders", "corrupted", "packing", "one_answer", "quorum", "certified"),
+    [(5, 1, 1, 4, 4, 2), (7, 2, 1, 6, 5, 3), (24, 3, 4, 21, 14, 7), (64, 8, 8, 53, 37, 16), (128, 30, 8, 103, 80, 38)],
+)
+def test_the_table_of_thresholds(  # noqa: PLR0913, PLR0917 -- a row of a table
+    holders: int, corrupted: int, packing: int, one_answer: int, quorum: int, certified: int
+) -> None:
+    assert least_threshold(ONE_ANSWER, holders, corrupted, packing) == one_answer
+    assert least_threshold(CERTIFIED, holders, corrupted, packing) == certified
+    assert least_quorum(holders, corrupted) == quorum
+
+
+@given(holders=st.integers(1, 256), data=st.data())
+def test_least_thresholds_are_the_premises_of_the_theorems(holders: int, data: st.DataObject) -> None:
+    corrupted = data.draw(st.integers(0, holders - 1))
+    packing = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
+    threshold = least_threshold(ONE_ANSWER, holders, corrupted, packing)
+    assert 2 * holders + corrupted + 3 * packing < 3 * (threshold + 1)
+    assert not 2 * holders + corrupted + 3 * packing < 3 * threshold
+    quorum = least_quorum(holders, corrupted)
+    assert 2 * quorum > holders + corrupted >= 2 * (quorum - 1)
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_a_threshold_or_quorum_below_the_premise_is_refused(rule: ThresholdRule) -> None:
+    quorum = 4 if rule is CERTIFIED else 0
+    due = least_threshold(rule, 5, 1, 1)
+    assert small(rule=rule, threshold=due, quorum=quorum).seeds == due - 1
+    with pytest.raises(InvalidParameters, match=f"need a threshold of {due}"):
+        small(rule=rule, threshold=due - 1, quorum=quorum)
+    if rule is CERTIFIED:
+        with pytest.raises(InvalidParameters, match="needs a quorum of 4; got 3"):
+            small(rule=rule, threshold=due, quorum=3)
+    else:
+        with pytest.raises(InvalidParameters, match="needs a quorum of 0"):
+            small(quorum=4)
+
+
+@given(holders=st.integers(1, 140), data=st.data())
+def test_a_chosen_committee_answers_without_the_corrupted_and_the_absent(holders: int, data: st.DataObject) -> None:
+    corrupted, absent = data.draw(st.integers(0, holders - 1)), data.draw(st.integers(0, 8))
+    rule = data.draw(st.sampled_from([None, *ThresholdRule]))
+    try:
+        made = choose_committee(holders, corrupted, absent, rule)
+    except InvalidParameters as error:
+        suffice = int(str(error).rsplit("; ", 1)[1].split()[0])
+        enough = choose_committee(suffice, corrupted, absent, rule)
+        assert suffice - enough.threshold >= corrupted + absent
+        assert suffice > holders
+        return
+    assert holders - max(made.threshold, made.quorum) >= corrupted + absent
+    assert made.threshold >= least_threshold(made.rule, holders, corrupted, made.packing)
+    assert rule in (None, made.rule)
+
+
+def test_small_committees_as_the_review_counts_them() -> None:
+    with pytest.raises(InvalidParameters, match="4 can"):
+        choose_committee(3, 1, 0)
+    assert choose_committee(4, 1, 0).rule is CERTIFIED
+    assert choose_committee(5, 1, 0).rule is ONE_ANSWER
+    with pytest.raises(InvalidParameters):
+        choose_committee(7, 2, 0, ONE_ANSWER)
+
+
+# --- Security, bytes of the parameters themselves --------------------------------------------------------------------
+
+
+def test_the_floor_of_security_is_the_clients_own() -> None:
+    made = small(modulus_bits=56, segments=(Values(64, 16, (-128, 127)),))
+    made.require_sound(120)
+    with pytest.raises(InvalidParameters, match="the floor is 128") as refused:
+        made.require_sound()
+    assert refused.value.reason is Reason.BELOW_FLOOR
+
+
+@given(
+    lengths=st.lists(st.integers(1, 10_000), min_size=1, max_size=4),
+    capacity=st.integers(1, 2000),
+    bounded=st.booleans(),
+    holders=st.integers(4, 30),
+)
+@settings(max_examples=15)
+def test_plans_are_sound_and_survive_their_encoding(
+    lengths: list[int], capacity: int, bounded: bool, holders: int
+) -> None:
+    segments = [Values(length, 20, (-8, 7) if bounded else None) for length in lengths]
+    made = plan(segments, capacity, holders, 1)
+    made.require_sound()
+    encoded = made.encode()
+    assert Parameters.decode(encoded) == made
+    assert Parameters.decode(encoded).encode() == encoded
+    for cut in (0, 7, 8, len(encoded) - 8, len(encoded) - 1):
+        with pytest.raises(MalformedMessage):
+            Parameters.decode(encoded[:cut])
+
+
+def test_bytes_that_encode_would_not_write_are_refused() -> None:
+    encoded = small().encode()
+    for position, value in ((0, 3000), (11, 2), (-3 * 8, 5)):
+        start = position * 8 if position >= 0 else len(encoded) + position
+        altered = encoded[:start] + value.to_bytes(8, "big", signed=True) + encoded[start + 8 :]
+        with pytest.raises(MalformedMessage):
+            Parameters.decode(altered)
+    with pytest.raises(MalformedMessage):
+        Parameters.decode(encoded + bytes(8))
+
+
+def test_a_layout_that_nothing_fits_names_what_does() -> None:
+    with pytest.raises(InvalidParameters, match="a ring of 15 bits fits"):
+        plan([Values(10, 14, (0, 255))], 100, 5, 1)
+    with pytest.raises(InvalidParameters, match="rings of at most 18 bits fit"):
+        plan([Values(10, 40)], 100, 5, 1, degrees=(1024,))
+    assert plan([Values(10, 18)], 100, 5, 1, degrees=(1024,)).modulus_bits <= 28
+    with pytest.raises(InvalidParameters, match="make several sums"):
+        plan([Values(10, 40)], 10**6, 5, 1)
+
+
+@pytest.mark.parametrize("bad", [(0, 16, None), (5, 65, None), (5, 8, (-129, 0)), (5, 8, (3, 3)), (5, 8, (4, 3))])
+def test_segments_that_make_no_sense_are_refused(bad: tuple[int, int, tuple[int, int] | None]) -> None:
+    with pytest.raises(InvalidParameters):
+        Values(*bad)
+
+
+def test_one_field_makes_other_bytes() -> None:
+    assert replace(small(), corrupted=0).encode() != small().encode()

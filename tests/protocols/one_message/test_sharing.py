@@ -1,0 +1,292 @@
+"""Dealing, checking, adding and recovering; dealers and holders that cheat."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.protocols.one_message.fitting import plan
+from secagg.protocols.one_message.lattice.gaussian import Sampler
+from secagg.protocols.one_message.lattice.masks import RingSecret, SumOfSecrets
+from secagg.protocols.one_message.parameters import CHECK_WORDS, Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.recovery import recover, require_answer
+from secagg.protocols.one_message.sharing import Dealing, HeldShare, ShareSum, deal, open_share
+from secagg.protocols.one_message.sharing_field import (
+    FIELD,
+    decode_words,
+    expand_words,
+    holder_point,
+    interpolation_matrix,
+    power_matrix,
+    slot_points,
+)
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+CHALLENGE = bytes(range(32))
+
+
+def planned(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Parameters:
+    return plan([Values(64, 16, (-128, 127))], 100, holders, corrupted, absent, rule=rule, degrees=(1024,))
+
+
+FIVE = planned(5, 1)
+TWENTY_FOUR = planned(24, 3, 3, ThresholdRule.CERTIFIED)
+
+
+def contexts_of(parameters: Parameters, client: int = 0) -> list[bytes]:
+    return [b"client %d, holder %d" % (client, position) for position in range(parameters.holders)]
+
+
+def secret_of(parameters: Parameters, client: int = 0) -> RingSecret:
+    key = Secret("key", bytes(InsecureSeededCoins(b"secret %d" % client).draw(32)))
+    return RingSecret(Sampler(key).draw(parameters.degree))
+
+
+def dealt(parameters: Parameters, client: int = 0) -> Dealing:
+    coins = InsecureSeededCoins(b"dealing %d" % client)
+    return deal(secret_of(parameters, client), parameters, contexts_of(parameters, client), coins)
+
+
+def answered(parameters: Parameters, clients: int) -> tuple[dict[int, bytes], SumOfSecrets]:
+    """Return all holders' answers over these clients, whose shares were all checked, and the sum of their secrets."""
+    totals = [ShareSum(parameters, position) for position in range(parameters.holders)]
+    secrets = np.zeros(parameters.degree, np.int32)
+    for client in range(clients):
+        secrets += secret_of(parameters, client).expose()
+        dealing = dealt(parameters, client)
+        published = dealing.polynomial(CHALLENGE)
+        for position, context in enumerate(contexts_of(parameters, client)):
+            share = open_share(parameters, position, dealing.shares[position], context)
+            share.require_on(published, CHALLENGE)
+            totals[position].add(share)
+    return {position: total.answer() for position, total in enumerate(totals)}, secrets
+
+
+@pytest.mark.parametrize(
+    ("holders", "corrupted", "absent", "rule"),
+    [
+        (1, 0, 0, None),
+        (3, 0, 0, None),
+        (4, 1, 0, None),
+        (5, 1, 0, None),
+        (7, 1, 1, None),
+        (24, 3, 0, None),
+        (24, 3, 3, ThresholdRule.CERTIFIED),
+    ],
+)
+def test_any_threshold_of_answers_gives_the_sum(
+    holders: int, corrupted: int, absent: int, rule: ThresholdRule | None
+) -> None:
+    parameters = planned(holders, corrupted, absent, rule)
+    answers, secrets = answered(parameters, 3)
+    positions = sorted(answers)
+    for present in (positions[: parameters.threshold], positions[-parameters.threshold :], positions):
+        found = recover(parameters, {position: answers[position] for position in present})
+        assert np.array_equal(found.sum_secret, secrets)
+        assert not found.suspects
+        assert found.agreed == len(present)
+    with pytest.raises(ThresholdNotMet):
+        recover(parameters, {position: answers[position] for position in positions[: parameters.threshold - 1]})
+
+
+def test_shares_have_the_planned_lengths() -> None:
+    dealing = dealt(TWENTY_FOUR)
+    lengths = [len(share) for share in dealing.shares]
+    assert lengths == [TWENTY_FOUR.share_bytes(position) for position in range(24)]
+    assert lengths[: TWENTY_FOUR.seeds] == [32] * TWENTY_FOUR.seeds
+    assert sum(lengths) + len(dealing.polynomial(CHALLENGE)) == TWENTY_FOUR.dealt_bytes
+    with pytest.raises(InvalidParameters, match="no position"):
+        TWENTY_FOUR.share_bytes(24)
+
+
+# --- Dealers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameters", [FIVE, TWENTY_FOUR], ids=["five", "twenty-four"])
+def test_a_dealer_off_its_polynomial_is_caught_by_the_holder_of_that_share(parameters: Parameters) -> None:
+    dealing = dealt(parameters)
+    contexts, last = contexts_of(parameters), parameters.holders - 1
+    altered = bytearray(dealing.shares[last].expose())
+    altered[0] ^= 1
+    published = dealing.polynomial(CHALLENGE)
+    share = open_share(parameters, last, Secret("share", altered), contexts[last])
+    with pytest.raises(PeerMisbehaved) as refused:
+        share.require_on(published, CHALLENGE)
+    assert refused.value.reason is Reason.COMMITMENT_MISMATCH
+    for position in range(last):
+        open_share(parameters, position, dealing.shares[position], contexts[position]).require_on(published, CHALLENGE)
+
+
+def test_a_share_under_another_context_challenge_or_polynomial_is_refused() -> None:
+    dealing, contexts = dealt(FIVE), contexts_of(FIVE)
+    published = dealing.polynomial(CHALLENGE)
+    right = open_share(FIVE, 0, dealing.shares[0], contexts[0])
+    right.require_on(published, CHALLENGE)
+    with pytest.raises(PeerMisbehaved):
+        open_share(FIVE, 0, dealing.shares[0], contexts[1]).require_on(published, CHALLENGE)
+    with pytest.raises(PeerMisbehaved):
+        right.require_on(published, bytes(32))
+    with pytest.raises(PeerMisbehaved):
+        right.require_on(dealt(FIVE, 1).polynomial(CHALLENGE), CHALLENGE)
+    with pytest.raises(PeerMisbehaved):
+        open_share(FIVE, 1, dealing.shares[0], contexts[0]).require_on(published, CHALLENGE)
+
+
+def test_the_published_polynomial_at_the_slots_does_not_depend_on_the_secret() -> None:
+    # With zeros of g at the slots, h there would be the same combination of the secret whatever the coins.
+    at_slots = set[bytes]()
+    for trial in range(4):
+        dealing = deal(secret_of(FIVE), FIVE, contexts_of(FIVE), InsecureSeededCoins(b"%d" % trial))
+        published = decode_words(dealing.polynomial(CHALLENGE), FIVE.threshold * CHECK_WORDS)
+        values = power_matrix(slot_points(FIVE.packing), FIVE.threshold) @ published.reshape(
+            FIVE.threshold, CHECK_WORDS
+        )
+        at_slots.add((values.astype(np.int64) % FIELD).tobytes())
+    assert len(at_slots) == 4
+
+
+def test_a_dealing_answers_one_challenge() -> None:
+    dealing = dealt(FIVE)
+    dealing.polynomial(CHALLENGE)
+    with pytest.raises(Misuse) as refused:
+        dealing.polynomial(bytes(32))
+    assert refused.value.reason is Reason.ALREADY_SPENT
+    assert not dealing._values.any()  # noqa: SLF001 -- that they are gone is what is tested
+    dealing.wipe()
+    assert all(share.is_wiped for share in dealing.shares)
+
+
+def test_dealing_wipes_the_secret_and_wants_distinct_contexts() -> None:
+    secret = secret_of(FIVE)
+    deal(secret, FIVE, contexts_of(FIVE), InsecureSeededCoins(b"coins"))
+    assert secret.is_wiped
+    with pytest.raises(Misuse, match="as many distinct contexts"):
+        deal(secret_of(FIVE), FIVE, [b"one"] * 5, InsecureSeededCoins(b"coins"))
+    with pytest.raises(Misuse, match="wiped"):
+        deal(secret, FIVE, contexts_of(FIVE), InsecureSeededCoins(b"coins"))
+
+
+def test_malformed_shares_and_polynomials_are_refused() -> None:
+    dealing, contexts = dealt(FIVE), contexts_of(FIVE)
+    published = dealing.polynomial(CHALLENGE)
+    words = bytes(dealing.shares[4].expose())
+    high = b"\xff\xff" + words[2:]
+    for bad, reason in (
+        (words[:-2], Reason.TRUNCATED),
+        (words + words[:2], Reason.TRAILING_BYTES),
+        (high, Reason.SHARE_OUT_OF_RANGE),
+    ):
+        with pytest.raises(MalformedMessage) as refused:
+            open_share(FIVE, 4, Secret("share", bad), contexts[4])
+        assert refused.value.reason is reason
+    share = open_share(FIVE, 4, dealing.shares[4], contexts[4])
+    for bad in (published[:-16], published + bytes(16), b"\xf1\xff" + published[2:]):
+        with pytest.raises(MalformedMessage):
+            share.require_on(bad, CHALLENGE)
+    with pytest.raises(InvalidParameters, match="challenge"):
+        share.require_on(published, bytes(16))
+
+
+# --- Holders ---------------------------------------------------------------------------------------------------------
+
+
+def held(parameters: Parameters, position: int, client: int = 0) -> HeldShare:
+    return open_share(
+        parameters, position, dealt(parameters, client).shares[position], contexts_of(parameters, client)[position]
+    )
+
+
+def test_an_answer_is_given_once_and_has_no_room_for_the_masking_polynomial() -> None:
+    total = ShareSum(FIVE, 2)
+    with pytest.raises(Misuse):
+        total.answer()
+    total.add(held(FIVE, 2))
+    answer = total.answer()
+    assert len(answer) == FIVE.answer_bytes == FIVE.degree // FIVE.packing * 2
+    require_answer(FIVE, answer)
+    with pytest.raises(Misuse):
+        total.answer()
+    with pytest.raises(Misuse, match="its own shares"):
+        total.add(held(FIVE, 3))
+    for bad in (answer[:-2], answer + bytes(2), b"\xff\xff" + answer[2:]):
+        with pytest.raises(MalformedMessage):
+            require_answer(FIVE, bad)
+
+
+def test_held_shares_are_wiped_and_not_printed() -> None:
+    share = held(FIVE, 1)
+    assert repr(share) == "<HeldShare of holder 1>"
+    share.wipe()
+    assert not share.secret_words().any()
+
+
+@given(seed=st.integers(0, 1 << 30), liars=st.integers(1, 4), absent=st.integers(0, 3))
+@settings(max_examples=20)
+def test_up_to_half_of_the_surplus_is_corrected_and_named(seed: int, liars: int, absent: int) -> None:
+    answers, secrets = ANSWERED
+    coins = np.frombuffer(InsecureSeededCoins(b"%d" % seed).draw(4096), "<u2")
+    order = np.argsort(coins[:24])
+    present = {int(position): answers[int(position)] for position in order[absent:]}
+    wrong = [int(position) for position in order[absent : absent + liars]]
+    for index, position in enumerate(wrong):
+        words = np.frombuffer(present[position], "<u2").astype(np.int64)
+        # Each liar is right in all but a few places.
+        places = coins[100 + 10 * index : 103 + 10 * index] % words.size
+        words[places] = (words[places] + 1 + coins[200 + index]) % FIELD
+        changed = words.astype("<u2").tobytes()
+        assert changed != present[position]
+        present[position] = changed
+    correctable = (len(present) - TWENTY_FOUR.threshold) // 2
+    if liars > correctable:
+        with pytest.raises(PeerMisbehaved) as refused:
+            recover(TWENTY_FOUR, present)
+        assert refused.value.reason is Reason.SHARES_IRRECONCILABLE
+        assert not refused.value.culprits
+        return
+    found = recover(TWENTY_FOUR, present)
+    assert np.array_equal(found.sum_secret, secrets)
+    assert found.suspects == frozenset(wrong)
+    assert found.proved == (len(present) - liars >= TWENTY_FOUR.threshold + TWENTY_FOUR.corrupted)
+
+
+ANSWERED = answered(TWENTY_FOUR, 2)
+
+
+def test_at_the_threshold_a_lie_is_not_seen_here() -> None:
+    answers, secrets = ANSWERED
+    present = {position: answers[position] for position in range(TWENTY_FOUR.threshold)}
+    present[3] = answers[4]
+    found = recover(TWENTY_FOUR, present)
+    assert not found.proved
+    assert not np.array_equal(found.sum_secret, secrets)
+
+
+# --- The field -------------------------------------------------------------------------------------------------------
+
+
+def test_words_are_uniform_by_rejection() -> None:
+    words = expand_words(Secret("key", bytes(range(32))), 1 << 20)
+    assert int(words.max()) < FIELD
+    # With % 65521 the fifteen least would come twice as often: 32 times each and not 16.
+    assert (words < 15).sum() < 15 * 16 + 8 * (15 * 16) ** 0.5
+    assert abs(float(words.mean()) - (FIELD - 1) / 2) < 8 * FIELD / (12 * words.size) ** 0.5
+    assert [a == b for a, b in pairwise(words.tolist())].count(True) < 60
+
+
+@given(points=st.lists(st.integers(0, FIELD - 1), min_size=1, max_size=8, unique=True), data=st.data())
+def test_interpolation_inverts_evaluation(points: list[int], data: st.DataObject) -> None:
+    count = len(points)
+    coefficients = data.draw(st.lists(st.integers(0, FIELD - 1), min_size=count, max_size=count))
+    values = [sum(c * pow(x, i, FIELD) for i, c in enumerate(coefficients)) % FIELD for x in points]
+    matrix = interpolation_matrix(tuple(points)).astype(np.int64)
+    assert [int(row) % FIELD for row in matrix @ np.array(values)] == coefficients
+    with pytest.raises(InvalidParameters, match="distinct"):
+        interpolation_matrix((*points, points[0]))
+
+
+def test_points_of_holders_and_secrets_never_meet() -> None:
+    assert not {holder_point(position) for position in range(256)} & set(slot_points(16))
