@@ -55,12 +55,12 @@ def thresholds() -> list[int]:
 
 def _tables() -> tuple[SmallVector, npt.NDArray[np.bool_], npt.NDArray[np.uint64]]:
     """Return the value at the start of each bucket, whether it is open, and the thresholds as rows of three words."""
-    thresholds, size = thresholds(), 1 << INDEX_BITS
-    starts = np.array([-(-threshold >> REFINING_BITS) for threshold in thresholds])
+    edges, size = thresholds(), 1 << INDEX_BITS
+    starts = np.array([-(-edge >> REFINING_BITS) for edge in edges])
     first = np.bincount(starts, minlength=size + 1)[:size].cumsum() - LARGEST
     is_open = np.zeros(size, np.bool_)
-    is_open[[threshold >> REFINING_BITS for threshold in thresholds if threshold % (1 << REFINING_BITS)]] = True
-    words = [[t >> REFINING_BITS, t >> 64 & (1 << 64) - 1, t & (1 << 64) - 1] for t in thresholds]
+    is_open[[edge >> REFINING_BITS for edge in edges if edge % (1 << REFINING_BITS)]] = True
+    words = [[t >> REFINING_BITS, t >> 64 & (1 << 64) - 1, t & (1 << 64) - 1] for t in edges]
     return first.astype(np.int8), is_open, np.array(words, np.uint64).T.copy()
 
 

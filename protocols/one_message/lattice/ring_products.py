@@ -126,10 +126,12 @@ def split_sum(total: npt.NDArray[np.int32], bits: int) -> list[npt.NDArray[np.in
 
 @lru_cache(maxsize=8)
 def scaling(half: int) -> Spectrum:
+    """Return the powers of exp(i pi / n) that make the product cyclic."""
     roots: Spectrum = np.exp(1j * np.pi * np.arange(half) / (2 * half))
     return roots
 
 
 @lru_cache(maxsize=8)
 def unscaling(half: int) -> Spectrum:
+    """Return what undoes ``scaling``."""
     return scaling(half).conj()

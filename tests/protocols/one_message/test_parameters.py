@@ -250,14 +250,14 @@ def test_the_floor_of_security_is_the_clients_own() -> None:
 @given(
     lengths=st.lists(st.integers(1, 10_000), min_size=1, max_size=4),
     capacity=st.integers(1, 2000),
-    bounded=st.booleans(),
+    bounds=st.sampled_from([None, (-8, 7)]),
     holders=st.integers(4, 30),
 )
 @settings(max_examples=15)
 def test_plans_are_sound_and_survive_their_encoding(
-    lengths: list[int], capacity: int, bounded: bool, holders: int
+    lengths: list[int], capacity: int, bounds: tuple[int, int] | None, holders: int
 ) -> None:
-    segments = [Values(length, 20, (-8, 7) if bounded else None) for length in lengths]
+    segments = [Values(length, 20, bounds) for length in lengths]
     made = plan(segments, capacity, holders, 1)
     made.require_sound()
     encoded = made.encode()

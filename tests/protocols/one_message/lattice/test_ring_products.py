@@ -28,12 +28,11 @@ from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 
 def schoolbook(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> list[int]:
-    """Return the product modulo X^n + 1 in integers of any size."""
+    """Return the product modulo X^n + 1 in integers, which stay below 2^50 here."""
     degree = left.size
-    total = np.zeros(degree, object)
+    total = np.zeros(degree, np.int64)
     for index, factor in enumerate(right.tolist()):
-        shifted = np.concatenate([-left[degree - index :].astype(object), left[: degree - index].astype(object)])
-        total += shifted * factor
+        total += np.concatenate([-left[degree - index :], left[: degree - index]]) * factor
     values: list[int] = total.tolist()
     return values
 
