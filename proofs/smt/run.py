@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import mask_signs
+import one_message_kernels
 import point_function_kernels
 import ring_kernels
 import scalar_quantizer
@@ -29,7 +30,7 @@ BATCH = 4
 @cache
 def collected() -> tuple[Obligation, ...]:
     """Every obligation, in an order that does not change between processes."""
-    parts = (ring_kernels, mask_signs, scalar_quantizer, point_function_kernels)
+    parts = (ring_kernels, mask_signs, scalar_quantizer, point_function_kernels, one_message_kernels)
     return tuple(obligation for part in parts for obligation in part.obligations())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,10 @@ from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, Thr
 from secagg.protocols.one_message.parameters import DEVIATIONS, SEED_BYTES, Parameters
 
 from . import ring_products
+from .coefficients import add_shifted, center, field_of, round_off, subtract_wide
 from .estimator import SIGMA
 from .gaussian import Sampler, SmallVector
-from .packing import Word, add_shifted, field_of, low_bits, lowest_bit, pack, subtract_wide, unpack, word_count
+from .packing import Word, lowest_bit, pack, unpack
 from .planes import Accumulator, empty_planes, encode_planes, write_planes
 
 POLYNOMIALS_AT_ONCE: Final = 16
@@ -265,29 +266,3 @@ def energy_factor(coefficients: int) -> float:
     while factor - 1 - math.log(factor) < due:
         factor *= 1.05
     return factor
-
-
-# --- Kernels ---------------------------------------------------------------------------------------------------------
-
-Words = Any
-
-
-def round_off(words: list[Words], dropped_bits: int) -> list[Words]:
-    """Return round(y / 2^d), after adding half a unit to ``words``; bits above the modulus stay.
-
-    Claim OM-2: this and ``center`` are run on terms.
-    """
-    if not dropped_bits:
-        return words
-    add_shifted(words, 1 << (dropped_bits - 1), 0)
-    return [field_of(words, dropped_bits, 64), *(word >> dropped_bits for word in words[1:])]
-
-
-def center(words: list[Words], lowest: int, bias: int) -> None:
-    """Add half of the guard bits' range and take away the bias of rounding, so that noise is never below zero."""
-    offset = (1 << (lowest - 1)) - bias & low_bits(64 * len(words))
-    for index in range(len(words)):
-        add_shifted(words, offset >> 64 * index & low_bits(64), 64 * index)
-
-
-__all__ = ["Accumulator", "EpochRing", "OpenedSum", "RingSecret", "SumOfSecrets", "WrongSecret", "word_count"]

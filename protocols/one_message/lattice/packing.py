@@ -8,7 +8,6 @@ next. A value that wraps stands in the highest bits alone, and its carry leaves 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,8 @@ from secagg.crypto.ring import Ring, RingVector
 from secagg.errors import CapacityExceeded, Misuse, Reason
 from secagg.protocols.one_message.parameters import Parameters, Values
 
-WORD_BITS = 64
+from .coefficients import WORD_BITS, add_shifted, field_of, low_bits
+
 VALUES_AT_ONCE = 1 << 15
 """Few enough that what is made of them stays in a second-level cache."""
 Word = npt.NDArray[np.uint64]
@@ -95,60 +95,3 @@ def _from_zero(segment: Values, vector: RingVector) -> Word:
             reason=Reason.INPUT_OUT_OF_RANGE,
         )
     return shifted
-
-
-# --- Kernels: they name no dtype and neither branch nor index on data ------------------------------------------------
-
-_ONES = (1 << WORD_BITS) - 1
-
-Words = Any
-"""Arrays of unsigned words of 64 bits, or solver terms: + and - wrap, << drops what leaves the word, >> is logical."""
-
-
-def low_bits(count: int) -> int:
-    """Return the word whose lowest ``count`` bits are set."""
-    return (1 << count) - 1
-
-
-def add_shifted(words: list[Words], value: Words, shift: int, *, signed: bool = False) -> None:
-    """Add value 2^shift modulo 2^(64 words) in place; a signed value is in two's complement.
-
-    A value may be a public integer as well as an array.
-
-    Claim OM-1: packing, rounding and reading fields are run on terms.
-    """
-    if len(words) == 1:
-        words[0] += value << shift
-        return
-    if shift >= WORD_BITS:
-        words[1] += value << (shift - WORD_BITS)
-        return
-    part = value << shift if shift else value
-    before = words[0] + part
-    carry = ((words[0] & part) | ((words[0] | part) & (before ^ _ONES))) >> (WORD_BITS - 1)
-    above = value >> (WORD_BITS - shift) if shift else value & 0
-    if signed:
-        above = above | (((value & 0) - (value >> (WORD_BITS - 1))) << shift)
-    words[1] += above + carry
-    words[0] += part
-
-
-def subtract_wide(words: list[Words], other: Sequence[Words]) -> None:
-    """Subtract modulo 2^(64 words) in place."""
-    if len(words) == 1:
-        words[0] -= other[0]
-        return
-    difference = words[0] - other[0]
-    inverted = words[0] ^ _ONES
-    borrow = ((inverted & other[0]) | ((inverted | other[0]) & difference)) >> (WORD_BITS - 1)
-    words[1] -= other[1] + borrow
-    words[0] -= other[0]
-
-
-def field_of(words: Sequence[Words], start: int, bits: int) -> Words:
-    """Return ``bits`` bits, at most a word, from bit ``start`` on."""
-    first, offset = divmod(start, WORD_BITS)
-    value = words[first] >> offset if offset else words[first]
-    if offset and offset + bits > WORD_BITS and first + 1 < len(words):
-        value = value | (words[first + 1] << (WORD_BITS - offset))
-    return value & low_bits(bits) if bits < WORD_BITS else value

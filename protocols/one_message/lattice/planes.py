@@ -17,7 +17,8 @@ from secagg.crypto.ring import add_into
 from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, Reason
 from secagg.protocols.one_message.parameters import Parameters
 
-from .packing import WORD_BITS, Word, add_shifted, field_of, word_count
+from .coefficients import WORD_BITS, add_shifted, field_of
+from .packing import Word, word_count
 
 _BYTE_BITS: Final = 8
 _WIDE_PLANE: Final = 32

@@ -11,7 +11,7 @@ from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.protocols.one_message.fitting import plan
-from secagg.protocols.one_message.lattice import masks, packing
+from secagg.protocols.one_message.lattice import coefficients, packing
 from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret, energy_factor
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, Values
@@ -297,20 +297,20 @@ def test_wide_arithmetic_is_that_of_integers(start: int, value: int, shift: int,
         return int(pair[0][0]) | int(pair[1][0]) << 64
 
     summed_words = words(start)
-    packing.add_shifted(summed_words, words(value)[0], shift, signed=signed)
+    coefficients.add_shifted(summed_words, words(value)[0], shift, signed=signed)
     added = value if signed else value & (1 << 64) - 1
     assert number(summed_words) == (start + (added << shift)) % (1 << 128)
     less = words(start)
-    packing.subtract_wide(less, words(value))
+    coefficients.subtract_wide(less, words(value))
     assert number(less) == (start - value) % (1 << 128)
     for bits in {1, 64, min(64, 128 - shift)}:
         if shift + bits <= 128:
-            assert int(packing.field_of(words(start), shift, bits)[0]) == start >> shift & (1 << bits) - 1
+            assert int(coefficients.field_of(words(start), shift, bits)[0]) == start >> shift & (1 << bits) - 1
 
 
 @given(start=st.integers(0, (1 << 128) - 1), dropped=st.integers(0, 4))
 def test_rounding_adds_half_a_unit_at_most(start: int, dropped: int) -> None:
     words = [np.array([start >> 64 * index & (1 << 64) - 1], np.uint64) for index in range(2)]
-    low, high = masks.round_off(words, dropped)
+    low, high = coefficients.round_off(words, dropped)
     due = (start + (1 << dropped >> 1)) % (1 << 128) >> dropped
     assert int(low[0]) | int(high[0]) << 64 == due
