@@ -13,6 +13,7 @@ import enclave
 import enclave_histogram
 import mask_expansion
 import one_hot_check
+import one_message
 import overflow
 import packing
 import pairwise_mask
@@ -28,6 +29,7 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "packing": packing.measure,
     "secret sharing": shamir.measure,
     "pairwise masks": pairwise_mask.measure,
+    "one message": one_message.measure,
     "enclave": enclave.measure,
     "enclave histogram": enclave_histogram.measure,
     "point functions": point_functions.measure,

@@ -30,7 +30,7 @@ class Packing(NamedTuple):
 
     modulus: int
     guard: int
-    count: int
+    fields: int
     bits: int
 
     @property
@@ -116,7 +116,7 @@ def rounding_errs_by_half_a_unit_at_most(kernels: Kernels, case: tuple[int, int]
 def fields_are_read_back_beside_any_noise(kernels: Kernels, case: tuple[Packing, int]) -> Question:
     """State that packing, noise that the guard bits allow, the bias of rounding and centring lose nothing."""
     packing, bias = case
-    values = [Word.named(f"x{index}", WORD_BITS) for index in range(packing.count)]
+    values = [Word.named(f"x{index}", WORD_BITS) for index in range(packing.fields)]
     noise = Word.named("e", WORD_BITS)
     words = [Word(z3.BitVecVal(0, WORD_BITS)) for _ in range(packing.words)]
     for index, value in enumerate(values):
@@ -125,7 +125,8 @@ def fields_are_read_back_beside_any_noise(kernels: Kernels, case: tuple[Packing,
     kernels["add_shifted"](words, bias, 0)
     kernels["center"](words, packing.guard, bias)
     read = [
-        kernels["field_of"](words, packing.guard + index * packing.bits, packing.bits) for index in range(packing.count)
+        kernels["field_of"](words, packing.guard + index * packing.bits, packing.bits)
+        for index in range(packing.fields)
     ]
     guard = kernels["field_of"](words, 0, packing.guard)
     half = 1 << (packing.guard - 1)
