@@ -138,7 +138,7 @@ class EpochRing:
         for first, count in self._blocks():
             start, end = self._range(first, count)
             part = [word[start:end] for word in words]
-            self._add_product(part, first, count, spectrum)
+            self._add_product(part, first, count, [spectrum])
             drawn = noise.draw(end - start)
             add_shifted(part, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
             drawn[:] = 0
@@ -168,8 +168,7 @@ class EpochRing:
             start, end = self._range(first, count)
             part = [word[start:end] for word in words]
             mask = [np.zeros(end - start, np.uint64) for _ in part]
-            for index, spectrum in enumerate(spectra):
-                self._add_product(mask, first, count, spectrum, index * self._sum_limb_bits)
+            self._add_product(mask, first, count, spectra)
             subtract_wide(part, mask)
         self._center(words, total.count)
         return OpenedSum(self.parameters, words)
@@ -220,19 +219,18 @@ class EpochRing:
         words = np.frombuffer(stream, "<i4").reshape(count, self._limbs, degree)
         return ring_products.spectra(words >> (32 - self._limb_bits))
 
-    def _add_product(
-        self, words: list[Word], first: int, count: int, short: ring_products.Spectrum, shift: int = 0
-    ) -> None:
-        """Add a s 2^shift for some polynomials in place; the last one may be used in part."""
+    def _add_product(self, words: list[Word], first: int, count: int, shorts: Sequence[ring_products.Spectrum]) -> None:
+        """Add a s for some polynomials in place, s being cut into limbs; the last one may be used in part."""
         prepared = self._prepared
         public = self._transform(first, count) if prepared is None else prepared[first : first + count]
-        products = ring_products.products(public, short).view(np.uint64)
         is_whole = words[0].size == count * self.parameters.degree
-        shape = (count, *products.shape[2:]) if is_whole else (-1,)
-        halves = [word.reshape(shape) for word in words]
-        for limb in range(self._limbs):
-            values = products[:, limb] if is_whole else products[:, limb].reshape(-1)[: words[0].size]
-            add_shifted(halves, values, shift + limb * self._limb_bits, signed=True)
+        halves = [word.reshape(count, 2, -1) if is_whole else word for word in words]
+        for index, short in enumerate(shorts):
+            products = ring_products.products(public, short).view(np.uint64)
+            for limb in range(self._limbs):
+                values = products[:, limb] if is_whole else products[:, limb].reshape(-1)[: words[0].size]
+                shift = limb * self._limb_bits + index * self._sum_limb_bits
+                add_shifted(halves, values, shift, signed=True)
 
 
 class OpenedSum:

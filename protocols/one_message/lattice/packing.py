@@ -72,13 +72,16 @@ def unpack(parameters: Parameters, words: Sequence[Word], index: int, total_weig
     """Return the sum of one segment, modulo 2^ring_bits, out of coefficients whose noise is between 0 and 2^g."""
     segment = parameters.segments[index]
     first, end = parameters.starts[index : index + 2]
-    part, bits = [word[first:end] for word in words], segment.field_bits(parameters.capacity_weight)
-    lowest = lowest_bit(parameters, index)
-    fields = [field_of(part, lowest + j * bits, bits) for j in range(parameters.per_coefficient[index])]
-    values = np.concatenate(fields)[: segment.length]
-    if segment.bounds is not None:
-        values = values + np.uint64(segment.bounds[0] * total_weight & low_bits(WORD_BITS))
-    summed: RingVector = (values & np.uint64(low_bits(segment.ring_bits))).astype(Ring(segment.ring_bits).word)
+    bits, lowest = segment.field_bits(parameters.capacity_weight), lowest_bit(parameters, index)
+    shifted_by = 0 if segment.bounds is None else segment.bounds[0] * total_weight & low_bits(WORD_BITS)
+    summed: RingVector = np.empty(segment.length, Ring(segment.ring_bits).word)
+    for position in range(parameters.per_coefficient[index]):
+        field = summed[position * (end - first) : (position + 1) * (end - first)]
+        for start in range(0, field.size, VALUES_AT_ONCE):
+            part = field[start : start + VALUES_AT_ONCE]
+            place = first + start
+            values = field_of([word[place : place + part.size] for word in words], lowest + position * bits, bits)
+            part[:] = (values + np.uint64(shifted_by)) & np.uint64(low_bits(segment.ring_bits))
     return summed
 
 
