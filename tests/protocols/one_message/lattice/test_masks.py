@@ -11,7 +11,7 @@ from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.protocols.one_message.fitting import plan
-from secagg.protocols.one_message.lattice import coefficients, packing
+from secagg.protocols.one_message.lattice import coefficients, masks, packing
 from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret, energy_factor
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, Values
@@ -135,17 +135,30 @@ def test_prepared_rings_and_sums_in_a_tree_give_the_same() -> None:
 
 def test_every_block_of_an_upload_has_its_own_public_polynomial() -> None:
     # Two segments with equal values: one block used for both would leave differences as small as the noise.
-    length = 2048
-    parameters = plan([Values(length, 16), Values(length, 16)], 100, 5, 1, degrees=(2048,))
+    degree, blocks = 1024, masks.POLYNOMIALS_AT_ONCE
+    length = degree * blocks
+    parameters = plan([Values(length, 12), Values(length, 12)], 100, 5, 1, degrees=(degree,))
     ring = EpochRing(parameters, EPOCH)
-    vector = Ring(16).from_integers(np.arange(length) % 100)
+    vector = Ring(12).from_integers(np.arange(length) % degree)
     total = ring.accumulator()
     total.add(ring.mask([vector, vector], seed(1))[0])
-    first, second = np.split(total.coefficients()[0], 2)
-    modulus = 1 << parameters.modulus_bits
-    apart = (first - second) % np.uint64(modulus)
-    near = np.minimum(apart, np.uint64(modulus) - apart) < modulus >> 4
-    assert near.mean() < 0.25
+    polynomials = total.coefficients()[0].reshape(2 * blocks, degree)
+    modulus = np.uint64(1 << parameters.modulus_bits)
+    for other in range(1, 2 * blocks):
+        apart = (polynomials[other] - polynomials[0]) % modulus
+        near = np.minimum(apart, modulus - apart) < modulus >> np.uint64(4)
+        assert near.mean() < 0.25
+
+
+def test_the_bias_of_rounding_is_taken_away() -> None:
+    parameters = plan([Values(4000, 16)], 100, 5, 1, degrees=(1024,))
+    assert parameters.dropped_bits
+    total, secrets = summed(parameters, [[[0] * 4000]] * 100, [1] * 100)
+    opened = EpochRing(parameters, EPOCH).open(total, secrets)
+    lowest = packing.lowest_bit(parameters, 0)
+    words = opened._words  # noqa: SLF001 -- what a release leaves out
+    noise = coefficients.field_of(words, 0, lowest).astype(np.int64) - (1 << lowest - 1)
+    assert abs(float(noise.mean())) < 6 * (100 * parameters.noise_variance / noise.size) ** 0.5 < 10 < 1 << lowest
 
 
 def test_uploads_of_one_input_differ_and_are_spread_over_the_modulus() -> None:
