@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.protocols.one_message.fitting import choose_committee, plan
+from secagg.protocols.one_message.lattice.estimator import greatest_modulus_bits
 from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
 from secagg.protocols.one_message.parameters import (
     MAXIMUM_COEFFICIENTS,
@@ -52,31 +53,56 @@ def small(**changes: Any) -> Parameters:
 # --- Bytes -----------------------------------------------------------------------------------------------------------
 
 
+def cheapest_cell(bits: int, capacity: int, widest: int, dropped: int) -> tuple[int, int, float]:
+    """Return k, w and the bits that travel over those of the sum, with these dropped bits or none."""
+    field, cells = Values(1, 40, (0, 2**bits - 1)).field_bits(capacity), list[tuple[float, int, int]]()
+    for unsent in (0, dropped):
+        guard = least_guard_bits(capacity, unsent)
+        count = (widest - guard) // field
+        if count:
+            modulus = guard + count * field
+            cells.append(((modulus - unsent) / count / field, count, modulus))
+    ratio, count, modulus = min(cells)
+    return count, modulus, ratio
+
+
 @pytest.mark.parametrize(
-    ("bits", "capacity", "dropped", "cells"),
+    ("bits", "capacity", "cells"),
     [
-        # (k, w) for n = 2048, 4096 and 8192, whose moduli have at most 56, 109 and 218 bits.
-        (8, 100, 4, [(3, 56), (6, 101), (13, 206)]),
-        (8, 1000, 4, [(2, 48), (5, 102), (11, 210)]),
-        (8, 10_000, 4, [(1, 36), (4, 102), (9, 212)]),
-        (16, 100, 4, [(1, 34), (4, 103), (9, 218)]),
-        (16, 1000, 4, [(1, 38), (3, 90), (7, 194)]),
-        (16, 10_000, 4, [(1, 44), (3, 104), (6, 194)]),
-        # At most 55, 107 and 218 bits, as the margin asks for.
-        (8, 100, 3, [(3, 55), (6, 100), (13, 205)]),
-        (8, 1000, 3, [(2, 48), (5, 102), (11, 210)]),
-        (8, 10_000, 3, [(1, 36), (4, 102), (9, 212)]),
-        (16, 100, 3, [(1, 33), (4, 102), (9, 217)]),
-        (16, 1000, 3, [(1, 38), (3, 90), (7, 194)]),
-        (16, 10_000, 3, [(1, 44), (3, 104), (6, 194)]),
+        (8, 100, [(3, 56, 1.158), (6, 101, 1.086), (13, 206, 1.052)]),
+        (8, 1000, [(2, 48, 1.222), (5, 102, 1.106), (11, 210, 1.073)]),
+        (8, 10_000, [(1, 36, 1.455), (4, 102, 1.114), (9, 212, 1.108)]),
+        (16, 100, [(2, 56, 1.217), (4, 103, 1.076), (9, 218, 1.090)]),
+        (16, 1000, [(1, 38, 1.308), (3, 90, 1.111), (7, 194, 1.085)]),
+        (16, 10_000, [(1, 44, 1.333), (3, 104, 1.120), (6, 194, 1.089)]),
     ],
 )
-def test_packing_and_modulus_of_the_table(bits: int, capacity: int, dropped: int, cells: list[tuple[int, int]]) -> None:
-    field = Values(1, 40, (0, 2**bits - 1)).field_bits(capacity)
-    guard = least_guard_bits(capacity, dropped)
-    for (count, modulus), widest in zip(cells, (56 if dropped == 4 else 55, 109, 218), strict=True):
-        assert count == (widest - guard) // field, (bits, capacity, dropped)
-        assert modulus == guard + count * field
+def test_the_table_of_bytes_with_four_dropped_bits(
+    bits: int, capacity: int, cells: list[tuple[int, int, float]]
+) -> None:
+    # The ratios count whole polynomials of 2^20 values, which the last of 8192 coefficients fills worst.
+    for (count, modulus, ratio), degree, widest in zip(cells, (2048, 4096, 8192), (56, 109, 218), strict=True):
+        made = cheapest_cell(bits, capacity, widest, 4)
+        assert made[:2] == (count, modulus)
+        assert made[2] == pytest.approx(ratio, abs=degree * count / (1 << 20) * 1.2 + 0.0005)
+
+
+@pytest.mark.parametrize(
+    ("bits", "capacity", "cells"),
+    [
+        (8, 100, [(3, 55), (6, 100), (13, 205)]),
+        (8, 1000, [(2, 48), (5, 102), (11, 210)]),
+        (8, 10_000, [(1, 36), (4, 102), (9, 212)]),
+        (16, 100, [(1, 33), (4, 102), (8, 194)]),
+        (16, 1000, [(1, 38), (3, 90), (7, 194)]),
+        (16, 10_000, [(1, 44), (3, 104), (6, 194)]),
+    ],
+)
+def test_the_table_of_bytes_with_three_dropped_bits_under_the_floor_of_security(
+    bits: int, capacity: int, cells: list[tuple[int, int]]
+) -> None:
+    for (count, modulus), degree in zip(cells, (2048, 4096, 8192), strict=True):
+        assert cheapest_cell(bits, capacity, greatest_modulus_bits(degree, 128), 3)[:2] == (count, modulus)
 
 
 def test_eight_bits_of_a_hundred_clients_cost_1_158_of_their_packed_sum() -> None:
