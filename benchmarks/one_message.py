@@ -6,7 +6,7 @@ All of it runs on one thread and is timed by the processor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from time import process_time
@@ -112,7 +112,7 @@ def _holders(parameters: Parameters) -> Iterator[Figure]:
     for position, context in enumerate(contexts):
         sums[position].add(open_share(parameters, position, dealing.shares[position], context))
     answers = {position: total.answer() for position, total in enumerate(sums)}
-    contenders = {
+    contenders: dict[str, Callable[[], object]] = {
         "deal": lambda: _dealt(parameters, contexts).polynomial(CHALLENGE),
         "seed": partial(_checked, parameters, 0, dealing.shares[0], contexts[0], polynomial),
         "words": partial(_checked, parameters, last, dealing.shares[last], contexts[last], polynomial),

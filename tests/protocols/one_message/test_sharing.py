@@ -155,7 +155,7 @@ def test_a_dealing_answers_one_challenge() -> None:
     with pytest.raises(Misuse) as refused:
         dealing.polynomial(bytes(32))
     assert refused.value.reason is Reason.ALREADY_SPENT
-    assert not dealing._values.any()  # noqa: SLF001 -- that they are gone is what is tested
+    assert not dealing._values.any()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     dealing.wipe()
     assert all(share.is_wiped for share in dealing.shares)
 
