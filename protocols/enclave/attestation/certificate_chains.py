@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from cryptography import x509
@@ -31,6 +31,8 @@ MAXIMUM_CERTIFICATE_BYTES: Final = 8192
 MAXIMUM_CHAIN: Final = 6
 LEADING_FIELDS: Final = (0xA0, 0x02, 0x30, 0x30, 0x30, 0x30, 0x30)
 """The tags of version, serial number, algorithm, issuer, validity, subject and key."""
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""How far a client's clock may be behind that of the maker of evidence or collateral; an end has no slack."""
 CHECKED_EXTENSIONS: Final = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
 PEM_BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----\n([A-Za-z0-9+/=\n]+?)-----END CERTIFICATE-----\n")
 PARSER_REFUSALS: Final = (
@@ -66,6 +68,12 @@ class Certificate:
             return self.content.extensions
         except PARSER_REFUSALS:
             raise invalid("the extensions of a certificate do not decode") from None
+
+    @property
+    def signs_lists(self) -> bool:
+        """Whether the key may sign revocation lists; without a word on its use it may."""
+        usages = [each.value for each in self.extensions if isinstance(each.value, x509.KeyUsage)]
+        return all(usage.crl_sign for usage in usages)
 
     def common_name(self) -> str:
         """Return the one common name of the subject, or nothing."""
@@ -185,11 +193,16 @@ def _parse(der: bytes, signed: Signed) -> Certificate:
 
 def _check_validity(certificate: Certificate, now: datetime) -> None:
     start, end = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
-    if not start <= now <= end:
+    if not has_begun(start, now) or now > end:
         raise invalid(
             f"the certificate of {certificate.common_name()!r} is valid from {start} to {end} and it is {now}; collect "
             "fresh evidence, or set the clock"
         )
+
+
+def has_begun(start: datetime, now: datetime) -> bool:
+    """Tell whether a time has come, for a clock that is a little behind."""
+    return start <= now or start - now <= CLOCK_SKEW
 
 
 def _check_extensions(certificate: Certificate, below: int) -> None:
@@ -204,6 +217,8 @@ def _check_extensions(certificate: Certificate, below: int) -> None:
             constraints = extension.value
         if isinstance(extension.value, x509.KeyUsage):
             usage = extension.value
+        if isinstance(extension.value, x509.ExtendedKeyUsage):
+            raise invalid(f"the key of {name!r} is for one use that is named, which is not attestation")
     if below == 0:
         _check_leaf(name, constraints, usage)
     else:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from secagg.errors import Reason
 
-from .certificate_chains import Chain, read_pem_chain, verify_chain
+from .certificate_chains import Chain, has_begun, read_pem_chain, verify_chain
 from .claims import IntelTcb, TcbStatus, require_bytes
 from .intel_quote import EnclaveReport, VerifiedQuote
 from .refusals import invalid, malformed, stale
@@ -131,7 +131,7 @@ def _read_signed(
         raise invalid(f"{name} is signed by {TCB_SIGNER}, right below the root; this chain is another's")
     ECDSA_P256.verify(verified.leaf.public_key, big_endian_signature(signature), text, name)
     value, issued, next_update = _decoded(lambda: _dated(text, kind.version))
-    if not issued <= now <= next_update:
+    if not has_begun(issued, now) or now > next_update:
         raise stale(f"{name} holds from {issued} to {next_update} and it is {now}; fetch the current one")
     return value, verified, next_update
 

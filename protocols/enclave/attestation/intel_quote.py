@@ -74,11 +74,6 @@ class EnclaveReport:
         return self.data[128:160]
 
     @property
-    def config_id(self) -> bytes:
-        """What the host configured the enclave with at launch."""
-        return self.data[192:256]
-
-    @property
     def product_id(self) -> int:
         """The signer's number for the program."""
         return int.from_bytes(self.data[256:258], "little")
@@ -89,9 +84,25 @@ class EnclaveReport:
         return int.from_bytes(self.data[258:260], "little")
 
     @property
-    def config_svn(self) -> bytes:
-        """The version of the configuration."""
-        return self.data[260:262]
+    def launch_fields(self) -> dict[str, bytes]:
+        """What the host chose at launch, also as a signer: it can sign the program with a key of its own."""
+        return {
+            "CONFIGID": self.data[192:256],
+            "CONFIGSVN": self.data[260:262],
+            "ATTRIBUTES": self.data[48:56],
+            "XFRM": self.data[56:64],
+            "MISCSELECT": self.data[16:20],
+            "ISVPRODID": self.data[256:258],
+            "ISVSVN": self.data[258:260],
+            "ISVEXTPRODID": self.data[32:48],
+            "ISVFAMILYID": self.data[304:320],
+        }
+
+    @property
+    def reserved(self) -> dict[str, bytes]:
+        """The bytes between the fields."""
+        places = ((20, 32), (96, 128), (160, 192), (262, 304))
+        return {f"{start} to {end} of the report": self.data[start:end] for start, end in places}
 
     @property
     def report_data(self) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from secagg.errors import InvalidParameters, Reason
 
-from .certificate_chains import MAXIMUM_CHAIN, Chain, verify_chain
+from .certificate_chains import MAXIMUM_CHAIN, Chain, has_begun, verify_chain
 from .claims import Claims, EvidenceFormat
 from .refusals import invalid, malformed, require_length
 from .roots import sha256
@@ -130,6 +130,6 @@ def _issued_at(payload: dict[object, Any], chain: Chain, now: datetime) -> datet
     if type(timestamp) is not int or not 0 <= timestamp <= LAST_MILLISECOND:
         raise malformed("timestamp is a number of milliseconds since 1970")
     issued_at = EPOCH + timedelta(milliseconds=timestamp)
-    if not chain.leaf.content.not_valid_before_utc <= issued_at <= now:
+    if issued_at < chain.leaf.content.not_valid_before_utc or not has_begun(issued_at, now):
         raise invalid(f"the document was made at {issued_at}, before its certificate or after now, {now}")
     return issued_at

@@ -14,6 +14,7 @@ from typing import Final
 from secagg.errors import InvalidParameters, Misuse
 
 from .claims import Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
+from .launch import FLAGS
 from .refusals import refused
 
 BIND_BYTES: Final = 64
@@ -31,13 +32,36 @@ REQUIRED_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyT
 OPTIONAL_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyType(
     {
         EvidenceFormat.NITRO: {f"PCR{index}": 48 for index in range(3, 32)},
-        EvidenceFormat.SNP: {"HOST_DATA": 32},
-        EvidenceFormat.TDX: dict.fromkeys(("MRCONFIGID", "MROWNER", "MROWNERCONFIG", "MRSERVICETD"), 48),
-        EvidenceFormat.SGX: {"CONFIGID": 64, "CONFIGSVN": 2},
+        EvidenceFormat.SNP: {
+            "HOST_DATA": 32,
+            "POLICY": 8,
+            "PLATFORM_INFO": 8,
+            "GUEST_SVN": 4,
+            "FAMILY_ID": 16,
+            "IMAGE_ID": 16,
+            "ID_KEY_DIGEST": 48,
+            "AUTHOR_KEY_DIGEST": 48,
+        },
+        EvidenceFormat.TDX: {
+            **dict.fromkeys(("MRCONFIGID", "MROWNER", "MROWNERCONFIG", "MRSERVICETD"), 48),
+            "ATTRIBUTES": 8,
+            "XFAM": 8,
+        },
+        EvidenceFormat.SGX: {
+            "CONFIGID": 64,
+            "CONFIGSVN": 2,
+            "ATTRIBUTES": 8,
+            "XFRM": 8,
+            "MISCSELECT": 4,
+            "ISVPRODID": 2,
+            "ISVSVN": 2,
+            "ISVEXTPRODID": 16,
+            "ISVFAMILYID": 16,
+        },
     }
 )
-"""Registers that the host fills. Where they are not pinned they are zero, except in Nitro documents, whose further
-PCRs tell the instance, its role and who signed the image, and do not configure it."""
+"""What the host chooses at launch. Where it is not pinned it is zero, or keeps to the default of its ``Flags``; except
+in Nitro documents, whose further PCRs tell the instance, its role and who signed the image, and do not configure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +86,18 @@ class PinnedMeasurement:
                 raise InvalidParameters(f"{name} is {size} bytes")
         object.__setattr__(self, "registers", MappingProxyType(dict(self.registers)))
 
-    def matches(self, claims: Claims) -> bool:
-        """Tell whether claims are of this program, and of no configuration but the pinned one."""
-        if claims.format is not self.format or not self.registers.keys() <= claims.measurement.keys():
-            return False
-        expected = dict(self.registers)
-        if self.format is not EvidenceFormat.NITRO:
-            expected = {name: self.registers.get(name, bytes(len(value))) for name, value in claims.measurement.items()}
-        return all(claims.measurement[name] == value for name, value in expected.items())
+    def differences(self, claims: Claims) -> tuple[str, ...] | None:
+        """Return what tells claims from this program, launched as pinned or by default; None for another format."""
+        if claims.format is not self.format:
+            return None
+        names = self.registers.keys() | (claims.measurement.keys() if self.format is not EvidenceFormat.NITRO else ())
+        return tuple(sorted(name for name in names if not self._admits(name, claims.measurement.get(name))))
+
+    def _admits(self, name: str, value: bytes | None) -> bool:
+        pinned, flags = self.registers.get(name), FLAGS[self.format].get(name)
+        if value is None or pinned is not None:
+            return value == pinned
+        return not any(value) if flags is None else flags.admit(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +157,14 @@ class Policy:
         if claims.sibling_threads and not self.sibling_threads_accepted:
             raise refused("it may share cores with other guests; deny SMT in its guest policy, or accept it here")
         self._check_tcb(claims)
-        if not any(pinned.matches(claims) for pinned in self.accepted):
-            registers = ", ".join(f"{name} {value.hex()}" for name, value in claims.measurement.items())
-            raise refused(f"no pinned measurement is that of this {claims.format} evidence: {registers}")
+        found = [pinned.differences(claims) for pinned in self.accepted]
+        if () not in found:
+            nearest = min((names for names in found if names is not None), key=len, default=())
+            listed = ", ".join(f"{name} {claims.measurement.get(name, b'').hex() or 'missing'}" for name in nearest)
+            raise refused(
+                f"no pinned measurement is that of this {claims.format} evidence; the nearest differs in "
+                f"{listed or 'its format'}"
+            )
         if claims.report_data != expected_bind:
             raise refused("it is bound to other keys or another configuration than the client's")
 

@@ -10,7 +10,7 @@ from cryptography import x509
 
 from secagg.errors import Reason
 
-from .certificate_chains import PARSER_REFUSALS, Certificate, require_scheme
+from .certificate_chains import PARSER_REFUSALS, Certificate, has_begun, require_scheme
 from .der import INTEGER, SEQUENCE, read_signed
 from .refusals import invalid, malformed, stale
 from .signatures import SignatureScheme
@@ -39,7 +39,7 @@ def check_not_revoked(
     next_update = content.next_update_utc
     if next_update is None:
         raise malformed("a revocation list must say when the next one is due")
-    if not content.last_update_utc <= now <= next_update:
+    if not has_begun(content.last_update_utc, now) or now > next_update:
         raise stale(
             f"the revocation list of {issuer.common_name()!r} speaks from {content.last_update_utc} to {next_update} "
             f"and it is {now}; fetch the current one"
@@ -66,6 +66,8 @@ def _verified_list(
     require_scheme(signed.algorithm, scheme)
     if signed.fields[2].encoded != issuer.subject:
         raise invalid(f"the revocation list is not one of {issuer.common_name()!r}")
+    if not issuer.signs_lists:
+        raise invalid(f"the key of {issuer.common_name()!r} is not for signing revocation lists")
     scheme.verify(issuer.public_key, signed.signature, signed.message, "a revocation list")
     try:
         content = x509.load_der_x509_crl(revocation_list)

@@ -9,6 +9,7 @@ from typing import Final
 from .claims import Claims, EvidenceFormat
 from .intel_collateral import IntelCollateral, evaluate_collateral
 from .intel_quote import HEADER_BYTES, REPORT_BYTES, SGX_TEE, EnclaveReport, check_header, verify_quote
+from .launch import require_known_flags, require_zero
 
 VERSION: Final = 3
 BODY: Final = slice(HEADER_BYTES, HEADER_BYTES + REPORT_BYTES)
@@ -24,11 +25,12 @@ def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
     check_header(quote, version=VERSION, tee=SGX_TEE)
     verified = verify_quote(quote, BODY, roots, now)
     enclave = EnclaveReport(verified.body)
+    require_known_flags(EvidenceFormat.SGX, enclave.launch_fields)
+    require_zero(EvidenceFormat.SGX, enclave.reserved)
     judgement = evaluate_collateral(collateral, verified, roots, now, td=None)
-    registers = {"MRENCLAVE": enclave.mrenclave, "CONFIGID": enclave.config_id, "CONFIGSVN": enclave.config_svn}
     return Claims(
         format=EvidenceFormat.SGX,
-        measurement=MappingProxyType(registers),
+        measurement=MappingProxyType({"MRENCLAVE": enclave.mrenclave, **enclave.launch_fields}),
         signer=enclave.mrsigner,
         debug=enclave.debug,
         migratable=False,

@@ -17,6 +17,7 @@ from typing import Final
 from .certificate_chains import Chain, verify_chain
 from .claims import Claims, EvidenceFormat, SnpTcb, require_bytes
 from .der import small_integer
+from .launch import require_known_flags, require_zero
 from .refusals import invalid, malformed, require_length
 from .revocation import check_not_revoked
 from .roots import sha256
@@ -26,9 +27,16 @@ REPORT_BYTES: Final = 1184
 SIGNED_BYTES: Final = 0x2A0
 SIGNATURE_BYTES: Final = 144
 VERSIONS: Final = frozenset({2, 3, 5})
+VERSION_WITHOUT_PROCESSOR: Final = 2
+VERSION_WITH_MITIGATIONS: Final = 5
 ECDSA_P384_SHA384: Final = 1
 NO_MIGRATION_AGENT: Final = b"\xff" * 32
 
+AUTHOR_KEY: Final = 1 << 0
+MASK_CHIP_KEY: Final = 1 << 1
+KEY_FLAGS: Final = 5
+"""Author key, masked chip key, and three bits for the signing key; the others are reserved."""
+PLATFORM_SMT: Final = 1 << 0
 POLICY_SMT: Final = 1 << 16
 POLICY_MIGRATE: Final = 1 << 18
 POLICY_DEBUG: Final = 1 << 19
@@ -73,6 +81,10 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
         raise malformed(f"an SEV-SNP report is of version {', '.join(map(str, sorted(VERSIONS)))}; this one {version}")
     if algorithm != ECDSA_P384_SHA384:
         raise malformed(f"an SEV-SNP report is signed by algorithm {ECDSA_P384_SHA384}; this one by {algorithm}")
+    if key_flags >> KEY_FLAGS:
+        raise invalid(f"reserved bits stand beside the signing key of the report ({key_flags:#x})")
+    if key_flags & MASK_CHIP_KEY:
+        raise invalid("the chip's key is masked, so that nothing vouches for the report; launch without MASK_CHIP_KEY")
     if key_flags >> 2 & 7:
         raise invalid("the report is signed by another key than the chip's own (VCEK); ask the host for one that is")
     if any(report[SIGNED_BYTES + SIGNATURE_BYTES :]):
@@ -80,6 +92,11 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     chain = _verify_chain(report, collateral, roots, now)
     signature = little_endian_signature(report[SIGNED_BYTES : SIGNED_BYTES + SIGNATURE_BYTES])
     ECDSA_P384.verify(chain.leaf.public_key, signature, report[:SIGNED_BYTES], "the SEV-SNP report")
+    fields = _launch_fields(report)
+    require_known_flags(EvidenceFormat.SNP, fields)
+    require_zero(EvidenceFormat.SNP, _reserved(report, version))
+    if bool(key_flags & AUTHOR_KEY) is not any(fields["AUTHOR_KEY_DIGEST"]):
+        raise invalid("AUTHOR_KEY_EN and AUTHOR_KEY_DIGEST of the report contradict each other")
     not_after = chain.not_after
     if collateral.revocation_list is not None:
         _, authority, root = chain.certificates
@@ -87,12 +104,12 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
         not_after = min(not_after, next_update)
     return Claims(
         format=EvidenceFormat.SNP,
-        measurement=MappingProxyType({"MEASUREMENT": report[0x90:0xC0], "HOST_DATA": report[0xC0:0xE0]}),
+        measurement=MappingProxyType({"MEASUREMENT": report[0x90:0xC0], **fields}),
         signer=report[0xE0:0x110],
         debug=bool(policy & POLICY_DEBUG),
         migratable=bool(policy & POLICY_MIGRATE) or report[0x160:0x180] != NO_MIGRATION_AGENT,
         privilege_level=privilege_level,
-        sibling_threads=bool(policy & POLICY_SMT),
+        sibling_threads=bool(policy & POLICY_SMT or report[0x40] & PLATFORM_SMT),
         tcb=_lowest_tcb(report[0x180:0x188], report[0x1F0:0x1F8]),
         revocation_checked=collateral.revocation_list is not None,
         report_data=report[0x50:0x90],
@@ -100,6 +117,28 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
         issued_at=None,
         not_after=not_after,
     )
+
+
+def _launch_fields(report: bytes) -> dict[str, bytes]:
+    """Return what the host chose at launch."""
+    return {
+        "HOST_DATA": report[0xC0:0xE0],
+        "POLICY": report[0x08:0x10],
+        "PLATFORM_INFO": report[0x40:0x48],
+        "GUEST_SVN": report[0x04:0x08],
+        "FAMILY_ID": report[0x10:0x20],
+        "IMAGE_ID": report[0x20:0x30],
+        "ID_KEY_DIGEST": report[0xE0:0x110],
+        "AUTHOR_KEY_DIGEST": report[0x110:0x140],
+    }
+
+
+def _reserved(report: bytes, version: int) -> dict[str, bytes]:
+    """Return the bytes that mean nothing: later versions name the processor and the mitigations."""
+    processor = 0x188 if version == VERSION_WITHOUT_PROCESSOR else 0x18B
+    mitigations = 0x208 if version == VERSION_WITH_MITIGATIONS else 0x1F8
+    places = ((0x4C, 0x50), (processor, 0x1A0), (0x1EB, 0x1EC), (0x1EF, 0x1F0), (mitigations, SIGNED_BYTES))
+    return {f"0x{start:x} to 0x{end:x}": report[start:end] for start, end in places}
 
 
 def _verify_chain(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes], now: datetime) -> Chain:

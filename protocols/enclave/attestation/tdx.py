@@ -12,6 +12,7 @@ from secagg.errors import Reason
 from .claims import Claims, EvidenceFormat
 from .intel_collateral import IntelCollateral, evaluate_collateral
 from .intel_quote import HEADER_BYTES, TDX_TEE, check_header, verify_quote
+from .launch import require_known_flags
 from .refusals import malformed
 from .tdx_report import TdReport
 
@@ -33,10 +34,11 @@ def verify_tdx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
     check_header(quote, version=VERSION_5 if version == VERSION_5 else VERSION_4, tee=TDX_TEE)
     verified = verify_quote(quote, _body(quote, version), roots, now)
     td = TdReport(verified.body)
+    require_known_flags(EvidenceFormat.TDX, td.launch_fields)
     judgement = evaluate_collateral(collateral, verified, roots, now, td=td)
     return Claims(
         format=EvidenceFormat.TDX,
-        measurement=MappingProxyType(td.registers),
+        measurement=MappingProxyType(td.registers | td.launch_fields),
         signer=b"",
         debug=td.debug,
         migratable=td.migratable,

@@ -56,6 +56,11 @@ class TdReport:
         return registers
 
     @property
+    def launch_fields(self) -> dict[str, bytes]:
+        """The flags that the host chose at launch, and the processor features that it enabled."""
+        return {"ATTRIBUTES": self.data[120:128], "XFAM": self.data[128:136]}
+
+    @property
     def report_data(self) -> bytes:
         """What the trust domain asked to be attested."""
         return self.data[520:584]

@@ -81,11 +81,11 @@ def test_a_chain_has_a_greatest_length(forge: Forge, refusal: Refusal) -> None:
 @pytest.mark.parametrize("which", ["leaf", "authority"])
 def test_a_certificate_is_refused_before_and_after_its_time(forge: Forge, refusal: Refusal, which: str) -> None:
     now = forge.made.NOW
-    second = timedelta(seconds=1)
-    for times in ({"start": now + second}, {"end": now - second}):
+    second, skew = timedelta(seconds=1), timedelta(minutes=5)
+    for times in ({"start": now + skew + second}, {"end": now - second}):
         chain = forge.chain(**{which: times})
         assert refusal(partial(forge.verify, chain), "is valid from") is Reason.ATTESTATION_INVALID
-    for times in ({"start": now}, {"end": now}):
+    for times in ({"start": now}, {"end": now}, {"start": now + second}, {"start": now + skew}):
         forge.verify(forge.chain(**{which: times}))
 
 
@@ -129,6 +129,13 @@ def test_a_key_is_used_for_what_its_certificate_allows(forge: Forge, refusal: Re
     assert refusal(lambda: forge.verify(chain), "not for signing certificates") is Reason.ATTESTATION_INVALID
     chain = forge.chain(leaf={"key_usage": certifier})
     assert refusal(lambda: forge.verify(chain), "not for signatures") is Reason.ATTESTATION_INVALID
+
+
+def test_a_key_for_one_named_use_does_not_attest(forge: Forge, refusal: Refusal) -> None:
+    for critical in (False, True):
+        named = x509.ExtendedKeyUsage([x509.ObjectIdentifier("1.3.6.1.5.5.7.3.1")])
+        chain = forge.chain(leaf={"extensions": [(named, critical)]})
+        assert refusal(partial(forge.verify, chain)) is Reason.ATTESTATION_INVALID
 
 
 def test_no_more_authorities_stand_below_one_than_it_allows(forge: Forge, refusal: Refusal) -> None:
@@ -343,9 +350,18 @@ def test_a_revoked_certificate_is_refused(forge: Forge, refusal: Refusal) -> Non
     assert refusal(lambda: check(forge, encoded), "has revoked") is Reason.ATTESTATION_INVALID
 
 
+def test_an_authority_that_may_not_sign_lists_revokes_nothing(forge: Forge, refusal: Refusal) -> None:
+    chain = forge.chain(authority={"key_usage": forge.made.usage(key_cert_sign=True, crl_sign=False)})
+    leaf, authority, _ = forge.verify(chain).certificates
+    encoded = forge.made.revocation_list(chain[1])
+    arguments: dict[str, Any] = {"issuer": authority, "scheme": ECDSA_P256, "now": forge.made.NOW}
+    assert refusal(lambda: check_not_revoked([leaf], encoded, **arguments), "lists") is Reason.ATTESTATION_INVALID
+
+
 def test_a_list_of_another_time_is_stale(forge: Forge, refusal: Refusal) -> None:
-    middle, second = forge.chain()[1], timedelta(seconds=1)
-    for times in ({"start": forge.made.NOW + second}, {"end": forge.made.NOW - second}):
+    middle, second, skew = forge.chain()[1], timedelta(seconds=1), timedelta(minutes=5)
+    check(forge, forge.made.revocation_list(middle, start=forge.made.NOW + skew))
+    for times in ({"start": forge.made.NOW + skew + second}, {"end": forge.made.NOW - second}):
         encoded = forge.made.revocation_list(middle, **times)
         assert refusal(partial(check, forge, encoded), "fetch") is Reason.COLLATERAL_STALE
 

@@ -56,6 +56,19 @@ class Maker:
         return self.sgx(collateral) if technology == "SGX" else self.tdx(collateral)
 
 
+LAUNCH = {
+    "CONFIGID": bytes(64),
+    "CONFIGSVN": bytes(2),
+    "ATTRIBUTES": bytes.fromhex("0500000000000000"),
+    "XFRM": bytes.fromhex("e700000000000000"),
+    "MISCSELECT": bytes(4),
+    "ISVPRODID": bytes(2),
+    "ISVSVN": bytes(2),
+    "ISVEXTPRODID": bytes(16),
+    "ISVFAMILYID": bytes(16),
+}
+
+
 @pytest.fixture(scope="module")
 def maker(self_made: ModuleType, verify: Callable[..., Claims], intel_collateral: Callable[..., Any]) -> Maker:
     return Maker(self_made, verify, intel_collateral)
@@ -67,7 +80,7 @@ def maker(self_made: ModuleType, verify: Callable[..., Claims], intel_collateral
 def test_an_sgx_quote_claims_its_enclave(maker: Maker) -> None:
     claims = maker.sgx()
     assert claims.format is SGX
-    assert claims.measurement == {"MRENCLAVE": ENCLAVE, "CONFIGID": bytes(64), "CONFIGSVN": bytes(2)}
+    assert claims.measurement == {"MRENCLAVE": ENCLAVE, **LAUNCH}
     assert claims.signer == b"\x51" * 32
     assert claims.report_data == maker.made.BIND
     assert claims.signed_digest == hashlib.sha256(maker.made.Quote().signed()).digest()
@@ -82,6 +95,7 @@ def test_a_tdx_quote_claims_its_trust_domain(maker: Maker, version: int, kind: i
     assert claims.format is TDX
     expected = {"MRTD": b"\x3d" * 48} | {f"RTMR{index}": bytes([0xB0 + index]) * 48 for index in range(4)}
     expected |= dict.fromkeys(("MRCONFIGID", "MROWNER", "MROWNERCONFIG"), bytes(48))
+    expected |= {"ATTRIBUTES": bytes.fromhex("0000001000000000"), "XFAM": bytes.fromhex("e702060000000000")}
     assert claims.measurement == expected | ({"MRSERVICETD": bytes(48)} if kind == 3 else {})
     assert claims.report_data == maker.made.BIND
     assert claims.tcb == IntelTcb(platform=UP, quoting_enclave=UP, module=UP, evaluation_number=17)
@@ -96,7 +110,7 @@ def test_a_tdx_quote_claims_its_trust_domain(maker: Maker, version: int, kind: i
 def test_configuration_by_the_host_is_claimed(maker: Maker) -> None:
     sgx = maker.made.enclave_report(report_data=bytes(64), patches={192: b"\1" * 64, 260: b"\2\3"})
     claims = maker.sgx(body=sgx)
-    assert claims.measurement == {"MRENCLAVE": ENCLAVE, "CONFIGID": b"\1" * 64, "CONFIGSVN": b"\2\3"}
+    assert claims.measurement == {"MRENCLAVE": ENCLAVE, **LAUNCH, "CONFIGID": b"\1" * 64, "CONFIGSVN": b"\2\3"}
     places = {"MRCONFIGID": 184, "MROWNER": 232, "MROWNERCONFIG": 280, "MRSERVICETD": 600}
     report = maker.made.td_report(kind=3, patches={place: name.encode() for name, place in places.items()})
     claims = maker.tdx(version=5, kind=3, body=report)
@@ -355,8 +369,10 @@ def test_collateral_for_other_hardware_is_refused(maker: Maker, refusal: Refusal
 
 @pytest.mark.parametrize("which", ["info", "identity"])
 def test_collateral_of_another_time_is_stale(maker: Maker, refusal: Refusal, which: str) -> None:
-    second = timedelta(seconds=1)
-    for start, end in ((maker.now + second, maker.now + 2 * second), (maker.now - second, maker.now - second)):
+    second, skew = timedelta(seconds=1), timedelta(minutes=5)
+    maker.judged("SGX", **{which: maker.made.dates(maker.now + skew, maker.now + 2 * skew)})
+    late = maker.now + skew + second
+    for start, end in ((late, late + second), (maker.now - second, maker.now - second)):
         dates = maker.made.dates(start, end)
         assert refusal(partial(maker.judged, "SGX", **{which: dates}), "fetch") is Reason.COLLATERAL_STALE
     soon = maker.now + timedelta(hours=1)

@@ -63,7 +63,9 @@ def sign(key: Key, message: bytes) -> bytes:
     return key.sign(message, ec.ECDSA(hash_for(key)))
 
 
-def usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:
+def usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool | None = None
+) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=digital_signature,
         content_commitment=False,
@@ -71,7 +73,7 @@ def usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x5
         data_encipherment=False,
         key_agreement=False,
         key_cert_sign=key_cert_sign,
-        crl_sign=key_cert_sign,
+        crl_sign=key_cert_sign if crl_sign is None else crl_sign,
         encipher_only=False,
         decipher_only=False,
     )

@@ -98,6 +98,7 @@ def td_report(*, kind: int = 2, patches: dict[int, bytes] | None = None) -> byte
     report = bytearray(584 if kind == 2 else 648)
     report[0:16] = TEE_TCB_SVN
     report[120:128] = (1 << 28).to_bytes(8, "little")
+    report[128:136] = bytes.fromhex("e702060000000000")
     report[136:184] = b"\x3d" * 48
     for index in range(4):
         report[328 + 48 * index : 376 + 48 * index] = bytes([0xB0 + index]) * 48

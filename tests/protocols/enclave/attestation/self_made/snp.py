@@ -68,9 +68,9 @@ class SnpReport:
         report = bytearray(0x2A0)
         struct.pack_into("<I4xQ", report, 0, self.version, self.policy)
         struct.pack_into("<II", report, 0x30, self.privilege_level, 1)
+        report[0x40] = 0x24  # memory with error correction, and no aliases in it
         report[0x50:0x90] = self.report_data
         report[0x90:0xC0] = self.measurement
-        report[0xE0:0x110] = b"\x1d" * 48
         report[0x160:0x180] = b"\xff" * 32
         report[0x1A0:0x1E0] = CHIP
         for start in (0x38, 0x180, 0x1E0, 0x1F0):
