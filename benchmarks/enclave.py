@@ -113,7 +113,7 @@ class _Bench:
         )
 
     def seal(self, client: Client, payload: Payload, version: int) -> Upload:
-        model = ModelStamp(version=version, digest=bytes(32))
+        model = ModelStamp(version=version, digest=version.to_bytes(32, "big"))
         return client.seal(payload, enclave=self.verified, model=model, now=self.now)
 
     def sealer(self, payload: Payload) -> Callable[[], Upload]:
@@ -124,7 +124,7 @@ class _Bench:
     def seconds_for_a_client(self, payload: Payload, version: int, clients: list[Client]) -> tuple[float, float]:
         """Fill a buffer and release it; return what one upload and one client's part of the release took."""
         uploads = [self.seal(client, payload, version).sealed.encode() for client in clients]
-        self.enclave.open_buffer(version, bytes(32))
+        self.enclave.open_buffer(version, version.to_bytes(32, "big"))
         taken = list[float]()
         for upload in uploads:
             started = perf_counter()

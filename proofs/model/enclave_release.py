@@ -12,21 +12,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import gcd
 from typing import Any
 from unittest import mock
 
 from secagg.contract import Layout, RingSegment
-from secagg.errors import SecAggError
+from secagg.errors import PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 
 COHORT = 2
-HEAVY = 3
-"""The honest client whose weight is twice that of the others."""
+HEAVY = (2, 3)
+"""The honest clients whose weight is twice that of the other one."""
 VERSIONS = (0, 1)
-MODEL = bytes(32)
+MODELS = {version: bytes([version]) * 32 for version in VERSIONS}
+RELABELLED = (2, MODELS[1])
+"""The host's third number, for a model that it has announced under another."""
 Replacement = tuple[str, Callable[..., Any]]
 
 
@@ -78,14 +81,18 @@ class Report:
 def uploads() -> list[Upload]:
     """Return the uploads that exist: three honest clients' for each model, and those that a corrupted one makes."""
     made = [
-        Upload(Entry(ClientId(client), bytes([client, version]) * 8, version, MODEL), 1 + (client == HEAVY))
+        Upload(Entry(ClientId(client), bytes([client, version]) * 8, version, MODELS[version]), 1 + (client in HEAVY))
         for client in (1, 2, 3)
         for version in VERSIONS
     ]
-    # The corrupted client signs what it likes, twice for the newest model, and as heavily as it may.
+    # The corrupted client signs what it likes, twice for the newest model and once for the old one; it weighs the most.
     made += [
-        Upload(Entry(ClientId(4), bytes([4, number]) * 8, version, MODEL), 3) for number, version in ((0, 1), (1, 1))
+        Upload(Entry(ClientId(4), bytes([4, number]) * 8, version, MODELS[version]), 3)
+        for number, version in ((0, 1), (1, 1), (2, 0))
     ]
+    # What an honest client would seal a second time, if the host could give its model another number.
+    version, digest = RELABELLED
+    made += [Upload(Entry(ClientId(client), bytes([client, version]) * 8, version, digest), 2) for client in HEAVY]
     return made
 
 
@@ -123,8 +130,8 @@ def explore(depth: int, replacements: tuple[Replacement, ...] = ()) -> Report:
 
 
 def _calls() -> Iterator[tuple[str, Callable[[Host], None]]]:
-    for version in VERSIONS:
-        yield f"open {version}", lambda host, version=version: _open(host, version)  # type: ignore[misc]
+    for version, digest in (*MODELS.items(), RELABELLED):
+        yield f"open {version}", lambda host, version=version, digest=digest: _open(host, version, digest)  # type: ignore[misc]
     for upload in uploads():
         name = f"take {upload.entry.client} of model {upload.entry.version}"
         yield name, lambda host, upload=upload: _take(host, upload)  # type: ignore[misc]
@@ -132,8 +139,8 @@ def _calls() -> Iterator[tuple[str, Callable[[Host], None]]]:
     yield "give up", _give_up
 
 
-def _open(host: Host, version: int) -> None:
-    host.rules.open(version, MODEL)
+def _open(host: Host, version: int, digest: bytes) -> None:
+    host.rules.open(version, digest)
     host.buffer = frozenset()
 
 
@@ -148,7 +155,7 @@ def _take(host: Host, upload: Upload) -> None:
 
 def _release(host: Host) -> None:
     try:
-        _ = host.rules.buffer
+        host.rules.require_open()
         host.rules.require_releasable()
     finally:
         if host.rules.state is BufferState.CLOSED:
@@ -175,10 +182,18 @@ def _fault(released: tuple[frozenset[Taken], ...]) -> str | None:
         ages = [taken.age_weight for taken in sum_]
         if min(ages.count(age) for age in ages) < COHORT:
             return "a sum in which one client's age stands alone"
+        weights = [taken.weight // gcd(*(taken.weight for taken in sum_)) for taken in sum_]
+        if any(sum(weight % modulus != 0 for weight in weights) == 1 for modulus in range(2, max(weights) + 1)):
+            return "a sum whose remainder is one client's"
     for one, other in combinations(released, 2):
-        if {taken.upload for taken in one} & {taken.upload for taken in other}:
-            return "one upload in two sums, whose difference tells of the rest"
+        if _values(one) & _values(other):
+            return "one update in two sums, whose difference tells of the rest"
     return None
+
+
+def _values(sum_: frozenset[Taken]) -> set[tuple[ClientId, bytes]]:
+    """Return whose updates of which models are in a sum; of one model a client has one update."""
+    return {(taken.upload.entry.client, taken.upload.entry.model_digest) for taken in sum_}
 
 
 def _configuration() -> EnclaveConfiguration:
@@ -216,7 +231,7 @@ def _ordered(value: Any) -> str:  # noqa: ANN401 -- anything that the rules reme
 
 # --- Defects ----------------------------------------------------------------------------------------------------------
 
-_ENTER, _CLOSE, _RELEASABLE = ReleaseRules.enter, ReleaseRules.close, ReleaseRules.require_releasable
+_OPEN, _ENTER, _CLOSE = ReleaseRules.open, ReleaseRules.enter, ReleaseRules.close
 
 
 def _forget_at_the_end(self: ReleaseRules) -> None:
@@ -225,29 +240,51 @@ def _forget_at_the_end(self: ReleaseRules) -> None:
     self._answered.clear()
 
 
+def _forget_versions(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
+    _ENTER(self, entry, weight, age_weight)
+    self._versions.clear()
+
+
 def _forget_who(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
     _ENTER(self, entry, weight, age_weight)
-    self.buffer.clients.clear()
+    self.require_open().clients.clear()
     self._answered.clear()
 
 
 def _count_weights_only(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
     _ENTER(self, entry, weight, age_weight)
-    self.buffer.ages.clear()
-    self.buffer.ages[1] = COHORT
+    self.require_open().ages.clear()
+    self.require_open().ages[1] = COHORT
 
 
 def _forget_the_largest(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
     _ENTER(self, entry, weight, age_weight)
-    self.buffer.largest_weight = 1
+    weights = self.require_open().weights
+    weights[1] = weights.total()
+    for larger in [weight for weight in weights if weight > 1]:
+        del weights[larger]
 
 
 def _any_number(self: ReleaseRules) -> None:
-    _ = self.buffer
+    self.require_open()
+
+
+def _any_arithmetic(self: ReleaseRules) -> None:
+    buffer = self.require_open()
+    if buffer.contributors < COHORT or min(buffer.ages.values()) < COHORT:
+        raise ThresholdNotMet(needed=COHORT, present=0, what="uploads")
+    if max(buffer.weights) * COHORT > buffer.total_weight:
+        self.close()
+        raise PeerMisbehaved("one client weighs too much", reason=Reason.WEIGHTS_UNEVEN)
+
+
+def _forget_digests(self: ReleaseRules, version: int, model_digest: bytes) -> None:
+    _OPEN(self, version, model_digest)
+    self._versions.clear()
 
 
 def _stay_open(self: ReleaseRules) -> None:
-    _ = self.buffer
+    self.require_open()
 
 
 DEFECTS: dict[str, tuple[Replacement, ...]] = {
@@ -255,6 +292,8 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "enclave: a client counts twice": (("enter", _forget_who),),
     "enclave: ages not counted": (("enter", _count_weights_only),),
     "enclave: largest weight forgotten": (("enter", _forget_the_largest),),
+    "enclave: common factors not looked for": (("require_releasable", _any_arithmetic),),
+    "enclave: a model under two numbers": (("open", _forget_digests), ("enter", _forget_versions)),
     "enclave: cohort not checked": (("require_releasable", _any_number),),
     "enclave: a release leaves its buffer open": (("close", _stay_open),),
 }

@@ -24,7 +24,7 @@ from secagg.protocols.enclave.client import Upload
 from secagg.protocols.enclave.trusted.messages import BufferRelease
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.wire import MessageKind
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 LENGTH = 4096
@@ -158,7 +158,7 @@ def test_what_an_enclave_releases_unmasks_the_whole_sum_and_no_part_of_it(chosen
 def test_ages_that_the_other_protocol_does_not_know_are_refused() -> None:
     """It sums every vector once; the released masks would fit another sum."""
     session = InsecureEnclaveSession(EnclaveSetup(layout=RINGS, staleness_weights=(3, 1)))
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     upload = session.seal(1, version=1)
     with pytest.raises(Misuse, match="two layers"):
         session.host.relay(upload)

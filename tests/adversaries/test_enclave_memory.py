@@ -31,7 +31,7 @@ from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import SEALED_SECRET_BYTES, BufferRelease, SealedUpload
 from secagg.protocols.enclave.trusted.upload_keys import seal_indices, sealing_info
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 trusted: Any = enclave_module
 ENDS = ("release", "give_up_buffer", "destroy")
@@ -234,7 +234,7 @@ def test_what_tells_more_than_the_release_is_overwritten(
     what: str, setup: EnclaveSetup, on_the_way: dict[str, list[Any]]
 ) -> None:
     session = InsecureEnclaveSession(replace(setup, staleness_weights=(2, 1)))
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     for number, version in ((1, 1), (2, 1), (3, 1), (4, 0), (5, 0), (6, 0)):
         session.upload(number, version=version)
     session.host.release()

@@ -6,6 +6,8 @@
 | one client with weight 64 among clients with weight 1 | the weight rule, at the price of the buffer |
 | releases twice, to average noise away | the same bytes again |
 | sums that differ in one client: overlapping, second, older buffers | one buffer at a time, and versions grow |
+| gives a model a second number, for a second sum of the same updates | the digest keeps the number that it had |
+| has all weights but one be multiples of 64 | weights whose factors single out a few end the buffer |
 | restarts the enclave, whose memory of clients is gone | the client's own ledger |
 | has one client be of another age than all others, whose weight it divides by | enough of each weight of age |
 | gives clients different models under one number | the digest that it opened the buffer with stands |
@@ -15,6 +17,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -36,8 +39,9 @@ from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.enclave.trusted.messages import BufferRelease
-from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
+from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
+from secagg.protocols.enclave.trusted.weights import single_somebody_out
+from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 HOST = ServerId()
 HISTOGRAMS = EnclaveSetup(form=ReleaseForm.HISTOGRAM)
@@ -46,7 +50,7 @@ NOISED = EnclaveSetup(layout=RING_LAYOUT, noise_multiplier=Fraction(1), l2_bound
 
 def opened(setup: EnclaveSetup | None = None, version: int = 0) -> InsecureEnclaveSession:
     session = InsecureEnclaveSession(setup or HISTOGRAMS)
-    session.host.open_buffer(version, bytes(32))
+    session.host.open_buffer(version, model_digest(version))
     return session
 
 
@@ -113,8 +117,39 @@ def test_a_client_that_outweighs_the_others_is_not_singled_out(form: ReleaseForm
     # The buffer is gone: adding one light client after another would tell how heavy the heavy one is.
     assert session.enclave.state is BufferState.CLOSED
     assert refusal(session.enclave.release) == (Misuse, Reason.API_MISUSE)
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     assert not any(vars(session.enclave)["_mask_keys"].values())
+
+
+@pytest.mark.parametrize("form", ReleaseForm)
+def test_the_remainder_of_a_sum_does_not_tell_the_one_client_of_another_weight(form: ReleaseForm) -> None:
+    session = opened(EnclaveSetup(form=form, maximum_weight=64))
+    weights = (64, 64, 64, 1)
+    for number, weight in enumerate(weights, start=1):
+        session.upload(number, weight=weight)
+    whole: Any = session.ideal(range(1, 5), weights).values[0].astype(np.int64)
+    fourth: Any = session.setup.payload_of(4).values[0].astype(np.int64)
+    assert (whole % 64 == fourth % 64).all(), "the attack would work"
+    assert refusal(session.enclave.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
+    assert session.enclave.state is BufferState.CLOSED
+
+
+def test_a_model_gets_no_second_number() -> None:
+    """Clients whose ledgers were lost would seal one update twice, and clients 1 to 3 without 4 tell client 4."""
+    session = opened()
+    for number in (1, 2, 3, 4):
+        session.upload(number)
+    session.host.release()
+    for version in (1, 2, 1 << 40):
+        with pytest.raises(PeerMisbehaved, match="under another number") as caught:
+            session.host.open_buffer(version, model_digest(0))
+        assert caught.value.reason is Reason.MODEL_MISMATCH
+        assert caught.value.culprits == {HOST}
+    session.host.open_buffer(1, model_digest(1))
+    forgetful = session.new_client(5)
+    stamp = ModelStamp(version=1, digest=model_digest(0))
+    sealed = forgetful.seal(session.setup.payload_of(5), enclave=session.verified(), model=stamp, now=session.now)
+    assert refusal(lambda: session.host.receive(sealed.encode())) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
 def test_ages_do_not_make_up_for_weights() -> None:
@@ -141,7 +176,7 @@ def test_what_is_released_has_an_effective_cohort_of_the_minimum(weights: list[i
     for number, weight in enumerate(weights, start=1):
         session.upload(number, weight=weight)
     total, least = sum(weights), session.setup.minimum_cohort
-    if max(weights) * least <= total:
+    if max(weights) * least <= total and not single_somebody_out(Counter(weights), least):
         aggregate, _ = session.host.release()
         assert same_values(aggregate, session.ideal(range(1, len(weights) + 1), weights))
         assert total * total >= least * sum(weight * weight for weight in weights)
@@ -234,7 +269,7 @@ def test_a_release_is_delivered_again_and_never_made_again() -> None:
     assert drawn > before, "noise was drawn"
     assert [session.enclave.release() for _ in range(5)] == [first] * 5
     assert coins.draws == drawn
-    session.enclave.open_buffer(1, bytes(32))
+    session.enclave.open_buffer(1, model_digest(1))
     assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
 
 
@@ -242,7 +277,7 @@ def test_two_buffers_have_noise_of_their_own() -> None:
     session = InsecureEnclaveSession(NOISED)
     noises = list[list[int]]()
     for version in (0, 1):
-        session.host.open_buffer(version, bytes(32))
+        session.host.open_buffer(version, model_digest(version))
         for number in (1, 2, 3):
             session.upload(number, version=version)
         aggregate, _ = session.host.release()
@@ -260,7 +295,7 @@ def test_two_buffers_do_not_overlap() -> None:
     session.upload(1)
     for version in (0, 1):
         with pytest.raises(Misuse):
-            session.enclave.open_buffer(version, bytes(32))
+            session.enclave.open_buffer(version, model_digest(version))
     for number in (2, 3):
         session.upload(number)
     assert session.host.release()[0].contributors == 3
@@ -274,7 +309,7 @@ def test_a_buffer_is_not_followed_by_one_of_the_same_or_an_older_model(version: 
         session.upload(number, version=5)
     getattr(session.enclave, end)()
     with pytest.raises(PeerMisbehaved) as caught:
-        session.enclave.open_buffer(version, bytes(32))
+        session.enclave.open_buffer(version, model_digest(version))
     assert caught.value.reason is Reason.WRONG_SESSION
     assert caught.value.culprits == {HOST}
     assert session.enclave.state is BufferState.CLOSED
@@ -286,7 +321,7 @@ def test_all_clients_but_one_are_not_summed_a_second_time() -> None:
     for upload in uploads:
         session.enclave.receive(upload)
     session.enclave.release()
-    session.enclave.open_buffer(1, bytes(32))
+    session.enclave.open_buffer(1, model_digest(1))
     for upload in uploads[1:]:
         with pytest.raises(PeerMisbehaved):
             session.enclave.receive(upload)
@@ -306,7 +341,7 @@ def test_clients_with_different_models_under_one_number_are_not_summed() -> None
     other = session.seal(2, digest=b"m" * 32).sealed.encode()
     assert refusal(lambda: session.enclave.receive(other)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
     session.host.give_up_buffer()
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     late = session.seal(3, digest=b"m" * 32).sealed.encode()
     assert refusal(lambda: session.enclave.receive(late)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
 
@@ -328,7 +363,7 @@ def test_the_model_that_a_buffer_opened_with_stands_for_later_ones() -> None:
     session = InsecureEnclaveSession(replace(HISTOGRAMS, staleness_weights=(1, 1)))
     session.host.open_buffer(0, b"h" * 32)
     session.host.give_up_buffer()
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     other = session.seal(1).sealed.encode()
     assert refusal(lambda: session.enclave.receive(other)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
     session.host.receive(session.seal(2, digest=b"h" * 32).encode())
@@ -405,10 +440,10 @@ def test_a_privacy_floor_holds_across_restarts() -> None:
 def test_a_client_is_in_no_more_releases_of_an_epoch_than_its_budget() -> None:
     session = InsecureEnclaveSession(replace(NOISED, releases_per_client=2))
     for version in (0, 1):
-        session.host.open_buffer(version, bytes(32))
+        session.host.open_buffer(version, model_digest(version))
         session.upload(1, version=version)
         session.host.give_up_buffer()
-    session.host.open_buffer(2, bytes(32))
+    session.host.open_buffer(2, model_digest(2))
     with pytest.raises(PeerMisbehaved) as caught:
         session.upload(1, version=2)
     assert caught.value.reason is Reason.BUDGET_SPENT
@@ -437,7 +472,7 @@ def test_whatever_is_dropped_repeated_and_reordered_every_client_is_counted_once
         assert refusal(session.host.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
         return
     weights = [1 + (position + 1) % 2 for position in counted]
-    if max(weights) * 3 > sum(weights):
+    if max(weights) * 3 > sum(weights) or single_somebody_out(Counter(weights), 3):
         assert refusal(session.host.release) == (PeerMisbehaved, Reason.WEIGHTS_UNEVEN)
         return
     aggregate, receipt = session.host.release()
@@ -451,7 +486,7 @@ def test_an_upload_that_is_late_for_its_buffer_enters_the_next_at_the_weight_of_
     for number in (1, 2, 3):
         session.upload(number)
     session.host.release()
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     for message in late:
         session.host.receive(message)
     for number in (1, 2, 3):
@@ -481,7 +516,7 @@ def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
         session.enclave.receive(message)
     assert session.enclave.state is BufferState.CLOSED
     assert refusal(session.enclave.release)[0] is Misuse
-    session.enclave.open_buffer(1, bytes(32))
+    session.enclave.open_buffer(1, model_digest(1))
     assert refusal(lambda: session.enclave.receive(message))[0] is PeerMisbehaved
 
 
@@ -510,7 +545,7 @@ def test_a_destroyed_enclave_answers_nothing() -> None:
     session.enclave.release()
     session.enclave.destroy()
     calls = (session.enclave.release, lambda: session.enclave.receive(message), session.enclave.give_up_buffer)
-    for call in (*calls, lambda: session.enclave.open_buffer(1, bytes(32))):
+    for call in (*calls, lambda: session.enclave.open_buffer(1, model_digest(1))):
         assert refusal(call)[0] is Misuse
     assert session.enclave.state is BufferState.DESTROYED
 
@@ -519,7 +554,7 @@ def test_receipts_count_releases_so_that_none_is_hidden() -> None:
     session, numbers = opened(), list[int]()
     for version in (0, 1, 2):
         if version:
-            session.host.open_buffer(version, bytes(32))
+            session.host.open_buffer(version, model_digest(version))
         for number in (1, 2, 3):
             session.upload(number, version=version)
         receipt = session.host.release()[1]

@@ -46,7 +46,7 @@ from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader
 from secagg.protocols.enclave.trusted.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 trusted: Any = enclave_module
 HOST = ServerId()
@@ -156,7 +156,7 @@ def test_an_upload_is_not_taken_in_a_later_buffer(end: str) -> None:
     for upload in uploads:
         session.enclave.receive(upload.sealed.encode())
     getattr(session.enclave, end)()
-    session.enclave.open_buffer(1, bytes(32))
+    session.enclave.open_buffer(1, model_digest(1))
     for number, upload in enumerate(uploads, start=1):
         is_refused(session, upload.sealed.encode(), PeerMisbehaved, Reason.REPLAYED, ClientId(number), HOST)
 
@@ -214,8 +214,8 @@ def test_a_sealed_seed_serves_no_other_upload_vector_or_model(
     upload = sealed(session, 1)
     if "model" in changes:
         session.host.give_up_buffer()
-        session.host.open_buffer(1, bytes(32))
-        changes = {"model": ModelStamp(version=1, digest=bytes(32))}
+        session.host.open_buffer(1, model_digest(1))
+        changes = {"model": ModelStamp(version=1, digest=model_digest(1))}
     moved = replace(upload, header=replace(upload.header, **changes))
     is_not_authentic(session, moved.encode(), FIRST, HOST)
     is_not_authentic(session, signed(session, 1, upload, **changes), FIRST)
@@ -254,7 +254,7 @@ def test_a_client_with_two_seeds_for_one_model_is_counted_once(session: Insecure
 
 def test_a_client_with_two_models_is_in_a_buffer_once() -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     session.upload(1, version=0)
     is_refused(
         session, session.seal(1, version=1).sealed.encode(), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST, HOST
@@ -266,7 +266,7 @@ def test_a_client_has_one_upload_for_a_model_over_all_buffers() -> None:
     session.host.open_buffer(0, bytes(32))
     session.upload(1)
     session.host.give_up_buffer()
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     is_refused(session, crafted(session, 1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
 
 

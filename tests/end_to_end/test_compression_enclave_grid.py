@@ -31,7 +31,7 @@ from secagg.contract.codewords import Tables
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 
 SHAPE = (8, 18)
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "embedding.weight": (16, 12), "fc.weight": (10, 24)}
@@ -116,7 +116,7 @@ def released_sum(
     )
     session = InsecureEnclaveSession(setup)
     payloads = [case.decoder.encode(case.update_of(number), InsecureSeededCoins(bytes([number]))) for number in NUMBERS]
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     for number, payload, age, weight in zip(NUMBERS, payloads, AGES, weights, strict=True):
         upload = session.seal(number, payload=payload, version=1 - age, weight=weight)
         session.host.receive(upload.encode())

@@ -46,6 +46,11 @@ MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegmen
 RING_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 
 
+def model_digest(version: int) -> bytes:
+    """Return the digest that stands for a model's number, and zeros for the first."""
+    return version.to_bytes(32, "big")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveSetup:
     """What an epoch and its clients are like."""
@@ -214,7 +219,7 @@ class InsecureEnclaveSession:
         number: int,
         *,
         version: int = 0,
-        digest: bytes = bytes(32),
+        digest: bytes | None = None,
         weight: int = 1,
         payload: Payload | None = None,
         enclave: SimulatedEnclave | None = None,
@@ -223,7 +228,7 @@ class InsecureEnclaveSession:
         return self.clients[number - 1].seal(
             payload or self.setup.payload_of(number),
             enclave=self.verified(enclave),
-            model=ModelStamp(version=version, digest=digest),
+            model=ModelStamp(version=version, digest=model_digest(version) if digest is None else digest),
             now=self.now,
             weight=weight,
         )

@@ -14,6 +14,7 @@ from secagg.errors import Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party, ServerId
 
 from .configuration import EnclaveConfiguration
+from .weights import single_somebody_out
 
 
 class BufferState(StrEnum):
@@ -45,8 +46,8 @@ class Buffer:
     """The number of the model that the sum will update; each buffer's is larger than that of the one before."""
     upload_ids: list[bytes] = field(default_factory=list[bytes])
     clients: set[ClientId] = field(default_factory=set[ClientId])
-    total_weight: int = 0
-    largest_weight: int = 0
+    weights: Counter[int] = field(default_factory=Counter[int])
+    """How many uploads there are of each whole weight."""
     ages: Counter[int] = field(default_factory=Counter[int])
     """How many uploads there are of each weight of age."""
 
@@ -54,6 +55,11 @@ class Buffer:
     def contributors(self) -> int:
         """How many uploads are in it."""
         return len(self.upload_ids)
+
+    @property
+    def total_weight(self) -> int:
+        """What the uploads weigh together."""
+        return sum(weight * count for weight, count in self.weights.items())
 
 
 class ReleaseRules:
@@ -70,6 +76,8 @@ class ReleaseRules:
         self._upload_ids = set[tuple[ClientId, bytes]]()
         self._answered = set[tuple[ClientId, int]]()
         self._models = dict[int, bytes]()
+        self._versions = dict[bytes, int]()
+        """The number of each model; one model under two numbers is two sums of the same updates."""
         self._announced = set[int]()
         self._participations = Counter[ClientId]()
         self.state = BufferState.CLOSED
@@ -79,8 +87,7 @@ class ReleaseRules:
 
         Raises:
             Misuse: another buffer is open, so that one upload could be told into two; or the keys are gone.
-            PeerMisbehaved: the model is not newer than that of every buffer before, or clients had another one of that
-                number.
+            PeerMisbehaved: the number is not larger than that of every buffer before, or the model had another number.
         """
         if self.state is not BufferState.CLOSED:
             raise Misuse(f"a buffer opens when none is; the enclave is {self.state}; release or give up the last one")
@@ -92,19 +99,22 @@ class ReleaseRules:
                 reason=Reason.WRONG_SESSION,
                 culprits={ServerId()},
             )
-        if self._models.get(version, model_digest) != model_digest:
+        if (known := self._versions.get(model_digest, version)) != version:
             raise PeerMisbehaved(
-                f"another model {version} is known in this epoch", reason=Reason.MODEL_MISMATCH, culprits={ServerId()}
+                f"model {version} is model {known} under another number, and what clients trained from it could be in "
+                "two sums; open the next buffer for the next model",
+                reason=Reason.MODEL_MISMATCH,
+                culprits={ServerId()},
             )
         self._models[version] = model_digest
+        self._versions[model_digest] = version
         self._announced.add(version)
         self._last_version = version
         self._buffer = Buffer(version)
         self.state = BufferState.OPEN
 
-    @property
-    def buffer(self) -> Buffer:
-        """The open buffer.
+    def require_open(self) -> Buffer:
+        """Return the open buffer.
 
         Raises:
             Misuse: none is open.
@@ -120,7 +130,7 @@ class ReleaseRules:
             PeerMisbehaved: it was taken before, its client has answered for this model or is in this buffer already,
                 it is of an unknown or forgotten model, the client's budget is spent, or the buffer is full.
         """
-        configuration, buffer = self._configuration, self.buffer
+        configuration, buffer = self._configuration, self.require_open()
         table, age = configuration.staleness_weights, buffer.version - entry.version
         releases = configuration.noise.releases_per_client if configuration.noise is not None else 0
         client, host = self.signer(entry.client), frozenset({ServerId()})
@@ -150,7 +160,8 @@ class ReleaseRules:
                 client | host,
             ),
             (
-                self._models.get(entry.version, entry.model_digest) != entry.model_digest,
+                self._models.get(entry.version, entry.model_digest) != entry.model_digest
+                or self._versions.get(entry.model_digest, entry.version) != entry.version,
                 f"{entry.client} was given another model {entry.version} than others",
                 Reason.MODEL_MISMATCH,
                 # Of a model that the host has not announced, nobody can say who had the wrong one.
@@ -192,15 +203,15 @@ class ReleaseRules:
 
     def enter(self, entry: Entry, weight: int, age_weight: int) -> None:
         """Record an upload that has passed every check and was added, with its whole weight and that of its age."""
-        buffer = self.buffer
+        buffer = self.require_open()
         buffer.ages[age_weight] += 1
         buffer.upload_ids.append(entry.upload_id)
         buffer.clients.add(entry.client)
-        buffer.total_weight += weight
-        buffer.largest_weight = max(buffer.largest_weight, weight)
+        buffer.weights[weight] += 1
         self._upload_ids.add((entry.client, entry.upload_id))
         self._answered.add((entry.client, entry.version))
         self._models.setdefault(entry.version, entry.model_digest)
+        self._versions.setdefault(entry.model_digest, entry.version)
         self._participations[entry.client] += 1
 
     def require_releasable(self) -> None:
@@ -214,19 +225,23 @@ class ReleaseRules:
 
         Raises:
             ThresholdNotMet: more uploads are needed, or more of one age; nothing has changed.
-            PeerMisbehaved: one weight is too large. The buffer is given up: asking again after each upload would tell
-                a host how large it is.
+            PeerMisbehaved: one weight is too large or, without noise, too few weights lack a factor that the others
+                have. The buffer is given up: asking again after each upload would tell a host the weights.
         """
-        buffer, least = self.buffer, self._configuration.minimum_cohort
+        buffer, least = self.require_open(), self._configuration.minimum_cohort
         if buffer.contributors < least:
             raise ThresholdNotMet(needed=least, present=buffer.contributors, what="uploads")
         if self._configuration.noise is None and (fewest := min(buffer.ages.values())) < least:
             raise ThresholdNotMet(needed=least, present=fewest, what="uploads of each weight of age")
-        if buffer.largest_weight * least > buffer.total_weight:
+        sentence = None
+        if max(buffer.weights) * least > buffer.total_weight:
+            sentence = f"one client weighs more than 1/{least} of the buffer"
+        elif self._configuration.noise is None and single_somebody_out(buffer.weights, least):
+            sentence = "all weights but a few have a factor in common, and the sum's remainder by it tells of those few"
+        if sentence is not None:
             self.close()
             raise PeerMisbehaved(
-                f"one client weighs more than 1/{least} of the buffer, which is given up; bound weights more tightly",
-                reason=Reason.WEIGHTS_UNEVEN,
+                f"{sentence}, so it is given up; bound weights more tightly", reason=Reason.WEIGHTS_UNEVEN
             )
 
     def close(self) -> None:
@@ -235,8 +250,7 @@ class ReleaseRules:
         Raises:
             Misuse: none is open.
         """
-        if self.state is not BufferState.OPEN:
-            raise Misuse(f"no buffer is open; the enclave is {self.state}")
+        self.require_open()
         self._buffer = None
         self.state = BufferState.CLOSED
 

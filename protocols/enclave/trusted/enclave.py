@@ -127,7 +127,7 @@ class Enclave(Confined):
             Misuse: no buffer is open.
         """
         with self._lock, blaming(ServerId()):
-            self._rules.buffer  # noqa: B018 -- refuses where none is open
+            self._rules.require_open()
             upload = SealedUpload.decode(owned_bytes(message), self.configuration)
             header = upload.header
             client = header.certificate.client
@@ -166,7 +166,7 @@ class Enclave(Confined):
         with self._lock:
             if self._last_release:
                 return self._last_release
-            buffer = self._rules.buffer
+            buffer = self._rules.require_open()
             try:
                 self._rules.require_releasable()
             finally:
@@ -197,7 +197,7 @@ class Enclave(Confined):
     def give_up_buffer(self) -> None:
         """Discard the open buffer; its uploads are never taken again."""
         with self._lock:
-            self._rules.buffer  # noqa: B018 -- refuses where none is open
+            self._rules.require_open()
             self._rules.close()
             self._forget()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from math import gcd
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -21,6 +23,8 @@ from secagg.parameters import Suite
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.protocols.enclave.trusted.weights import single_somebody_out
+from tests.harness.enclave_buffers import model_digest
 
 CLOSED, OPEN, DESTROYED = BufferState
 TABLE = (3, 2)
@@ -49,15 +53,15 @@ def noised(releases: int, **changes: Any) -> EnclaveConfiguration:
     return configuration(**({"noise": noise, "maximum_weight": 1} | changes))
 
 
-def entry(client: int = 7, *, upload: int | None = None, version: int = 5, digest: bytes = bytes(32)) -> Entry:
+def entry(client: int = 7, *, upload: int | None = None, version: int = 5, digest: bytes | None = None) -> Entry:
     number = client if upload is None else upload
-    return Entry(ClientId(client), number.to_bytes(16, "big"), version, digest)
+    return Entry(ClientId(client), number.to_bytes(16, "big"), version, digest or model_digest(version))
 
 
 def rules(*, version: int | None = 5, made: EnclaveConfiguration | None = None) -> ReleaseRules:
     started = ReleaseRules(made or configuration())
     if version is not None:
-        started.open(version, bytes(32))
+        started.open(version, model_digest(version))
     return started
 
 
@@ -88,8 +92,8 @@ def is_refused(
 # --- Every call in every state ----------------------------------------------------------------------------------------
 
 CALLS: dict[str, Callable[[ReleaseRules], object]] = {
-    "open": lambda kept: kept.open(9, bytes(32)),
-    "buffer": lambda kept: kept.buffer,
+    "open": lambda kept: kept.open(9, model_digest(9)),
+    "require_open": lambda kept: kept.require_open(),
     "staleness_weight": lambda kept: kept.staleness_weight(entry()),
     "enter": lambda kept: kept.enter(entry(), 3, 3),
     "require_releasable": lambda kept: kept.require_releasable(),
@@ -98,7 +102,7 @@ CALLS: dict[str, Callable[[ReleaseRules], object]] = {
 }
 ALLOWED = {
     CLOSED: {"open": OPEN, "destroy": DESTROYED},
-    OPEN: {"buffer": OPEN, "staleness_weight": OPEN, "enter": OPEN, "close": CLOSED, "destroy": DESTROYED},
+    OPEN: {"require_open": OPEN, "staleness_weight": OPEN, "enter": OPEN, "close": CLOSED, "destroy": DESTROYED},
     DESTROYED: {"destroy": DESTROYED},
 }
 
@@ -126,7 +130,7 @@ def test_every_call_in_every_state(state: BufferState, call: str) -> None:
 def test_an_epoch_that_has_ended_stays_ended() -> None:
     kept = rules()
     kept.destroy()
-    is_refused(kept, lambda: kept.open(6, bytes(32)), Misuse)
+    is_refused(kept, lambda: kept.open(6, model_digest(6)), Misuse)
     kept.destroy()
     assert kept.state is DESTROYED
 
@@ -136,7 +140,7 @@ def test_an_epoch_that_has_ended_stays_ended() -> None:
 
 @pytest.mark.parametrize("version", [0, 1, (1 << 64) - 1])
 def test_a_buffer_opens_for_any_version(version: int) -> None:
-    assert rules(version=version).buffer.version == version
+    assert rules(version=version).require_open().version == version
 
 
 @pytest.mark.parametrize("version", [-1, 1 << 64, True, 1.0, None])
@@ -149,10 +153,10 @@ def test_a_version_is_an_integer_of_64_bits(version: Any) -> None:
 def test_versions_grow(version: int) -> None:
     kept = rules()
     kept.close()
-    error = is_refused(kept, lambda: kept.open(version, bytes(32)), PeerMisbehaved, Reason.WRONG_SESSION)
+    error = is_refused(kept, lambda: kept.open(version, model_digest(version)), PeerMisbehaved, Reason.WRONG_SESSION)
     assert isinstance(error, PeerMisbehaved)
     assert error.culprits == {HOST}
-    kept.open(6, bytes(32))
+    kept.open(6, model_digest(6))
 
 
 @pytest.mark.parametrize(("version", "weight"), [(5, 3), (4, 2)])
@@ -167,6 +171,7 @@ REFUSED: dict[str, tuple[Entry, Reason, set[Any]]] = {
     "a second upload of one model": (entry(1, upload=99), Reason.ALREADY_ANSWERED, {ClientId(1)}),
     "a client of this buffer": (entry(1, upload=99, version=4), Reason.ALREADY_ANSWERED, {ClientId(1), HOST}),
     "too old": (entry(version=3), Reason.STALE_UPDATE, {CLIENT, HOST}),
+    "another number of this model": (entry(version=4, digest=model_digest(5)), Reason.MODEL_MISMATCH, set()),
     "too new": (entry(version=6), Reason.STALE_UPDATE, {CLIENT, HOST}),
     "another model": (entry(digest=b"m" * 32), Reason.MODEL_MISMATCH, {CLIENT, HOST}),
     "another model that nobody announced": (entry(version=4, digest=b"m" * 32), Reason.MODEL_MISMATCH, set()),
@@ -192,7 +197,7 @@ def test_an_upload_id_belongs_to_its_client() -> None:
     for client in (9, 1):
         again = entry(client, upload=1)
         is_refused(kept, partial(kept.staleness_weight, again), PeerMisbehaved, Reason.REPLAYED)
-    assert kept.buffer.contributors == 2
+    assert kept.require_open().contributors == 2
 
 
 def test_the_host_fixes_the_model_and_no_client_does() -> None:
@@ -210,12 +215,36 @@ def test_a_model_that_was_announced_is_remembered_when_it_is_old() -> None:
     kept.open(5, b"h" * 32)
     kept.close()
     kept.open(6, b"i" * 32)
-    for wrong in (entry(1), entry(1, version=6, digest=b"h" * 32)):
+    for wrong in (entry(1), entry(1, version=6), entry(1, version=6, digest=b"h" * 32), entry(1, digest=b"i" * 32)):
         error = is_refused(kept, partial(kept.staleness_weight, wrong), PeerMisbehaved, Reason.MODEL_MISMATCH)
         assert isinstance(error, PeerMisbehaved)
         assert error.culprits == {ClientId(1), HOST}
     take(kept, entry(1, digest=b"h" * 32))
     take(kept, entry(2, version=6, digest=b"i" * 32))
+
+
+def test_one_model_under_two_numbers_is_two_sums_of_the_same_updates() -> None:
+    """The difference of a sum of clients 1 to 4 and one of clients 1 to 3 is client 4's update."""
+    kept = rules(made=configuration(staleness_weights=(1,)))
+    for client in range(1, 5):
+        take(kept, entry(client))
+    kept.require_releasable()
+    kept.close()
+    for later in (6, 7, 1 << 63):
+        error = is_refused(kept, partial(kept.open, later, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
+        assert isinstance(error, PeerMisbehaved)
+        assert error.culprits == {HOST}
+    kept.open(6, model_digest(6))
+    relabelled = entry(1, upload=77, version=6, digest=model_digest(5))
+    is_refused(kept, lambda: kept.staleness_weight(relabelled), PeerMisbehaved, Reason.MODEL_MISMATCH)
+
+
+def test_a_number_that_clients_told_is_kept_for_their_model() -> None:
+    kept = rules()
+    take(kept, entry(1, version=4, digest=b"q" * 32))
+    kept.close()
+    is_refused(kept, lambda: kept.open(6, b"q" * 32), PeerMisbehaved, Reason.MODEL_MISMATCH)
+    kept.open(6, model_digest(6))
 
 
 def test_without_an_authority_whatever_is_signed_can_be_the_hosts_doing() -> None:
@@ -251,7 +280,7 @@ def test_what_was_seen_is_remembered_over_buffers(ended: str) -> None:
     if ended == "released":
         kept.require_releasable()
     kept.close()
-    kept.open(6, bytes(32))
+    kept.open(6, model_digest(6))
     is_refused(kept, lambda: kept.staleness_weight(entry(1, upload=1, version=6)), PeerMisbehaved, Reason.REPLAYED)
     second = entry(1, upload=50)
     is_refused(kept, lambda: kept.staleness_weight(second), PeerMisbehaved, Reason.ALREADY_ANSWERED)
@@ -265,10 +294,10 @@ def test_what_was_seen_is_remembered_over_buffers(ended: str) -> None:
 def test_a_client_is_in_as_many_releases_as_its_budget(releases: int) -> None:
     kept = rules(version=None, made=noised(releases))
     for version in range(releases):
-        kept.open(version, bytes(32))
+        kept.open(version, model_digest(version))
         take(kept, entry(7, upload=version, version=version))
         kept.close()
-    kept.open(releases, bytes(32))
+    kept.open(releases, model_digest(releases))
     last = entry(7, upload=99, version=releases)
     error = is_refused(kept, lambda: kept.staleness_weight(last), PeerMisbehaved, Reason.BUDGET_SPENT)
     assert isinstance(error, PeerMisbehaved)
@@ -279,7 +308,7 @@ def test_a_client_is_in_as_many_releases_as_its_budget(releases: int) -> None:
 def test_without_noise_there_is_no_budget() -> None:
     kept = rules(version=None)
     for version in range(20):
-        kept.open(version, bytes(32))
+        kept.open(version, model_digest(version))
         take(kept, entry(7, upload=version, version=version))
         kept.close()
 
@@ -302,7 +331,8 @@ def test_the_weight_rule_is_tight(weights: list[int], is_even: bool) -> None:  #
     kept = rules(made=configuration(staleness_weights=(1,)))
     for client, weight in enumerate(weights):
         take(kept, entry(client), weight)
-    assert (kept.buffer.total_weight, kept.buffer.largest_weight) == (sum(weights), max(weights))
+    buffer = kept.require_open()
+    assert (buffer.total_weight, sorted(buffer.weights.elements())) == (sum(weights), sorted(weights))
     if is_even:
         kept.require_releasable()
         assert kept.state is OPEN, "the enclave closes it when it has the sum"
@@ -360,6 +390,74 @@ def test_with_noise_one_upload_of_an_age_is_hidden_by_it() -> None:
     kept.require_releasable()
 
 
+# --- The arithmetic of weights ----------------------------------------------------------------------------------------
+
+
+def tells_a_few(weights: list[int], minimum_cohort: int, telling: int = 16) -> bool:
+    """Try every modulus: whether the sum's remainder is that of one client, or by 16 and more of too few."""
+    reduced = [weight // gcd(*weights) for weight in weights]
+    others = [(modulus, sum(weight % modulus > 0 for weight in reduced)) for modulus in range(2, max(reduced) + 1)]
+    return any(
+        others_of < (minimum_cohort if modulus >= telling else 2) and others_of < len(weights)
+        for modulus, others_of in others
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_even"),
+    [
+        ([64, 64, 64, 1], False),
+        ([64, 64, 64, 32], False),
+        ([48, 48, 48, 16], False),
+        ([4, 4, 4, 2], False),
+        ([6, 10, 15, 15], False),
+        ([6, 10, 15, 7, 15, 14], True),
+        ([6, 6, 6, 6], True),
+        ([64, 64, 1, 1], True),
+        ([64, 64, 64, 1, 1], False),
+        ([3, 3, 3, 1, 1], True),
+        ([17, 34, 34, 17, 17, 5], False),
+        ([18, 18, 18, 1, 1], False),
+        ([100, 200, 300, 400], True),
+    ],
+)
+def test_a_remainder_of_the_sum_is_not_that_of_a_few(weights: list[int], is_even: bool) -> None:  # noqa: FBT001
+    least = 3 if len(weights) > 4 else 2
+    made = configuration(
+        minimum_cohort=least,
+        maximum_cohort=6,
+        maximum_weight=400,
+        staleness_weights=(1,),
+        layout=Layout((RingSegment(40, 6),)),
+    )
+    kept = rules(made=made)
+    for client, weight in enumerate(weights):
+        take(kept, entry(client), weight)
+    assert tells_a_few(weights, least) is not is_even
+    if is_even:
+        kept.require_releasable()
+        return
+    with pytest.raises(PeerMisbehaved, match="factor in common") as caught:
+        kept.require_releasable()
+    assert caught.value.reason is Reason.WEIGHTS_UNEVEN
+    assert kept.state is CLOSED
+
+
+@given(weights=st.lists(st.integers(1, 300), min_size=2, max_size=8), least=st.integers(2, 5))
+@settings(max_examples=300, deadline=None)
+def test_prime_powers_find_what_every_modulus_finds(weights: list[int], least: int) -> None:
+    if tells_a_few(weights, least):
+        assert single_somebody_out(Counter(weights), least)
+    elif single_somebody_out(Counter(weights), least):
+        # Two remainders may be of different clients; multiplied, they are taken for one.
+        assert tells_a_few(weights, least, telling=2)
+
+
+def test_large_weights_are_taken_apart_in_time() -> None:
+    largest_prime = (1 << 32) - 5
+    assert single_somebody_out(Counter({largest_prime * 65521: 3, 65521: 1}), 2)
+
+
 # --- A model beside it ------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +476,9 @@ class Naive:
             return Reason.API_MISUSE
         if any(version <= earlier for earlier, _ in self.opened):
             return Reason.WRONG_SESSION
+        known = [*self.opened, *((old.version, old.model_digest) for _, old, _ in self.history)]
+        if any(model == digest and number != version for number, model in known):
+            return Reason.MODEL_MISMATCH
         self.opened.append((version, digest))
         self.state = OPEN
         return None
@@ -398,7 +499,9 @@ class Naive:
             Reason.ALREADY_ANSWERED: all((old.client, old.version) != (new.client, new.version) for old in taken)
             and all(old.client != new.client for old, _ in self.here()),
             Reason.STALE_UPDATE: age in range(len(self.made.staleness_weights)),
-            Reason.MODEL_MISMATCH: all(digest == new.model_digest for digest in known),
+            Reason.MODEL_MISMATCH: all(digest == new.model_digest for digest in known)
+            and all(number == new.version for number, digest in self.opened if digest == new.model_digest)
+            and all(old.version == new.version for old in taken if old.model_digest == new.model_digest),
             Reason.BUDGET_SPENT: budget is None or sum(old.client == new.client for old in taken) < budget,
             Reason.BUFFER_FULL: len(self.here()) < self.made.maximum_cohort,
         }
@@ -416,6 +519,7 @@ class Naive:
             return Reason.THRESHOLD_NOT_MET
         self.state = CLOSED
         uneven = max(weights) * self.made.minimum_cohort > sum(weights)
+        uneven = uneven or (self.made.noise is None and single_somebody_out(Counter(weights), self.made.minimum_cohort))
         return Reason.WEIGHTS_UNEVEN if uneven else None
 
 
@@ -436,18 +540,19 @@ class RulesBesideTheModel(RuleBasedStateMachine):
         super().__init__()
         self.kept, self.naive = ReleaseRules(self.made), Naive(self.made)
 
-    @rule(version=st.integers(0, 8), digest=st.sampled_from([bytes(32)] * 4 + [b"m" * 32]))
-    def open(self, version: int, digest: bytes) -> None:
+    @rule(version=st.integers(0, 8), other=st.sampled_from([None] * 4 + [b"m" * 32, model_digest(2)]))
+    def open(self, version: int, other: bytes | None) -> None:
+        digest = other or model_digest(version)
         assert outcome(lambda: self.kept.open(version, digest)) == self.naive.open(version, digest)
 
     @rule(
         client=st.integers(0, 5),
         upload=st.integers(0, 9),
         back=st.integers(-1, 3),
-        digest=st.sampled_from([bytes(32)] * 4 + [b"m" * 32]),
+        digest=st.sampled_from([None] * 4 + [b"m" * 32, model_digest(2)]),
         weight=st.integers(1, 3),
     )
-    def upload(self, client: int, upload: int, back: int, digest: bytes, weight: int) -> None:
+    def upload(self, client: int, upload: int, back: int, digest: bytes | None, weight: int) -> None:
         weight = min(weight, self.made.maximum_weight)
         newest = self.naive.opened[-1][0] if self.naive.opened else 0
         version = max(0, newest - back)
@@ -478,7 +583,7 @@ class RulesBesideTheModel(RuleBasedStateMachine):
     def agree(self) -> None:
         assert self.kept.state is self.naive.state
         if self.naive.state is OPEN:
-            here, buffer = self.naive.here(), self.kept.buffer
+            here, buffer = self.naive.here(), self.kept.require_open()
             assert buffer.contributors == len(here)
             assert buffer.total_weight == sum(weight for _, weight in here)
             assert buffer.clients == {taken.client for taken, _ in here}

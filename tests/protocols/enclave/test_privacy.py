@@ -18,7 +18,7 @@ from secagg.protocols.enclave.privacy.budget import epsilon_of, squared_sensitiv
 from secagg.protocols.enclave.privacy.sensitivity import Adjacency, rho_of_release
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.noise import NoiseKind, sample
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 
 LAYOUT = Layout((RingSegment(32, 400), IndexSegment(8, 40), RingSegment(24, 30)))
 NUMBERS = (1, 2, 3, 4)
@@ -94,7 +94,7 @@ def test_noise_is_drawn_once_and_a_release_that_is_asked_for_again_is_the_same()
 def test_two_releases_have_noise_of_their_own() -> None:
     session = InsecureEnclaveSession(noised(releases_per_client=2))
     first = integers(released(session))
-    session.host.open_buffer(1, bytes(32))
+    session.host.open_buffer(1, model_digest(1))
     for number in NUMBERS:
         session.upload(number, version=1)
     second = integers(session.host.release()[0])
@@ -159,11 +159,11 @@ def test_a_privacy_floor_of_no_meaning_is_refused(epsilon: float, delta: float) 
 def test_the_enclave_stops_at_the_budget_of_a_client() -> None:
     session = InsecureEnclaveSession(noised(releases_per_client=2, maximum_cohort=4))
     for version in range(2):
-        session.host.open_buffer(version, bytes(32))
+        session.host.open_buffer(version, model_digest(version))
         for number in NUMBERS:
             session.upload(number, version=version)
         session.host.release()
-    session.host.open_buffer(2, bytes(32))
+    session.host.open_buffer(2, model_digest(2))
     with pytest.raises(PeerMisbehaved) as caught:
         session.upload(1, version=2)
     assert caught.value.reason is Reason.BUDGET_SPENT

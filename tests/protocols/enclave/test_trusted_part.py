@@ -42,7 +42,7 @@ OUTSIDE = {
     "typing",
 }
 """No socket, no file, no clock, no process, no logging; ``os`` for randomness alone."""
-MOST_OWN_LINES = 1150
+MOST_OWN_LINES = 1200
 MOST_CORE_LINES = 2050
 
 

@@ -17,7 +17,7 @@ from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence, Simula
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, Receipt
 from secagg.protocols.enclave.verified_enclave import Judgement, VerifiedEnclave
 from secagg.session.certificates import SigningKey
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 HOST = {ServerId()}
 
@@ -166,7 +166,7 @@ def test_it_has_no_place_for_anything_else(session: InsecureEnclaveSession) -> N
 
 
 def receipt_of(session: InsecureEnclaveSession) -> Receipt:
-    session.host.open_buffer(3, bytes(32))
+    session.host.open_buffer(3, model_digest(3))
     for number in (1, 2, 3):
         session.upload(number, version=3)
     return session.host.release()[1]
