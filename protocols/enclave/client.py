@@ -19,10 +19,11 @@ from secagg.wire import MessageKind, Writer
 
 from .floors import EnclaveFloors
 from .ledger import SealLedger
-from .privacy.norm import require_norm
+from .privacy.norm import clip_into
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import SEED_BYTES, UPLOAD_ID_BYTES, WEIGHT_BYTES, ModelStamp, SealedUpload, UploadHeader
-from .trusted.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
+from .trusted.upload_keys import mask_key, seal_indices, sealing_info
+from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 from .verified_enclave import VerifiedEnclave
 
 
@@ -33,6 +34,8 @@ class Upload:
     sealed: SealedUpload = field(repr=False)
     segments: tuple[RingSegment, ...]
     masked: tuple[RingVector, ...] = field(repr=False)
+    nonce: bytes = field(repr=False)
+    """Of the commitment to the masked vectors; it goes with them to the host."""
 
     def masked_payload(self, layout: Layout) -> Payload:
         """Return the masked vectors as a payload of rings, for a protocol that masks and sums them once more."""
@@ -44,6 +47,7 @@ class Upload:
         writer = Writer(MessageKind.ENCLAVE_UPLOAD).integer(sum(map(len, pieces)), 8)
         for piece in pieces:
             writer.borrowed(piece)
+        writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
         for segment, vector in zip(self.segments, self.masked, strict=True):
             writer.borrowed(segment.ring.pack_view(vector))
         return writer.finish()
@@ -128,9 +132,10 @@ class Client(Confined):
             weight: how often the update counts; a positive integer that the configuration allows.
         Raises:
             InvalidParameters: the enclave's configuration goes below this client's floors, or the update does not fit.
-            CapacityExceeded: with noise, the update's norm is above the bound that the noise was chosen for.
             PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
-        Security: store ``ledger.encode()`` before the upload is sent.
+        Security: store ``ledger.encode()`` before the upload is sent. With noise, values beyond the bound that the
+            noise was chosen for are scaled down to it, in the same time and without a word: a refusal would tell the
+            host the norm, one bound after the other, and no epsilon counts that.
         """
         if type(enclave) is not VerifiedEnclave:
             raise Misuse("an update is sealed to a VerifiedEnclave and to nothing else")
@@ -141,6 +146,7 @@ class Client(Confined):
         self._require_fits(payload, configuration, weight, now)
         self.ledger.charge(configuration.task, model.version, is_noised=configuration.noise is not None)
         upload_id = bytes(draw_exactly(UPLOAD_ID_BYTES, self._coins))
+        nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, self._coins))
         with Secret.random("upload_seed", SEED_BYTES, self._coins) as seed:
             masked = self._masked(payload, configuration, weight, seed, enclave.offer.epoch, upload_id)
             packed = [
@@ -153,7 +159,7 @@ class Client(Confined):
                 upload_id=upload_id,
                 certificate=self._certificate,
                 model=model,
-                vector_digest=vector_digest(seed, context, epoch, upload_id, packed),
+                vector_digest=vector_digest(nonce, packed),
             )
             with _with_weight(seed, weight) as secret:
                 sealed_seed = enclave.seal(secret, sealing_info(header.digest(context)), now)
@@ -163,7 +169,7 @@ class Client(Confined):
                 sealed_indices=_sealed_indices(payload, seed, header.digest(context)),
             )
         signed = unsigned.signed_with(self._signing_key, context)
-        return Upload(signed, configuration.ring_segments, masked)
+        return Upload(signed, configuration.ring_segments, masked, nonce)
 
     def _require_fits(self, payload: Payload, configuration: EnclaveConfiguration, weight: int, now: datetime) -> None:
         if self._admitted is not configuration:
@@ -185,14 +191,6 @@ class Client(Confined):
                 f"a buffer may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
                 f"{self._capacity}; use a wider ring, or smaller cohorts and weights"
             )
-        if configuration.noise is not None:
-            rings = [
-                (segment, vector)
-                for segment, vector in zip(configuration.layout.segments, payload.values, strict=True)
-                if isinstance(segment, RingSegment)
-            ]
-            for (segment, vector), bound in zip(rings, configuration.noise.l2_bounds, strict=True):
-                require_norm(segment.ring, vector, bound)
 
     def _masked(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
         self,
@@ -205,12 +203,15 @@ class Client(Confined):
     ) -> tuple[RingVector, ...]:
         """Return the ring segments, each value as often as the weight says, under one mask."""
         masked, first_segment = list[RingVector](), 0
+        bounds = iter(configuration.noise.l2_bounds if configuration.noise is not None else ())
         with mask_key(seed, configuration.suite, configuration.context, epoch, upload_id) as key:
             for segment, values in zip(configuration.layout.segments, payload.values, strict=True):
                 if isinstance(segment, IndexSegment):
                     continue
                 vector = segment.ring.zeros(segment.length)
                 vector[:] = values
+                if configuration.noise is not None:
+                    clip_into(segment.ring, vector, next(bounds))
                 if weight != 1:
                     vector *= segment.ring.word.type(weight & low_bits(segment.modulus_bits))
                     reduce_into(vector, segment.modulus_bits)

@@ -64,6 +64,9 @@ class EnclaveFloors:
     """How many bits an entry of a codebook may have, with its sign; a wide entry can carry more than a value."""
     maximum_released_bits: int = 64
     """How many bits an element of what is released may have."""
+    minimum_root_mean_square: int = 1
+    """How large the values of a ring segment may be at least, in steps and as the root of their mean square: with noise
+    a client scales its values down to a bound, and a host that chooses a smaller one gets nothing but zeros."""
     privacy: PrivacyFloor | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +78,7 @@ class EnclaveFloors:
         require_range("maximum_length", self.maximum_length, 1, 1 << 48)
         require_range("maximum_codeword_bits", self.maximum_codeword_bits, 2, 64)
         require_range("maximum_released_bits", self.maximum_released_bits, 1, 64)
+        require_range("minimum_root_mean_square", self.minimum_root_mean_square, 1, (1 << 40) - 1)
         if self.authority is not None and (len(self.authority) != IDENTITY_KEY_BYTES or not any(self.authority)):
             raise InvalidParameters(f"an authority is a public key of {IDENTITY_KEY_BYTES} bytes, not all of them zero")
         if self.authority is None and self.privacy is None:
@@ -145,6 +149,11 @@ class EnclaveFloors:
             widest > self.maximum_released_bits,
             f"an element of what is released has more than {self.maximum_released_bits} bits",
         )
+        if configuration.noise is not None:
+            least = self.minimum_root_mean_square**2
+            bounds = zip(configuration.ring_segments, configuration.noise.l2_bounds, strict=True)
+            is_small = any(bound * bound < least * segment.length for segment, bound in bounds)
+            yield is_small, f"an L2 bound leaves values less than {self.minimum_root_mean_square} steps on average"
         yield configuration.expiry > now.timestamp() + MAXIMUM_LIFETIME_SECONDS, "its keys live longer than a day"
         if self.privacy is not None:
             yield configuration.noise is None, "it adds no noise"

@@ -7,6 +7,7 @@ cohort for each buffer, or none.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Sequence
 from threading import RLock
 from typing import Protocol
@@ -16,12 +17,13 @@ import numpy as np
 from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment
 from secagg.crypto.ring import RingVector, add_into, low_bits
-from secagg.errors import MalformedMessage, Misuse, Reason
+from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader
 
 from .client import Upload
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import BufferRelease, Receipt, SealedUpload
+from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 
 
 class EnclaveConnection(Protocol):
@@ -65,14 +67,14 @@ class Host:
         """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.
 
         Raises:
-            PeerError: the upload does not decode, or the enclave does not take it; nothing has changed.
+            PeerError: the upload does not decode, its vectors are not those that its client signed for, or the enclave
+                does not take it; nothing has changed.
         """
-        sealed, masked = split_upload(message, self.configuration)
-        vectors, position = list[RingVector](), 0
-        for segment in self.configuration.ring_segments:
-            end = position + segment.payload_bytes
-            vectors.append(segment.ring.unpack(masked[position:end], segment.length))
-            position = end
+        sealed, packed = split_upload(message, self.configuration)
+        vectors = [
+            segment.ring.unpack(piece, segment.length)
+            for segment, piece in zip(self.configuration.ring_segments, packed, strict=True)
+        ]
         with self._lock:
             sums = self._open_sums()
             age_weight = self._enclave.receive(sealed)
@@ -136,25 +138,33 @@ class Host:
         return self._sums
 
 
-def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, memoryview]:
-    """Take an upload apart into what is the enclave's and what is the host's.
+def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, list[memoryview]]:
+    """Take an upload apart into what is the enclave's and the packed vectors, which are the host's.
 
     Raises:
         MalformedMessage: it is not of the configuration's lengths.
         UnexpectedMessage: the enclave's part is no sealed upload.
+        AuthenticationFailed: the vectors are not those of the commitment in the enclave's part, whose signature the
+            enclave checks. They may have been altered on the way, so nobody is blamed.
     """
     reader = Reader(message, MessageKind.ENCLAVE_UPLOAD)
     sealed = bytes(reader.view(reader.integer(8)))
     # Relayed unread, a client's bytes could be another request, which only the host may make.
-    SealedUpload.decode(sealed, configuration)
-    masked = reader.rest()
+    committed = SealedUpload.decode(sealed, configuration).header.vector_digest
+    nonce, masked = reader.fixed(VECTOR_NONCE_BYTES), reader.rest()
     due = sum(segment.payload_bytes for segment in configuration.ring_segments)
     if len(masked) != due:
         raise MalformedMessage(
             f"the masked vectors of an upload have {due} bytes; got {len(masked)}",
             reason=Reason.TRUNCATED if len(masked) < due else Reason.TRAILING_BYTES,
         )
-    return sealed, masked
+    packed, position = list[memoryview](), 0
+    for segment in configuration.ring_segments:
+        packed.append(masked[position : position + segment.payload_bytes])
+        position += segment.payload_bytes
+    if not hmac.compare_digest(vector_digest(nonce, packed), committed):
+        raise AuthenticationFailed
+    return sealed, packed
 
 
 def _parts_of(configuration: EnclaveConfiguration) -> list[int]:

@@ -28,6 +28,7 @@ from secagg.protocols.enclave.trusted.messages import (
     SealedUpload,
     UploadHeader,
 )
+from secagg.protocols.enclave.vector_digest import VECTOR_NONCE_BYTES
 from secagg.protocols.two_servers.configuration import NO_DEALER, SERVERS, IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.message_sizes import batch_bytes, half_bytes, offers_bytes
 from secagg.protocols.two_servers.one_hot.statement import DIGEST_BYTES
@@ -208,7 +209,7 @@ def _enclave(request: PlanRequest) -> Iterator[Option]:
             learned=request.learn if scheme is Scheme.PRODUCT else Learned.SUM,
             weights=request.weights,
             payload_bytes=layout.payload_bytes,
-            up_bytes=_HEADER_BYTES + _LENGTH_BYTES + sealed + layout.payload_bytes - index_bytes,
+            up_bytes=_HEADER_BYTES + _LENGTH_BYTES + VECTOR_NONCE_BYTES + sealed + layout.payload_bytes - index_bytes,
             down_bytes=len(offer.encode()) + request.public_bytes(scheme),
             between_bytes=sealed,
             work=Work(request.clients * calls, request.clients * operations),

@@ -6,6 +6,7 @@
 | a client uploads under the id of another, before it | each client has ids of its own |
 | the host hands an upload to another epoch or configuration | both are in every key and signature |
 | a sealed seed under several ids, models or vectors, or signed by a thief | it is bound to its header |
+| a sealed seed beside the masked vector of another client, or an altered one | the client signs a commitment to it |
 | a client is counted twice, under two ids, two models or two seeds | one upload for a client, buffer and model |
 | indices out of range, weights out of range, other lengths | all is checked inside, before anything is counted |
 | any byte is altered or missing | signature, HPKE and AEAD cover all of them |
@@ -44,7 +45,8 @@ from secagg.protocols.enclave.host import split_upload
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader
-from secagg.protocols.enclave.trusted.upload_keys import mask_key, seal_indices, sealing_info, vector_digest
+from secagg.protocols.enclave.trusted.upload_keys import mask_key, seal_indices, sealing_info
+from secagg.protocols.enclave.vector_digest import vector_digest
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
@@ -112,7 +114,7 @@ def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
             upload_id=upload_id,
             certificate=certificate or session.certificate_of(number, key),
             model=model or ModelStamp(version=0, digest=bytes(32)),
-            vector_digest=vector_digest(seed, context, epoch, upload_id, []),
+            vector_digest=vector_digest(bytes(32), []),
         )
         digest = header.digest(context)
         upload = SealedUpload(
@@ -219,6 +221,43 @@ def test_a_sealed_seed_serves_no_other_upload_vector_or_model(
     moved = replace(upload, header=replace(upload.header, **changes))
     is_not_authentic(session, moved.encode(), FIRST, HOST)
     is_not_authentic(session, signed(session, 1, upload, **changes), FIRST)
+
+
+def test_a_sealed_seed_beside_another_clients_vector_is_not_summed(session: InsecureEnclaveSession) -> None:
+    """The sum would lack one mask and hold another, and nobody would know whose upload was wrong."""
+    one, other = session.seal(1), session.seal(2)
+    mixed = replace(one, masked=other.masked, nonce=other.nonce)
+    before = memory_of(session)
+    for upload in (mixed, replace(one, masked=other.masked), replace(one, nonce=other.nonce)):
+        with pytest.raises(AuthenticationFailed) as caught:
+            session.host.receive(upload.encode())
+        assert caught.value.culprits == frozenset()
+    assert memory_of(session) == before
+    for upload in (one, other):
+        session.host.receive(upload.encode())
+    aggregate, _ = session.host.release()
+    assert aggregate.contributors == 3
+
+
+def test_every_byte_of_a_vector_is_compared_with_what_the_client_signed(session: InsecureEnclaveSession) -> None:
+    message, before = session.seal(1).encode(), memory_of(session)
+    vectors = sum(segment.payload_bytes for segment in session.configuration.ring_segments)
+    for position in range(len(message) - vectors - 32, len(message)):
+        altered = bytearray(message)
+        altered[position] ^= 0x40
+        with pytest.raises(PeerError):
+            session.host.receive(bytes(altered))
+    assert memory_of(session) == before
+    session.host.receive(message)
+
+
+def test_a_commitment_does_not_let_anybody_try_out_vectors(session: InsecureEnclaveSession) -> None:
+    upload = session.seal(1)
+    packed = [segment.ring.pack(vector) for segment, vector in zip(upload.segments, upload.masked, strict=True)]
+    committed = upload.sealed.header.vector_digest
+    assert vector_digest(upload.nonce, packed) == committed
+    assert vector_digest(bytes(32), packed) != committed
+    assert upload.nonce not in upload.sealed.encode(), "in two layers only the sealed part is sent"
 
 
 def test_a_sealed_seed_serves_nobody_but_its_client(session: InsecureEnclaveSession) -> None:
@@ -502,11 +541,10 @@ def test_one_seed_gives_no_two_uploads_epochs_or_configurations_a_key_in_common(
         for context, epoch, upload_id in places:
             for suite in Suite:
                 keys.add(bytes(mask_key(seed, suite, AttemptContext(context), epoch, upload_id).expose())[:16])
-            keys.add(vector_digest(seed, AttemptContext(context), epoch, upload_id, [b"the same vector"]))
         for header in (b"h" * 32, b"i" * 32):
             keys.add(bytes(seal_indices(seed, header, bytes(32)))[:32])
     # A mask key of 16 bytes is the beginning of that of 32 bytes; no enclave has both suites.
-    assert len(keys) == len(places) * 2 + 2
+    assert len(keys) == len(places) + 2
 
 
 def test_a_wiped_seed_makes_nothing() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 import numpy as np
 
-from secagg.crypto.ring import Ring, RingVector, low_bits
-from secagg.errors import CapacityExceeded, Reason
+from secagg.crypto.ring import Ring, RingVector, low_bits, reduce_into
 
 _PIECE = 1 << 14
 _LOW_BITS = 24
+_SIGNED_BITS = 63
 _EXACT_BITS = 2 * _LOW_BITS
 """Up to this width, products of halves of 24 bits, added up over a piece, stay below 2^63."""
 
@@ -28,15 +30,19 @@ def squared_norm(ring: Ring, vector: RingVector) -> int:
     return total
 
 
-def require_norm(ring: Ring, vector: RingVector, l2_bound: int) -> None:
-    """Refuse values whose L2 norm is above the bound.
+def clip_into(ring: Ring, vector: RingVector, l2_bound: int) -> None:
+    """Scale a vector down to the bound, in integers and towards zero; one within the bound stays as it is.
 
-    Raises:
-        CapacityExceeded: clip the update before it is encoded, with room for rounding.
+    The same work is done in both cases, piece by piece: each value times the bound, divided by the larger of bound and
+    norm. Values are whole steps, so that a direction can change by less than a step in each coordinate.
     """
-    if squared_norm(ring, vector) > l2_bound * l2_bound:
-        raise CapacityExceeded(
-            f"the update's norm is above {l2_bound} steps, which the noise was chosen for; clip it before it is "
-            "encoded, with room for rounding",
-            reason=Reason.INPUT_OUT_OF_RANGE,
-        )
+    # No smaller than the root.
+    norm = isqrt(max(0, squared_norm(ring, vector) - 1)) + 1
+    divisor = max(norm, l2_bound)
+    is_narrow = ring.modulus_bits - 1 + l2_bound.bit_length() < _SIGNED_BITS
+    for start in range(0, vector.size, _PIECE):
+        values = ring.lift(vector[start : start + _PIECE])
+        wide = values.astype(np.int64 if is_narrow else np.object_)
+        scaled = np.sign(wide) * (np.abs(wide) * l2_bound // divisor)
+        vector[start : start + _PIECE] = scaled.astype(np.int64).astype(ring.word)
+    reduce_into(vector, ring.modulus_bits)

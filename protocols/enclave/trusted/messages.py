@@ -96,7 +96,7 @@ class UploadHeader:
     certificate: Certificate
     model: ModelStamp
     vector_digest: bytes
-    """The keyed digest of the masked vector, under a key that follows from the sealed seed."""
+    """The client's commitment to its masked vector, which the host compares; the enclave never sees the vector."""
 
     def digest(self, context: AttemptContext) -> bytes:
         """Return the digest of all of it, and of the configuration, that ciphertexts and the signature are bound to."""

@@ -1,4 +1,4 @@
-"""What follows from the one seed that a client seals: the mask of its vector, the key of its indices, and a digest.
+"""What follows from the one seed that a client seals: the mask of its vector, and the key of its indices.
 
 A seed belongs to one upload. Everything that is derived from it is bound to the configuration, to the epoch and to the
 upload's id, so that a seed that is sealed twice still gives no stream twice.
@@ -6,7 +6,6 @@ upload's id, so that a seed that is sealed twice still gives no stream twice.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -22,34 +21,11 @@ from secagg.identifiers import AttemptContext, Party
 from secagg.parameters import Suite
 
 _NONCE_BYTES = 12
-_PIECE_BYTES = 1 << 30
 
 
 def mask_key(seed: Secret, suite: Suite, context: AttemptContext, epoch: bytes, upload_id: bytes) -> Secret:
     """Return the key that expands into the mask of an upload's ring segments."""
     return expand("mask_key", suite.mask_key_bytes, seed, Label.ENCLAVE_MASK_KEY, context.digest, epoch, upload_id)
-
-
-def vector_digest(
-    seed: Secret, context: AttemptContext, epoch: bytes, upload_id: bytes, packed: Iterable[bytes | memoryview]
-) -> bytes:
-    """Return the digest of a masked vector under a key that only its client and the enclave can derive.
-
-    Deviation: the design has a hash of the masked vector. A hash in the clear takes longer than the mask itself. It
-    would stop nobody but a host, which knows neither this key nor two vectors with one digest under it, and the digest
-    is compared by nobody else: what it binds is which vector the client sealed the seed for.
-
-    Implements: [SP 800-38D] §7.1, GMAC of each piece under a nonce of its own; the tags are hashed together.
-    """
-    tags = list[bytes]()
-    with expand("vector_key", AEAD_KEY_BYTES, seed, Label.ENCLAVE_VECTOR_KEY, context.digest, epoch, upload_id) as key:
-        cipher = AESGCM(key.expose())
-        for vector in packed:
-            for start in range(0, len(vector), _PIECE_BYTES):
-                # Safe because: the key is derived for this one digest, and no two of its pieces have one number.
-                nonce = len(tags).to_bytes(_NONCE_BYTES, "big")
-                tags.append(cipher.encrypt(nonce, b"", memoryview(vector)[start : start + _PIECE_BYTES]))
-    return hashlib.sha256(bind(Label.ENCLAVE_VECTOR_DIGEST, *tags)).digest()
 
 
 def sealing_info(header_digest: bytes) -> bytes:

@@ -334,11 +334,48 @@ def test_with_noise_the_norm_of_every_segment_is_the_clients_own_to_bound() -> N
         indices = session.setup.payload_of(1).values[1]
         return Payload(MIXED_LAYOUT, (first.ring.from_integers(one), indices, second.ring.from_integers(other)))
 
-    fits, over = [3, 0, -4, 0, 0, 0], [3, 1, -4, 0, 0, 0]
-    sealing(session, client_of(session), payload=payload(fits, [2, -3, 6]))()
-    for wrong in (payload(over, [0, 0, 0]), payload([0] * 6, [2, -3, 7])):
-        error = seals_nothing(session, CapacityExceeded, "clip it", payload=wrong)
-        assert error.reason is Reason.INPUT_OUT_OF_RANGE
+    def sent(one: list[int], other: list[int]) -> list[list[int]]:
+        """Seal twice with the same coins, once zeros: the difference is what was masked."""
+        uploads = [
+            sealing(session, client_of(session), payload=payload(*values))()
+            for values in ((one, other), ([0] * 6, [0] * 3))
+        ]
+        masked = zip((first, second), *(upload.masked for upload in uploads), strict=True)
+        return [segment.ring.lift(segment.ring.subtract(left, right)).tolist() for segment, left, right in masked]
+
+    assert sent([3, 0, -4, 0, 0, 0], [2, -3, 6]) == [[3, 0, -4, 0, 0, 0], [2, -3, 6]]
+    assert sent([30, 0, -40, 0, 0, 0], [2, -3, 6]) == [[3, 0, -4, 0, 0, 0], [2, -3, 6]]
+    assert sent([3, 1, -4, 0, 0, 0], [20, -30, 60]) == [[2, 0, -3, 0, 0, 0], [2, -3, 6]]
+
+
+def test_no_bound_that_a_host_tries_tells_it_a_norm() -> None:
+    """Each refusal that depended on the values would be a bit of them that no epsilon counts."""
+    for bound in range(3, 200, 20):
+        session = InsecureEnclaveSession(replace(NOISED, l2_bounds=(bound, bound)))
+        sizes = set[int]()
+        for scale in (0, 1, 1000):
+            values = [
+                segment.ring.from_integers([scale % segment.ring.greatest] * segment.length)
+                if isinstance(segment, RingSegment)
+                else value
+                for segment, value in zip(MIXED_LAYOUT.segments, session.setup.payload_of(1).values, strict=True)
+            ]
+            upload = sealing(session, client_of(session), payload=Payload(MIXED_LAYOUT, tuple(values)))()
+            sizes.add(len(upload.encode()))
+        assert len(sizes) == 1
+
+
+def test_a_bound_that_leaves_nothing_is_refused_whatever_the_values_are() -> None:
+    refused = set[str]()
+    for number, bounds in ((1, (2, 100)), (2, (2, 100)), (3, (100, 1))):
+        session = InsecureEnclaveSession(replace(NOISED, l2_bounds=bounds))
+        error = seals_nothing(session, InvalidParameters, "less than 1 steps", payload=session.setup.payload_of(number))
+        assert error.reason is Reason.BELOW_FLOOR
+        refused.add(str(error))
+    assert len(refused) == 1
+    session = InsecureEnclaveSession(replace(NOISED, l2_bounds=(30, 30)))
+    stricter = replace(session.floors, minimum_root_mean_square=13)
+    seals_nothing(session, InvalidParameters, "less than 13 steps", of={"floors": stricter})
 
 
 def test_without_noise_no_norm_is_bounded() -> None:

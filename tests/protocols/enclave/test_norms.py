@@ -1,7 +1,8 @@
-"""The norm of a client's own values is exact, at every width and at the ends of every range."""
+"""The norm of a client's own values is exact, at every width and at the ends of every range, and scaled to a bound."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import isqrt
 
 import numpy as np
@@ -10,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.crypto.ring import Ring
-from secagg.errors import CapacityExceeded, Reason
-from secagg.protocols.enclave.privacy.norm import require_norm, squared_norm
+from secagg.protocols.enclave.privacy.norm import clip_into, squared_norm
 
 
 @given(data=st.data(), bits=st.integers(1, 64))
@@ -33,22 +33,37 @@ def test_it_does_not_wrap_at_the_ends_of_a_range_over_whole_pieces(bits: int, en
     assert squared_norm(ring, vector) == length * value * value
 
 
-@given(values=st.lists(st.integers(-(1 << 19), (1 << 19) - 1), min_size=1, max_size=20).filter(any))
-def test_a_bound_is_met_or_it_is_not(values: list[int]) -> None:
-    ring = Ring(20)
+@given(data=st.data(), bits=st.integers(2, 64), bound=st.integers(1, (1 << 40) - 1))
+def test_a_vector_is_scaled_down_to_its_bound_and_never_beyond(data: st.DataObject, bits: int, bound: int) -> None:
+    ring = Ring(bits)
+    edges = st.sampled_from([ring.least, ring.greatest, 0, min(1, ring.greatest), -1])
+    values = data.draw(st.lists(st.one_of(st.integers(ring.least, ring.greatest), edges), min_size=1, max_size=40))
     vector = ring.from_integers(np.array(values, dtype=np.int64))
-    root = isqrt(sum(value * value for value in values))
-    exact = root * root == sum(value * value for value in values)
-    require_norm(ring, vector, root + 1)
-    if exact:
-        require_norm(ring, vector, root)
-    below = root - 1 if exact else root
-    with pytest.raises(CapacityExceeded, match="clip it") as caught:
-        require_norm(ring, vector, below)
-    assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
+    squared = sum(value * value for value in values)
+    norm = isqrt(squared - 1) + 1 if squared else 0
+    clip_into(ring, vector, bound)
+    clipped: list[int] = ring.lift(vector).tolist()
+    assert squared_norm(ring, vector) <= bound * bound
+    if squared <= bound * bound:
+        assert clipped == values
+        return
+    for value, scaled in zip(values, clipped, strict=True):
+        exact = Fraction(value * bound, norm)
+        assert abs(exact - scaled) < 1, "rounded towards zero, by less than a step"
+        assert abs(scaled) <= abs(exact)
+
+
+@pytest.mark.parametrize("bits", [20, 32, 48, 64])
+def test_pieces_of_one_vector_are_scaled_by_one_factor(bits: int) -> None:
+    ring = Ring(bits)
+    vector = ring.from_integers(np.full(40_000, -(1 << 18), dtype=np.int64))
+    clip_into(ring, vector, 200 * 1000)
+    assert set(ring.lift(vector).tolist()) == {-1000}
 
 
 def test_an_empty_vector_and_zeros_have_none() -> None:
     ring = Ring(20)
     assert squared_norm(ring, ring.zeros(0)) == 0
-    require_norm(ring, ring.zeros(100), 0)
+    zeros = ring.zeros(100)
+    clip_into(ring, zeros, 1)
+    assert not zeros.any()
