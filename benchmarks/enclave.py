@@ -32,10 +32,10 @@ from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.plan import plan_enclave
-from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
 from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 

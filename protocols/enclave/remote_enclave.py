@@ -10,24 +10,24 @@ from threading import Lock
 from typing import Final, Self, TypeVar
 
 from secagg.contract.layout import IndexSegment
-from secagg.errors import MalformedMessage, PeerError, Reason, blaming
+from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, blaming
 from secagg.identifiers import ServerId
 from secagg.session.frames import decode_refusal, receive_frame, send_frame
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 from .attestation import Evidence, EvidenceFormat
-from .process import (
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.messages import DIGEST_BYTES, NONCE_BYTES, EnclaveOffer, ModelStamp
+from .trusted.service import (
     MAXIMUM_DOCUMENT_BYTES,
     MAXIMUM_OFFER_BYTES,
-    MAXIMUM_REQUEST_BYTES,
     MAXIMUM_WORD_BYTES,
     SIMULATED,
     VERSION_BYTES,
     WEIGHT_BYTES,
+    request_limit,
 )
-from .simulated_enclave import SimulatedEvidence
-from .trusted.configuration import EnclaveConfiguration
-from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
+from .unattested import SimulatedEvidence
 
 _SHORT_ANSWER_BYTES: Final = 1 << 21
 """No answer but a release is longer: a refusal, or an offer with its evidence."""
@@ -70,6 +70,8 @@ class RemoteEnclave:
         self._lock = Lock()
         self._weights = frozenset[int]()
         self._release_bytes = 0
+        self._request_bytes = request_limit(None)
+        self._offer: EnclaveOffer | None = None
         self._is_lost = False
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -96,7 +98,27 @@ class RemoteEnclave:
         started = self._ask(Writer(MessageKind.START_ENCLAVE).borrowed(configuration.encode()).finish(), read)
         self._weights = frozenset(configuration.staleness_weights)
         self._release_bytes = _largest_release(configuration)
+        self._request_bytes = request_limit(configuration)
+        self._offer = started[0]
         return started
+
+    def attest_again(self, nonce: bytes) -> Evidence | SimulatedEvidence:
+        """Return new evidence for the keys of the epoch that runs, made for a nonce; a verifier draws it.
+
+        Raises:
+            Misuse: no epoch runs, or the nonce is none.
+            EnclaveLost: the process ended, or answered with other keys.
+        """
+
+        def read(answer: bytes) -> Evidence | SimulatedEvidence:
+            offer, evidence = decode_attested_offer(answer)
+            if offer != self._offer:
+                raise MalformedMessage("the evidence is for another epoch's keys", reason=Reason.WRONG_SESSION)
+            return evidence
+
+        if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
+            raise Misuse(f"a nonce has {NONCE_BYTES} bytes; draw it at random, once for each request")
+        return self._ask(Writer(MessageKind.ATTEST_AGAIN).fixed(nonce, NONCE_BYTES).finish(), read)
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         """Begin to collect updates for a model.
@@ -126,9 +148,9 @@ class RemoteEnclave:
         # is too long they would end the epoch for everybody.
         with blaming(ServerId()):
             Reader(message, MessageKind.SEALED_UPLOAD)
-            if len(message) > MAXIMUM_REQUEST_BYTES:
+            if len(message) > self._request_bytes:
                 raise MalformedMessage(
-                    f"an upload of {len(message)} bytes is over the limit of {MAXIMUM_REQUEST_BYTES}",
+                    f"an upload of {len(message)} bytes is over the limit of {self._request_bytes}",
                     reason=Reason.LENGTH_OVER_LIMIT,
                 )
         return self._ask(message, read)

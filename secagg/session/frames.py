@@ -10,7 +10,7 @@ import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from secagg.errors import (
     AuthenticationFailed,
@@ -66,7 +66,15 @@ def send_frame(connection: socket.socket, message: bytes) -> None:
     connection.sendall(message)
 
 
-def receive_frame(connection: socket.socket, limit: int) -> bytes:
+class Source(Protocol):
+    """Where bytes come from: a socket, or one that loses patience."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Return at most so many bytes; none once the other end has closed."""
+        ...
+
+
+def receive_frame(connection: Source, limit: int) -> bytes:
     """Receive a message of at most ``limit`` bytes; no more is allocated than has come, and a piece.
 
     Raises:
@@ -80,7 +88,7 @@ def receive_frame(connection: socket.socket, limit: int) -> bytes:
     return _receive(connection, length)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: Source, size: int) -> bytes:
     pieces = list[bytes]()
     while size:
         piece = connection.recv(min(size, _PIECE_BYTES))

@@ -51,10 +51,10 @@ from secagg.protocols.enclave.attestation import (
     Verifier,
 )
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
-from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import HardwareJudge, VerifiedEnclave
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 

@@ -34,13 +34,13 @@ from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.enclave.floors import PrivacyFloor
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
 from secagg.protocols.enclave.trusted.weights import single_somebody_out
+from secagg.protocols.enclave.unattested import SimulatedEnclave
 from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 HOST = ServerId()

@@ -16,8 +16,8 @@ from secagg.cli import main
 from secagg.contract.layout import Layout, RingSegment
 from secagg.parameters import Suite
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
-from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.unattested import SimulatedEvidence
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)

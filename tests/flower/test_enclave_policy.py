@@ -12,7 +12,7 @@ import pytest
 from secagg.errors import InvalidParameters, PeerMisbehaved
 from secagg.flower.floors import NodeSettings
 from secagg.flower.keys.enclave_policy import load_judge
-from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
+from secagg.protocols.enclave.unattested import SimulatedEvidence
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
 NODE = NodeSettings(

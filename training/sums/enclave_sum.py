@@ -19,10 +19,10 @@ from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.plan import plan_enclave
-from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
 from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.training.settings.cohorts import minimum_cohort
 from secagg.training.settings.configuration import Configuration, suite_of

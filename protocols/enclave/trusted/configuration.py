@@ -18,7 +18,7 @@ from secagg.contract import MAXIMUM_WEIGHT
 from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout
 from secagg.contract.layout import IndexSegment, Layout, RingSegment, Segment
 from secagg.crypto.labels import Label, bind
-from secagg.crypto.ring import require_capacity
+from secagg.crypto.ring import Ring, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
@@ -33,6 +33,11 @@ _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
 _MAXIMUM_TABLE_BYTES: Final = 1 << 28
 _MAXIMUM_STALENESS: Final = 1 << 10
+_MAXIMUM_TABLES: Final = 1 << 16
+"""In all segments together, and of variances and bounds: what a message may have made before it is understood."""
+MAXIMUM_CONFIGURATION_BYTES: Final = 1 << 26
+_BYTES_FOR_AN_ELEMENT: Final = 32
+"""Of what is released, at its release: masks of one age, their sum, noise, and the encoding, of 8 bytes each."""
 _TAIL_DEVIATIONS: Final = 10
 """Noised histograms have room for this many standard deviations beyond the counts."""
 _LAST_SECOND: Final = 253402300799
@@ -120,7 +125,13 @@ class EnclaveConfiguration:
         require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
         self._check_noise()
         object.__setattr__(self, "released", self._released())
-        digest = hashlib.sha256(bind(Label.ENCLAVE_CONFIGURATION, self.encode())).digest()
+        encoded = self.encode()
+        if len(encoded) > MAXIMUM_CONFIGURATION_BYTES:
+            raise InvalidParameters(
+                f"a configuration has at most {MAXIMUM_CONFIGURATION_BYTES} bytes and this one {len(encoded)}; use "
+                "smaller codebooks"
+            )
+        digest = hashlib.sha256(bind(Label.ENCLAVE_CONFIGURATION, encoded)).digest()
         object.__setattr__(self, "context", AttemptContext(digest))
 
     def _check_noise(self) -> None:
@@ -187,6 +198,17 @@ class EnclaveConfiguration:
         return self.maximum_cohort * self.maximum_weight * max(self.staleness_weights)
 
     @property
+    def memory_bytes(self) -> int:
+        """How much memory one buffer needs, from its opening to its release; uploads add some hundred bytes each."""
+        counter = Ring(self.maximum_total_weight.bit_length()).word.itemsize
+        counters = counter * sum(segment.blocks * segment.codewords for segment in self.index_segments)
+        released = sum(
+            segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
+            for segment in self.released.segments
+        )
+        return counters + _BYTES_FOR_AN_ELEMENT * released + 2 * self.layout.payload_bytes
+
+    @property
     def has_authority(self) -> bool:
         """Whether somebody whom the host does not control says who is a client."""
         return self.authority != NO_AUTHORITY
@@ -233,6 +255,9 @@ class EnclaveConfiguration:
         Raises:
             MalformedMessage: anything that ``encode`` would not have written.
         """
+        if len(message) > MAXIMUM_CONFIGURATION_BYTES:
+            sentence = f"a configuration has at most {MAXIMUM_CONFIGURATION_BYTES} bytes; got {len(message)}"
+            raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
         reader = Reader(message, MessageKind.ENCLAVE_CONFIGURATION)
         try:
             configuration = cls(
@@ -264,10 +289,21 @@ def _tail(variance: Fraction) -> int:
     return _TAIL_DEVIATIONS * (isqrt(ceil(variance)) + 1)
 
 
+def _count(reader: Reader, limit: int) -> int:
+    """Read how many there are; more than the limit are refused before one of them is read."""
+    count = reader.integer(4)
+    if count > limit:
+        sentence = f"a configuration declares {count} parts and {limit} is the limit"
+        raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
+    return count
+
+
 def _read_tables(reader: Reader) -> Tables:
     tables = list[tuple[CodewordTable, ...]]()
-    for _ in range(reader.integer(4)):
-        count = reader.integer(4)
+    left = _MAXIMUM_TABLES
+    for _ in range(_count(reader, _MAXIMUM_TABLES)):
+        count = _count(reader, left)
+        left -= count
         tables.append(tuple(CodewordTable.decode(reader.variable(_MAXIMUM_TABLE_BYTES)) for _ in range(count)))
     return tuple(tables)
 
@@ -276,7 +312,7 @@ def _read_noise(reader: Reader) -> Noise | None:
     kind = reader.integer(1)
     if not kind:
         return None
-    releases, variances, bounds = reader.integer(4), reader.integer(4), reader.integer(4)
+    releases, variances, bounds = reader.integer(4), _count(reader, _MAXIMUM_TABLES), _count(reader, _MAXIMUM_TABLES)
     return Noise(
         kind=NoiseKind(kind),
         variances=tuple(Fraction(reader.integer(16), reader.integer(16) or -1) for _ in range(variances)),

@@ -22,7 +22,7 @@ from secagg.crypto.labels import Label
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import Ring, RingVector, add_into, low_bits, reduce_into, subtract_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, blaming
+from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ServerId
 from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
@@ -43,6 +43,7 @@ from .messages import (
 from .noise import sample
 from .upload_keys import mask_key, open_indices, sealing_info
 
+DEFAULT_MEMORY_BYTES: Final = 1 << 32
 _ROWS: Final = 1 << 14
 """Blocks whose counters are decoded at a time."""
 
@@ -58,18 +59,35 @@ class Enclave(Confined):
         with an upload that its client has signed; they say nothing about the values of one that is in order.
     """
 
-    def __init__(self, configuration: EnclaveConfiguration, *, coins: Coins, quote: Quote, threads: int = 1) -> None:
+    def __init__(
+        self,
+        configuration: EnclaveConfiguration,
+        *,
+        coins: Coins,
+        quote: Quote,
+        threads: int = 1,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
         """Draw the keys of an epoch, and have evidence made for them.
 
         Args:
             coins: ``SystemCoins()`` inside the enclave.
             quote: makes evidence that holds the binding of keys, epoch and configuration.
             threads: how many threads expand masks.
+            memory_bytes: how much an epoch may need; its host has a configuration for as much as it likes.
+        Raises:
+            InvalidParameters: the configuration needs more; nothing was allocated.
         """
         if type(configuration) is not EnclaveConfiguration:
             raise Misuse(f"an enclave runs an EnclaveConfiguration; got {type(configuration).__name__}")
+        if configuration.memory_bytes > memory_bytes:
+            raise InvalidParameters(
+                f"this configuration needs {configuration.memory_bytes} bytes and the enclave may use {memory_bytes}; "
+                "use fewer or smaller segments, or give it more memory"
+            )
         self.configuration = configuration
         self._coins = coins
+        self._quote = quote
         self._threads = threads
         self._lock = RLock()
         self._rules = ReleaseRules(configuration)
@@ -102,6 +120,17 @@ class Enclave(Confined):
     def state(self) -> BufferState:
         """What may be done next."""
         return self._rules.state
+
+    def attest_again(self, nonce: bytes) -> Any:  # noqa: ANN401 -- what the driver makes
+        """Return new evidence for the same keys and a nonce: documents of some kinds end before an epoch does.
+
+        Raises:
+            Misuse: the epoch has ended, or the nonce is none.
+        """
+        with self._lock:
+            if self.state is BufferState.DESTROYED:
+                raise Misuse("the epoch has ended; start another one")
+            return self._quote(self.offer.binding_for(nonce))
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         """Begin to collect updates for a model; what was released before can no longer be fetched again.

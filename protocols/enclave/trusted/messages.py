@@ -16,13 +16,14 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import Misuse
 from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 from .configuration import EnclaveConfiguration
 
 EPOCH_BYTES: Final = 32
 UPLOAD_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
+NONCE_BYTES: Final = 32
 SEED_BYTES: Final = 32
 WEIGHT_BYTES: Final = 4
 _MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
@@ -47,6 +48,14 @@ class EnclaveOffer:
         """The 64 bytes that the evidence holds: report_data of a quote or a report, user_data of a document."""
         statement = bind(Label.ENCLAVE_BINDING, self.context.digest, self.epoch, self.sealing_key, self.receipt_key)
         return hashlib.sha512(statement).digest()
+
+    def binding_for(self, nonce: bytes | None) -> bytes:
+        """Return the 64 bytes of evidence that was made for a nonce; without one, of that made with the keys."""
+        if nonce is None:
+            return self.binding
+        if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
+            raise Misuse(f"a nonce has {NONCE_BYTES} bytes; draw it at random, once for each request")
+        return hashlib.sha512(bind(Label.ENCLAVE_FRESH_BINDING, self.binding, nonce)).digest()
 
     def encode(self) -> bytes:
         """Return the canonical encoding."""
@@ -174,6 +183,13 @@ class SealedUpload:
         )
         reader.finish()
         return upload
+
+
+def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
+    """Return how long the sealed part of each upload is."""
+    fixed = EPOCH_BYTES + UPLOAD_ID_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
+    fixed += 8 + 2 * DIGEST_BYTES + SEALED_SECRET_BYTES + sealing_sizes(configuration.suite)[1]
+    return HEADER_BYTES + fixed + sealed_indices_bytes(configuration)
 
 
 def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:

@@ -21,9 +21,9 @@ from secagg.flower.floors import NodeSettings
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.remote_enclave import decode_attested_offer
-from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import Judge, VerifiedEnclave
 from secagg.session.sealed_state import StateDirectory
 

@@ -22,11 +22,11 @@ from secagg.parameters import LEAST_COHORT
 from secagg.protocols.enclave.attestation import Evidence
 from secagg.protocols.enclave.host import EnclaveConnection, Host
 from secagg.protocols.enclave.plan import plan_enclave
-from secagg.protocols.enclave.process import SIMULATED, encode_attested_offer
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
-from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedEvidence
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer
+from secagg.protocols.enclave.trusted.service import SIMULATED, encode_attested_offer
+from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence
 from secagg.session.certificates import Authority
 
 from .enclave_member import model_stamp

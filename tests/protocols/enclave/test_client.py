@@ -35,10 +35,10 @@ from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.privacy.budget import epsilon_of
 from secagg.protocols.enclave.privacy.sensitivity import Adjacency
-from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.protocols.enclave.unattested import SimulatedEnclave
 from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 
 MODEL = ModelStamp(version=0, digest=bytes(32))

@@ -25,7 +25,6 @@ from secagg.parameters import Suite
 from secagg.protocols.enclave import host as host_module
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.run import run
-from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
@@ -33,6 +32,7 @@ from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAc
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp, SealedUpload, uploads_digest
 from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.trusted.weights import single_somebody_out
+from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.wire import MessageKind, Writer
 from tests.harness.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
 

@@ -43,13 +43,14 @@ from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.process import MAXIMUM_REQUEST_BYTES, SIMULATED, EnclaveService, serve
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
-from secagg.protocols.enclave.simulated_enclave import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.protocols.enclave.trusted.process import serve
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, request_limit
+from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
@@ -68,7 +69,8 @@ ANSWERED_IN = 30
 CHILD = """
 import sys
 from pathlib import Path
-from secagg.protocols.enclave.process import SIMULATED, serve
+from secagg.protocols.enclave.trusted.process import serve
+from secagg.protocols.enclave.trusted.service import SIMULATED
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 def quote(binding):
@@ -522,12 +524,12 @@ def test_a_length_over_the_limit_ends_the_connection_and_nothing_is_allocated(ch
         host.socket.sendall((1 << 62).to_bytes(8, "big"))
         assert host.is_closed()
     with RawHost(child.path) as host:
-        host.socket.sendall(MAXIMUM_REQUEST_BYTES.to_bytes(8, "big") + bytes(1000))
+        host.socket.sendall(request_limit(None).to_bytes(8, "big") + bytes(1000))
         host.socket.shutdown(socket.SHUT_WR)
         assert host.is_closed()
     with RawHost(child.path) as host:
         host.start()
-    assert child.memory("VmPeak") - before < MAXIMUM_REQUEST_BYTES // 8
+    assert child.memory("VmPeak") - before < request_limit(None) // 8
 
 
 @pytest.mark.parametrize("sent", [b"\0", len(START).to_bytes(8, "big"), len(START).to_bytes(8, "big") + START[:-1]])
@@ -810,7 +812,7 @@ def test_a_client_cannot_have_the_host_relay_another_request(child: Child, reque
 def test_an_upload_over_the_limit_of_a_frame_is_refused_before_it_ends_the_epoch(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secagg.protocols.enclave.remote_enclave.MAXIMUM_REQUEST_BYTES", 1000)
+    monkeypatch.setattr("secagg.protocols.enclave.remote_enclave.request_limit", lambda _: 1000)
     with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
         remote.start(CONFIGURATION)
         with pytest.raises(MalformedMessage) as caught:
@@ -843,13 +845,14 @@ def test_evidence_for_other_keys_does_not_make_a_verified_enclave(host: RawHost)
 
 
 def test_the_trusted_process_imports_no_part_of_the_protocol_that_it_does_not_run(repository: Path) -> None:
-    program = "import sys, secagg.protocols.enclave.process\nprint(*(name for name in sys.modules if 'secagg' in name))"
+    program = "import sys, secagg.protocols.enclave.trusted.__main__\n"
+    program += "print(*(name for name in sys.modules if 'secagg' in name))"
     command = [sys.executable, "-c", program]
     listed = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)  # noqa: S603 -- fixed
     rooms = {name.split(".")[2] for name in listed.stdout.split() if name.startswith("secagg.protocols.")}
     assert rooms == {"enclave"}
     parts = {name.split(".")[3] for name in listed.stdout.split() if name.startswith("secagg.protocols.enclave.")}
-    assert parts == {"process", "trusted"}
+    assert parts == {"trusted"}
 
 
 def test_a_path_that_exists_is_not_taken(tmp_path: Path) -> None:

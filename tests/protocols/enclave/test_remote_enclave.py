@@ -28,10 +28,10 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
-from secagg.protocols.enclave.process import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
-from secagg.protocols.enclave.simulated_enclave import SimulatedEvidence
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, encode_attested_offer
+from secagg.protocols.enclave.unattested import SimulatedEvidence
 from secagg.session.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer

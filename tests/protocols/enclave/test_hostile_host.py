@@ -1,0 +1,481 @@
+"""A host that goes for the process itself: costly configurations, mutated or half messages, silence, old sockets.
+
+| attack | defence |
+|---|---|
+| a short configuration that needs gigabytes and minutes | what an epoch may need is bounded before it is allocated |
+| any byte of any message is changed | an answer or a refusal that names what is wrong; never an internal error |
+| half a message, or a byte a minute | one message has one time in which it comes |
+| silence, with another host waiting | the silent one gives way to one that has something to say; a probe ends nothing |
+| a killed process leaves its socket behind | a socket at which nobody listens is replaced |
+| evidence that ends before the epoch does | new evidence for the same keys, made for the verifier's nonce |
+| code that runs inside the process opens connections or starts programs | the kernel refuses, for every thread |
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.contract.codewords import CodewordTable
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
+from secagg.protocols.enclave.trusted import service as service_module
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.trusted.enclave import Enclave
+from secagg.protocols.enclave.trusted.messages import NONCE_BYTES
+from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.protocols.enclave.trusted.process import serve
+from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
+from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
+from secagg.session.frames import decode_refusal, receive_frame, send_frame
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind, Writer, message_kind
+from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
+
+if sys.platform == "win32":
+    pytest.skip("there are no Unix sockets", allow_module_level=True)
+
+import socket
+
+ANSWERED_IN = 30
+SESSION = InsecureEnclaveSession(EnclaveSetup())
+CONFIGURATION = SESSION.configuration
+START = Writer(MessageKind.START_ENCLAVE).borrowed(CONFIGURATION.encode()).finish()
+MEBIBYTE = 1 << 20
+
+
+def simulated(binding: bytes) -> tuple[str, bytes]:
+    return SIMULATED, binding
+
+
+def service(**changes: Any) -> EnclaveService:
+    return EnclaveService(**({"coins": InsecureSeededCoins(b"coins"), "quote": simulated} | changes))
+
+
+def opening(version: int) -> bytes:
+    return Writer(MessageKind.OPEN_BUFFER).integer(version, 8).fixed(model_digest(version), 32).finish()
+
+
+# --- What a configuration may cost ------------------------------------------------------------------------------------
+
+
+def configured(layout: Layout, **changes: Any) -> EnclaveConfiguration:
+    fields: dict[str, Any] = {
+        "task": b"t",
+        "suite": CONFIGURATION.suite,
+        "authority": CONFIGURATION.authority,
+        "layout": layout,
+        "form": ReleaseForm.HISTOGRAM,
+        "minimum_cohort": 2,
+        "maximum_cohort": 1 << 20,
+        "expiry": 1 << 31,
+    }
+    return EnclaveConfiguration(**(fields | changes))
+
+
+COSTLY = {
+    "many counters": configured(Layout((IndexSegment(1 << 16, 1 << 20),))),
+    "all counters": configured(Layout((IndexSegment(1 << 16, 1 << 40),))),
+    "a long ring": configured(Layout((RingSegment(64, 1 << 40),))),
+    "many long rings": configured(Layout((RingSegment(20, 1 << 28),) * 50)),
+    "a table for many blocks": configured(
+        Layout((IndexSegment(2, 1 << 40),)),
+        form=ReleaseForm.DECODED_SUM,
+        tables=((CodewordTable(1 << 40, np.array([[0], [1]], dtype=np.int64)),),),
+    ),
+    "long noise": configured(
+        Layout((RingSegment(64, 1 << 34),)),
+        noise=Noise(kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction(1),), l2_bounds=(9,), releases_per_client=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_costly_configuration_is_refused_before_anything_is_allocated(name: str) -> None:
+    request = Writer(MessageKind.START_ENCLAVE).borrowed(COSTLY[name].encode()).finish()
+    assert len(request) < 1000
+    served = service()
+    tracemalloc.start()
+    began = time.perf_counter()
+    refusal = decode_refusal(served.answer(request))
+    took, peak = time.perf_counter() - began, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(refusal, InvalidParameters), refusal
+    assert "bytes and the enclave may use" in str(refusal)
+    assert peak < MEBIBYTE
+    assert took < 1
+    assert "no epoch runs" in str(decode_refusal(served.answer(opening(1))))
+
+
+def test_an_enclave_takes_what_fits_its_memory_and_needs_no_more_than_it_was_told() -> None:
+    configuration = configured(Layout((IndexSegment(256, 1 << 10), RingSegment(20, 1 << 18))), maximum_cohort=6)
+    least = configuration.memory_bytes
+    request = Writer(MessageKind.START_ENCLAVE).borrowed(configuration.encode()).finish()
+    assert message_kind(service(memory_bytes=least - 1).answer(request)) is MessageKind.REFUSAL
+    assert message_kind(service(memory_bytes=least).answer(request)) is MessageKind.ATTESTED_OFFER
+    session = InsecureEnclaveSession(EnclaveSetup(layout=configuration.layout, form=ReleaseForm.HISTOGRAM))
+    uploads = [session.seal(number).sealed.encode() for number in (1, 2, 3)]
+    enclave = session.enclave
+    tracemalloc.start()
+    enclave.open_buffer(0, model_digest(0))
+    for upload in uploads:
+        enclave.receive(upload)
+    enclave.release()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < session.configuration.memory_bytes + MEBIBYTE
+
+
+@pytest.mark.parametrize("count", [(1 << 16) + 1, (1 << 32) - 1])
+def test_more_parts_than_a_configuration_has_are_refused_before_one_is_read(count: int) -> None:
+    encoded = CONFIGURATION.encode()
+    tables = Writer(0).integer(len(CONFIGURATION.tables), 4).integer(len(CONFIGURATION.tables[0]), 4).finish()[7:]
+    place = encoded.index(tables)
+    for start in (place, place + 4):
+        changed = encoded[:start] + count.to_bytes(4, "big") + encoded[start + 4 :]
+        with pytest.raises(MalformedMessage) as caught:
+            EnclaveConfiguration.decode(changed)
+        assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+def test_a_configuration_of_many_bytes_is_refused_unread() -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        EnclaveConfiguration.decode(bytes((1 << 26) + 1))
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
+# --- Mutated messages -------------------------------------------------------------------------------------------------
+
+SETUPS = [
+    EnclaveSetup(),
+    EnclaveSetup(form=ReleaseForm.HISTOGRAM, maximum_weight=3, staleness_weights=(3, 2)),
+    EnclaveSetup(noise_multiplier=Fraction(1), l2_bounds=(100, 100), releases_per_client=3),
+]
+STARTS = [
+    Writer(MessageKind.START_ENCLAVE).borrowed(InsecureEnclaveSession(setup).configuration.encode()).finish()
+    for setup in SETUPS
+]
+MESSAGES: list[Callable[[bytes], bytes]] = [
+    lambda _: opening(2),
+    lambda upload: upload,
+    lambda _: Writer(MessageKind.RELEASE_BUFFER).finish(),
+    lambda _: Writer(MessageKind.GIVE_UP_BUFFER).finish(),
+    lambda _: Writer(MessageKind.DESTROY_ENCLAVE).finish(),
+    lambda _: Writer(MessageKind.ATTEST_AGAIN).fixed(bytes(NONCE_BYTES), NONCE_BYTES).finish(),
+]
+MUTATIONS = st.lists(
+    st.tuples(st.integers(0, 1 << 20), st.one_of(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]), st.integers(0, 255))),
+    min_size=1,
+    max_size=4,
+)
+
+
+def mutated(message: bytes, changes: list[tuple[int, int]], cut: int, tail: bytes) -> bytes:
+    altered = bytearray(message)
+    for place, value in changes:
+        # The header stays as it is for most: a message of no kind is refused at once.
+        altered[7 + place % max(1, len(altered) - 7) if place % 16 and len(altered) > 7 else place % len(altered)] = (
+            value
+        )
+    return bytes(altered[: len(altered) - cut % 8]) + tail
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from(STARTS), MUTATIONS, st.sampled_from([0] * 12 + [1, 7]), st.sampled_from([b""] * 12 + [b"\0"]))
+def test_a_mutated_configuration_starts_an_epoch_or_is_refused_and_costs_nothing(
+    start: bytes, changes: list[tuple[int, int]], cut: int, tail: bytes
+) -> None:
+    served = service(memory_bytes=64 * MEBIBYTE)
+    began = time.perf_counter()
+    answer = served.answer(mutated(start, changes, cut, tail))
+    if message_kind(answer) is MessageKind.REFUSAL:
+        assert not isinstance(decode_refusal(answer), InternalError), str(decode_refusal(answer))
+    else:
+        for request in (opening(1), Writer(MessageKind.GIVE_UP_BUFFER).finish()):
+            done = served.answer(request)
+            assert message_kind(done) is MessageKind.ENCLAVE_DONE
+    assert time.perf_counter() - began < 5
+    served.destroy()
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(MESSAGES), MUTATIONS, st.sampled_from([0] * 6 + [3]), st.sampled_from([b"", b"\0"])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_mutated_messages_never_meet_an_error_that_nobody_has_thought_of(
+    steps: list[tuple[Callable[[bytes], bytes], list[tuple[int, int]], int, bytes]],
+) -> None:
+    served = service()
+    served.answer(START)
+    served.answer(opening(1))
+    upload = UPLOAD
+    for make, changes, cut, tail in steps:
+        answer = served.answer(mutated(make(upload), changes, cut, tail))
+        if message_kind(answer) is MessageKind.REFUSAL:
+            assert not isinstance(decode_refusal(answer), InternalError), str(decode_refusal(answer))
+    served.destroy()
+
+
+SESSION.host.open_buffer(1, model_digest(1))
+UPLOAD = SESSION.seal(1, version=1).sealed.encode()
+
+
+def test_an_error_inside_is_told_without_a_plea() -> None:
+    def broken(binding: bytes) -> tuple[str, bytes]:
+        raise RuntimeError(binding)
+
+    refusal = decode_refusal(service(quote=broken).answer(START))
+    assert isinstance(refusal, InternalError)
+    assert "report" not in str(refusal)
+
+    def out_of_memory(binding: bytes) -> tuple[str, bytes]:
+        raise MemoryError(binding)
+
+    assert "less memory" in str(decode_refusal(service(quote=out_of_memory).answer(START)))
+
+
+# --- The connection ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Path]:
+    """Serve with little patience in a thread of this process, until the test ends."""
+    path, ready = tmp_path / "s", Event()
+
+    def run() -> None:
+        serve(
+            path,
+            coins=InsecureSeededCoins(b"coins"),
+            quote=simulated,
+            frame_seconds=0.5,
+            silence_seconds=0.2,
+            ready=ready.set,
+        )
+
+    Thread(target=run, daemon=True).start()
+    assert ready.wait(ANSWERED_IN)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def connected(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(ANSWERED_IN)
+    made.connect(str(path))
+    return made
+
+
+def is_served(host: socket.socket, request: bytes = START) -> bool:
+    try:
+        send_frame(host, request)
+        return message_kind(receive_frame(host, MEBIBYTE)) is not MessageKind.REFUSAL
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("sent", [b"\0\0\0", len(START).to_bytes(8, "big") + START[:-1]])
+def test_half_a_message_blocks_nobody(served: Path, sent: bytes) -> None:
+    with connected(served) as slow:
+        slow.sendall(sent)
+        time.sleep(0.1)
+        with connected(served) as following:
+            assert slow.recv(1) == b"", "let go"
+            assert is_served(following)
+
+
+def test_a_message_that_drips_has_one_time_in_which_it_comes(served: Path) -> None:
+    began, message = time.monotonic(), len(START).to_bytes(8, "big") + START
+    with connected(served) as slow:
+
+        def drip() -> None:
+            for byte in message:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+        with pytest.raises(OSError, match=r"."):
+            drip()
+        assert time.monotonic() - began < len(message) * 0.05
+    with connected(served) as following:
+        assert is_served(following)
+
+
+def test_a_silent_host_gives_way_to_one_that_speaks_and_to_no_probe(served: Path) -> None:
+    with connected(served) as silent:
+        assert is_served(silent)
+        with connected(served) as early:
+            assert not is_served(early), "the present host was heard just now"
+        time.sleep(0.3)
+        connected(served).close()
+        time.sleep(0.1)
+        assert is_served(silent, opening(1)), "a probe ends no epoch"
+        time.sleep(0.3)
+        with connected(served) as newcomer:
+            assert is_served(newcomer)
+            assert silent.recv(1) == b"", "its epoch has ended"
+            assert is_served(newcomer, opening(1))
+
+
+# --- The program ------------------------------------------------------------------------------------------------------
+
+Program = subprocess.Popen[str]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[[], tuple[Program, Path, str]]]:
+    started = list[Program]()
+
+    def start() -> tuple[Program, Path, str]:
+        command = [sys.executable, "-m", "secagg.protocols.enclave.trusted", "--socket", str(tmp_path / "s")]
+        process = subprocess.Popen(  # noqa: S603 -- this interpreter
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        return process, tmp_path / "s", process.stdout.readline()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=ANSWERED_IN)
+
+
+def test_a_killed_program_leaves_a_socket_that_the_next_one_replaces(
+    program: Callable[[], tuple[Program, Path, str]],
+) -> None:
+    first, path, line = program()
+    assert f"ready at {path}" in line
+    first.send_signal(signal.SIGKILL)
+    first.wait(ANSWERED_IN)
+    assert path.is_socket()
+    _, _, line = program()
+    assert f"ready at {path}" in line
+    with RemoteEnclave(path, timeout=ANSWERED_IN) as remote:
+        remote.start(CONFIGURATION)
+    third, _, line = program()
+    assert line == ""
+    assert third.wait(ANSWERED_IN) == 2, "somebody listens there"
+    with RemoteEnclave(path, timeout=ANSWERED_IN) as remote:
+        remote.start(CONFIGURATION)
+
+
+HARDENED = """
+import os, socket, subprocess, sys, threading
+from secagg.protocols.enclave.trusted.hardening import give_up_privileges
+import numpy
+left, right = socket.socketpair()
+without = give_up_privileges(1 << 20)
+found = []
+def attempt(name, call):
+    try:
+        call()
+    except (OSError, RuntimeError) as error:
+        found.append(name)
+def each():
+    attempt("socket", socket.socket)
+    attempt("fork", lambda: os.fork() or os._exit(0))
+    attempt("program", lambda: os.execv("/bin/true", ["true"]))
+each()
+inner = threading.Thread(target=each)
+inner.start()
+inner.join()
+left.send(b"still")
+assert right.recv(9) == b"still"
+print(*found, "|", *without)
+"""
+
+
+def test_code_inside_the_process_starts_nothing_and_connects_to_nobody(repository: Path) -> None:
+    done = subprocess.run(  # noqa: S603 -- our own interpreter, on our own module
+        [sys.executable, "-c", HARDENED],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=ANSWERED_IN,
+    )
+    found, _, without = done.stdout.strip().partition("|")
+    if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and "open connections" not in without:
+        assert found.split() == ["socket", "fork", "program"] * 2
+    else:
+        # What cannot be had is said, and nothing is claimed.
+        assert "start programs and open connections" in without or "Linux" in without
+
+
+def test_what_the_kernel_says_of_the_program(program: Callable[[], tuple[Program, Path, str]]) -> None:
+    process, _, line = program()
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        pytest.skip("there is no /proc")
+    fields = dict(entry.split(":", 1) for entry in status.read_text().splitlines())
+    assert ("it may gain privileges" in line) is not (fields["NoNewPrivs"].strip() == "1")
+    assert ("start programs" in line) is not (fields["Seccomp"].strip() == "2")
+    assert ("written to swap" in line) is (int(fields["VmLck"].split()[0]) == 0)
+
+
+# --- New evidence -----------------------------------------------------------------------------------------------------
+
+
+def test_new_evidence_is_for_the_same_keys_and_the_nonce_of_who_asked(served: Path) -> None:
+    nonce = bytes(range(NONCE_BYTES))
+    with RemoteEnclave(served, timeout=ANSWERED_IN) as remote:
+        with pytest.raises(Misuse, match="no epoch runs"):
+            remote.attest_again(nonce)
+        offer, first = remote.start(CONFIGURATION)
+        again = remote.attest_again(nonce)
+        named: dict[str, Any] = {"configuration": CONFIGURATION, "judge": SimulatedJudge(), "now": SESSION.now}
+        VerifiedEnclave(offer, first, **named)
+        VerifiedEnclave(offer, again, **named, nonce=nonce)
+        for evidence, drawn in ((first, nonce), (again, None), (again, bytes(NONCE_BYTES))):
+            with pytest.raises(PeerMisbehaved) as caught:
+                VerifiedEnclave(offer, evidence, **named, nonce=drawn)
+            assert caught.value.reason is Reason.ATTESTATION_REFUSED
+        assert remote.attest_again(nonce) == again
+        for wrong in (b"", bytes(31), bytearray(32), None):
+            with pytest.raises(Misuse, match="32 bytes"):
+                remote.attest_again(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        remote.open_buffer(1, model_digest(1))
+
+
+def test_evidence_of_another_epoch_is_no_answer(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Enclave(CONFIGURATION, coins=InsecureSeededCoins(b"other"), quote=simulated)
+    with RemoteEnclave(served, timeout=ANSWERED_IN) as remote:
+        remote.start(CONFIGURATION)
+        encode = service_module.encode_attested_offer
+        monkeypatch.setattr(
+            service_module, "encode_attested_offer", lambda _, *evidence: encode(other.offer, *evidence)
+        )
+        with pytest.raises(EnclaveLost, match="another epoch"):
+            remote.attest_again(bytes(NONCE_BYTES))
+
+
+def test_an_epoch_that_has_ended_attests_nothing() -> None:
+    enclave = Enclave(CONFIGURATION, coins=InsecureSeededCoins(b"coins"), quote=SimulatedEvidence)
+    enclave.destroy()
+    with pytest.raises(Misuse, match="has ended"):
+        enclave.attest_again(bytes(NONCE_BYTES))
+
+
+def test_a_layout_of_the_tests_is_far_below_the_bound() -> None:
+    assert CONFIGURATION.layout == MIXED_LAYOUT
+    assert replace(CONFIGURATION).memory_bytes < MEBIBYTE
