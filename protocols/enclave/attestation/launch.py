@@ -59,7 +59,7 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
                 known=bits(0, 1, 2, 3, 4, 5, 7),
             ),
         },
-        # [TDX]: 0-7 debug, 27 LASS, 28 SEPT_VE_DISABLE, 29 migratable, 30 PKS, 31 KL, 62 TPA, 63 PERFMON. In XFAM:
+        # Intel's TDX module: 0-7 debug, 27 LASS, 28 SEPT_VE_DISABLE, 29 migratable, 30 PKS, 31 KL, 62 TPA, 63 PERFMON. In XFAM:
         # 8 PT, 14 user interrupts, 15 LBR, 16 HWP.
         EvidenceFormat.TDX: {
             "ATTRIBUTES": Flags(
@@ -73,7 +73,7 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
                 known=bits(0, 1, 8, 14, 15, 16) | _PLAIN_REGISTERS | _CET,
             ),
         },
-        # [Intel SDM]: 0 INIT, 1 debug, 2 64 bits, 4 provisioning key, 5 launch key, 6 CET, 7 KSS, 10 AEX notify. In
+        # Intel's SGX: 0 INIT, 1 debug, 2 64 bits, 4 provisioning key, 5 launch key, 6 CET, 7 KSS, 10 AEX notify. In
         # XFRM: 3 and 4 MPX. MISCSELECT: 0 exceptions, 1 control protection.
         EvidenceFormat.SGX: {
             "ATTRIBUTES": Flags(

@@ -56,14 +56,14 @@ class NoiseKind(Enum):
     SKELLAM = 2
 
 
-GREATEST_VARIANCE: Final = {NoiseKind.DISCRETE_GAUSSIAN: 1 << 80, NoiseKind.SKELLAM: 1 << 30}
+GREATEST_VARIANCE: Final = {NoiseKind.DISCRETE_GAUSSIAN: (1 << 80) - 1, NoiseKind.SKELLAM: 1 << 30}
 
 
 def require_variance(variance: Fraction, kind: NoiseKind) -> None:
     """Refuse a variance that this kind of noise is not drawn with.
 
     Raises:
-        InvalidParameters: it is below 1/16, above 2^80 (discrete Gaussian) or 2^30 (Skellam), or a fraction of terms
+        InvalidParameters: it is below 1/16, above 2^80 - 1 (discrete Gaussian) or 2^30 (Skellam), or a fraction of terms
             that have more than 128 bits.
     """
     if type(variance) is not Fraction or type(kind) is not NoiseKind:

@@ -318,7 +318,7 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], kind: ty
         {"variances": (Fraction(0),)},
         {"variances": (Fraction(-1),)},
         {"variances": (Fraction((1 << 30) + 1),)},
-        {"kind": NoiseKind.DISCRETE_GAUSSIAN, "variances": (Fraction((1 << 80) + 1),)},
+        {"kind": NoiseKind.DISCRETE_GAUSSIAN, "variances": (Fraction(1 << 80),)},
         {"l2_bounds": [1]},
         {"l2_bounds": (0, 1)},
         {"l2_bounds": (1 << 40, 1)},
@@ -369,7 +369,9 @@ def test_the_noise_of_a_ring_segment_does_not_widen_codebooks() -> None:
     """Here the wide ring's noise alone would take the sums of small codewords beyond 64 bits."""
     layout = Layout((RingSegment(64, 6), IndexSegment(3, 4)))
     tables = ((CodewordTable(4, np.array([[1], [0], [1]], dtype=np.int64)),),)
-    noise = replace(NOISE, kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction(1 << 80), Fraction(4)), l2_bounds=(9,))
+    noise = replace(
+        NOISE, kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction((1 << 80) - 1), Fraction(4)), l2_bounds=(9,)
+    )
     released = configuration(layout=layout, tables=tables, maximum_weight=1, noise=noise).released
     assert released.require_rings()[1].modulus_bits <= 16
 

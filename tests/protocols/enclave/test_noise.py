@@ -116,7 +116,7 @@ def test_the_two_kinds_are_told_apart(kind: NoiseKind) -> None:
     assert deviation_from(drawn(kind, 1, 200_000), other(Fraction(1))) > 20
 
 
-@pytest.mark.parametrize("sigma", [100, 1 << 14, (1 << 20) - 1, 1 << 40])
+@pytest.mark.parametrize("sigma", [100, 1 << 14, (1 << 20) - 1, (1 << 40) - 1])
 def test_large_discrete_gaussian_is_normal_in_its_high_bits_and_uniform_in_its_low_ones(sigma: int) -> None:
     values = drawn(NoiseKind.DISCRETE_GAUSSIAN, sigma**2, 200_000)
     bins = 50
@@ -399,8 +399,23 @@ def test_variances_out_of_range_are_refused(kind: NoiseKind) -> None:
 
 
 def test_greatest_variance_stays_far_from_the_ends_of_a_word() -> None:
-    values = drawn(NoiseKind.DISCRETE_GAUSSIAN, 1 << 80, 100_000)
+    values = drawn(NoiseKind.DISCRETE_GAUSSIAN, GREATEST_VARIANCE[NoiseKind.DISCRETE_GAUSSIAN], 100_000)
     assert np.abs(values).max() < 1 << 43
+
+
+def test_the_largest_offset_of_the_largest_scale_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform coins draw it once in 2^40 times; wrapped, it would be kept always and not once in e times."""
+    scale = isqrt(GREATEST_VARIANCE[NoiseKind.DISCRETE_GAUSSIAN]) + 1
+    assert (scale - 1) << 23 < 1 << 63
+
+    def largest(bound: int, size: int, _: Any) -> Vector:
+        return np.full(size, bound - 1, dtype=np.int64)
+
+    monkeypatch.setattr(noise, "_below", largest)
+    laplace = noise._laplace  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    kept = laplace(scale, 20_000, InsecureSeededCoins(b"offsets"))
+    assert 0.34 < kept.size / 20_000 < 0.4
+    assert (np.abs(kept) % scale == scale - 1).all()
 
 
 def test_long_fractions_are_refused_and_those_that_fit_are_drawn_with() -> None:
