@@ -178,8 +178,8 @@ def entry_of(client: ClientId, *, upload: int, version: int = 1, model: bytes = 
 def spend_the_budget_of_an_epoch() -> object:
     rules = buffer_with(entry_of(ALICE, upload=1))
     rules.close()
-    rules.open(2, bytes(32))
-    return rules.staleness_weight(entry_of(ALICE, upload=2, version=2))
+    rules.open(2, b"\2" * 32)
+    return rules.staleness_weight(entry_of(ALICE, upload=2, version=2, model=b"\2" * 32))
 
 
 def dominate_a_buffer() -> None:

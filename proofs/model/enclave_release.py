@@ -167,7 +167,7 @@ def _release(host: Host) -> None:
 
 
 def _give_up(host: Host) -> None:
-    host.rules.close()
+    host.rules.give_up()
     host.buffer = frozenset()
 
 

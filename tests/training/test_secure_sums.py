@@ -178,7 +178,7 @@ def test_a_protocol_runs_in_every_so_many_rounds() -> None:
     made, added = codecs(run), secure_sum(run)
     real = list[bool]()
     for number in range(6):
-        due = SumRound(number=number, codec=made.codec, clients=tuple(range(8)))
+        due = SumRound(number=number, codec=made.codec, clients=tuple(range(8)), model_digest=bytes([number]) * 32)
         real.append(added.run(due, uploads(made, due)).is_real)
     assert real == [True, False, False, True, False, False]
 

@@ -59,7 +59,7 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
                 known=bits(0, 1, 2, 3, 4, 5, 7),
             ),
         },
-        # Intel's TDX module: 0-7 debug, 27 LASS, 28 SEPT_VE_DISABLE, 29 migratable, 30 PKS, 31 KL, 62 TPA, 63 PERFMON. In XFAM:
+        # Intel's TDX: 0-7 debug, 27 LASS, 28 SEPT_VE_DISABLE, 29 migratable, 30 PKS, 31 KL, 62 TPA, 63 PERFMON; XFAM:
         # 8 PT, 14 user interrupts, 15 LBR, 16 HWP.
         EvidenceFormat.TDX: {
             "ATTRIBUTES": Flags(

@@ -239,7 +239,7 @@ class ReleaseRules:
         elif self._configuration.noise is None and single_somebody_out(buffer.weights, least):
             sentence = "all weights but a few have a factor in common, and the sum's remainder by it tells of those few"
         if sentence is not None:
-            self.close()
+            self.give_up()
             raise PeerMisbehaved(
                 f"{sentence}, so it is given up; bound weights more tightly", reason=Reason.WEIGHTS_UNEVEN
             )
@@ -253,6 +253,16 @@ class ReleaseRules:
         self.require_open()
         self._buffer = None
         self.state = BufferState.CLOSED
+
+    def give_up(self) -> None:
+        """Close a buffer of which nothing was released; its model may be tried again under another number.
+
+        Raises:
+            Misuse: none is open.
+        """
+        version = self.require_open().version
+        self._versions.pop(self._models[version], None)
+        self.close()
 
     def destroy(self) -> None:
         """End the epoch."""

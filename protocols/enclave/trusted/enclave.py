@@ -226,8 +226,7 @@ class Enclave(Confined):
     def give_up_buffer(self) -> None:
         """Discard the open buffer; its uploads are never taken again."""
         with self._lock:
-            self._rules.require_open()
-            self._rules.close()
+            self._rules.give_up()
             self._forget()
 
     def destroy(self) -> None:

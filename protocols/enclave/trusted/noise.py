@@ -63,8 +63,8 @@ def require_variance(variance: Fraction, kind: NoiseKind) -> None:
     """Refuse a variance that this kind of noise is not drawn with.
 
     Raises:
-        InvalidParameters: it is below 1/16, above 2^80 - 1 (discrete Gaussian) or 2^30 (Skellam), or a fraction of terms
-            that have more than 128 bits.
+        InvalidParameters: it is below 1/16, above 2^80 - 1 (discrete Gaussian) or 2^30 (Skellam), or a fraction of
+            terms that have more than 128 bits.
     """
     if type(variance) is not Fraction or type(kind) is not NoiseKind:
         raise Misuse(f"a variance is a Fraction, for a NoiseKind; got {type(variance).__name__}")

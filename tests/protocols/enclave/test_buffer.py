@@ -98,11 +98,19 @@ CALLS: dict[str, Callable[[ReleaseRules], object]] = {
     "enter": lambda kept: kept.enter(entry(), 3, 3),
     "require_releasable": lambda kept: kept.require_releasable(),
     "close": lambda kept: kept.close(),
+    "give_up": lambda kept: kept.give_up(),
     "destroy": lambda kept: kept.destroy(),
 }
 ALLOWED = {
     CLOSED: {"open": OPEN, "destroy": DESTROYED},
-    OPEN: {"require_open": OPEN, "staleness_weight": OPEN, "enter": OPEN, "close": CLOSED, "destroy": DESTROYED},
+    OPEN: {
+        "require_open": OPEN,
+        "staleness_weight": OPEN,
+        "enter": OPEN,
+        "close": CLOSED,
+        "give_up": CLOSED,
+        "destroy": DESTROYED,
+    },
     DESTROYED: {"destroy": DESTROYED},
 }
 
@@ -237,6 +245,19 @@ def test_one_model_under_two_numbers_is_two_sums_of_the_same_updates() -> None:
     kept.open(6, model_digest(6))
     relabelled = entry(1, upload=77, version=6, digest=model_digest(5))
     is_refused(kept, lambda: kept.staleness_weight(relabelled), PeerMisbehaved, Reason.MODEL_MISMATCH)
+
+
+def test_a_model_whose_buffer_was_given_up_is_tried_again() -> None:
+    kept = rules()
+    take(kept, entry(1))
+    kept.give_up()
+    kept.open(6, model_digest(5))
+    is_refused(kept, lambda: kept.staleness_weight(entry(2)), PeerMisbehaved, Reason.MODEL_MISMATCH)
+    for client in (2, 3):
+        take(kept, entry(client, version=6, digest=model_digest(5)))
+    kept.require_releasable()
+    kept.close()
+    is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
 def test_a_number_that_clients_told_is_kept_for_their_model() -> None:
@@ -469,6 +490,7 @@ class Naive:
     history: list[tuple[int, Entry, int]] = field(default_factory=list[tuple[int, Entry, int]])
     """For each upload that was taken: the number of its buffer, the upload, and its whole weight."""
     opened: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    given_up: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     state: BufferState = CLOSED
 
     def open(self, version: int, digest: bytes) -> Reason | None:
@@ -476,12 +498,22 @@ class Naive:
             return Reason.API_MISUSE
         if any(version <= earlier for earlier, _ in self.opened):
             return Reason.WRONG_SESSION
-        known = [*self.opened, *((old.version, old.model_digest) for _, old, _ in self.history)]
+        known = [each for each in self.opened if each not in self.given_up]
+        known += [(old.version, old.model_digest) for _, old, _ in self.later()]
         if any(model == digest and number != version for number, model in known):
             return Reason.MODEL_MISMATCH
         self.opened.append((version, digest))
         self.state = OPEN
         return None
+
+    def later(self) -> list[tuple[int, Entry, int]]:
+        """Return the uploads that did not go down with the buffer of their own model."""
+        return [
+            (number, old, weight)
+            for number, old, weight in self.history
+            if self.opened[number - 1] != (old.version, old.model_digest)
+            or self.opened[number - 1] not in self.given_up
+        ]
 
     def here(self) -> list[tuple[Entry, int]]:
         return [(taken, weight) for number, taken, weight in self.history if number == len(self.opened)]
@@ -500,8 +532,12 @@ class Naive:
             and all(old.client != new.client for old, _ in self.here()),
             Reason.STALE_UPDATE: age in range(len(self.made.staleness_weights)),
             Reason.MODEL_MISMATCH: all(digest == new.model_digest for digest in known)
-            and all(number == new.version for number, digest in self.opened if digest == new.model_digest)
-            and all(old.version == new.version for old in taken if old.model_digest == new.model_digest),
+            and all(
+                number == new.version
+                for number, digest in self.opened
+                if digest == new.model_digest and (number, digest) not in self.given_up
+            )
+            and all(old.version == new.version for _, old, _ in self.later() if old.model_digest == new.model_digest),
             Reason.BUDGET_SPENT: budget is None or sum(old.client == new.client for old in taken) < budget,
             Reason.BUFFER_FULL: len(self.here()) < self.made.maximum_cohort,
         }
@@ -520,6 +556,8 @@ class Naive:
         self.state = CLOSED
         uneven = max(weights) * self.made.minimum_cohort > sum(weights)
         uneven = uneven or (self.made.noise is None and single_somebody_out(Counter(weights), self.made.minimum_cohort))
+        if uneven:
+            self.given_up.append(self.opened[-1])
         return Reason.WEIGHTS_UNEVEN if uneven else None
 
 
@@ -576,7 +614,8 @@ class RulesBesideTheModel(RuleBasedStateMachine):
     @precondition(lambda self: self.naive.state is OPEN)
     @rule()
     def give_up(self) -> None:
-        self.kept.close()
+        self.kept.give_up()
+        self.naive.given_up.append(self.naive.opened[-1])
         self.naive.state = CLOSED
 
     @invariant()
