@@ -336,7 +336,7 @@ def test_with_noise_the_norm_of_every_segment_is_the_clients_own_to_bound() -> N
 
     def sent(one: list[int], other: list[int]) -> list[list[int]]:
         """Seal twice with the same coins, once zeros: the difference is what was masked."""
-        uploads = [
+        uploads: list[Any] = [
             sealing(session, client_of(session), payload=payload(*values))()
             for values in ((one, other), ([0] * 6, [0] * 3))
         ]
@@ -360,7 +360,7 @@ def test_no_bound_that_a_host_tries_tells_it_a_norm() -> None:
                 else value
                 for segment, value in zip(MIXED_LAYOUT.segments, session.setup.payload_of(1).values, strict=True)
             ]
-            upload = sealing(session, client_of(session), payload=Payload(MIXED_LAYOUT, tuple(values)))()
+            upload: Any = sealing(session, client_of(session), payload=Payload(MIXED_LAYOUT, tuple(values)))()
             sizes.add(len(upload.encode()))
         assert len(sizes) == 1
 

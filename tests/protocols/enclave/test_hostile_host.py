@@ -66,7 +66,8 @@ def simulated(binding: bytes) -> tuple[str, bytes]:
 
 
 def service(**changes: Any) -> EnclaveService:
-    return EnclaveService(**({"coins": InsecureSeededCoins(b"coins"), "quote": simulated} | changes))
+    fields: dict[str, Any] = {"coins": InsecureSeededCoins(b"coins"), "quote": simulated}
+    return EnclaveService(**(fields | changes))
 
 
 def opening(version: int) -> bytes:
