@@ -32,13 +32,13 @@ from .host import EnclaveConnection, Host, split_upload
 from .ledger import SealLedger
 from .plan import DEFAULT_LIFETIME, plan_enclave
 from .privacy.sensitivity import Adjacency
-from .process import SIMULATED, encode_attested_offer
 from .remote_enclave import decode_attested_offer
-from .simulated_enclave import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.histogram import Accumulation
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp, SealedUpload
 from .trusted.noise import NoiseKind
+from .trusted.service import SIMULATED, encode_attested_offer
+from .unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from .verified_enclave import Judge, VerifiedEnclave
 
 STAGE: Final = "sealed upload"
