@@ -131,7 +131,7 @@ def same_trees(one: Any, other: Any) -> bool:
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
-@pytest.mark.parametrize("weights", [(1, 1, 1, 1, 1), (1, 3, 2, 3, 1)], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1, 1), (1, 1, 2, 3, 1)], ids=["unweighted", "weighted"])
 @pytest.mark.parametrize("accumulation", Accumulation)
 @pytest.mark.parametrize("form", ReleaseForm)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
