@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from .rotation import padded_size
 Floats = npt.NDArray[np.float32]
 Update = npt.NDArray[np.floating[Any]]
 BLOCK_SIZE: Final = 1024
+_PIECE: Final = 1 << 15
 _LEAST_SHARE: Final = 1e-3
 """Of the mean over the tensors: no tensor is taken to be smaller."""
 
@@ -87,19 +89,19 @@ class JoinedRotation:
         numbers = struct.pack(f">II{count}Q{count}f", self.block_size, count, *self.sizes, *self.scales)
         return self.stream.encode() + numbers
 
-    def turned(self, update: Update) -> Floats:
-        """Return the scaled and turned update.
+    def turned(self, update: Update, count: int | None = None) -> Floats:
+        """Return the scaled and turned update, with zeros behind it up to so many values.
 
         Raises:
             Misuse: it is not a vector of floats of this size.
         """
         self.require_form(update)
-        blocks = np.empty(self.padded, np.float32)
+        turned = np.empty(self.padded if count is None else count, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(update, self._factors, out=blocks[: self.size], casting="same_kind")
-        blocks[self.size :] = 0
-        transform(blocks.reshape(self.block_size, -1))
-        return blocks
+            np.multiply(update, self._factors, out=turned[: self.size], casting="same_kind")
+        turned[self.size :] = 0
+        transform(turned[: self.padded].reshape(self.block_size, -1))
+        return turned
 
     def turned_back(self, turned: Floats) -> Floats:
         """Return the update whose turned values these are; the argument is used up."""
@@ -122,8 +124,7 @@ class JoinedRotation:
         """Return the length of each tensor, not scaled; it raises what ``norm`` does."""
         self.require_form(update)
         edges = [0, *np.cumsum(self.sizes).tolist()]
-        parts = [update[start:end].astype(np.float64) for start, end in zip(edges, edges[1:], strict=False)]
-        found = tuple(math.sqrt(float(part @ part)) for part in parts)
+        found = tuple(math.sqrt(energy(update[start:end])) for start, end in pairwise(edges))
         if not all(map(math.isfinite, found)):
             raise not_finite()
         return found
@@ -149,6 +150,16 @@ def square_root_scales(sizes: tuple[int, ...], norms: tuple[float, ...]) -> tupl
     if not least > 0:
         return (1.0,) * len(sizes)
     return tuple(math.sqrt(max(value, least)) for value in typical)
+
+
+def energy(values: Update) -> float:
+    """Return the sum of the squares, which neither overflow nor vanish in float64."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, len(values), _PIECE):
+            wide = values[first : first + _PIECE].astype(np.float64)
+            total += float(wide @ wide)
+    return total
 
 
 def not_finite() -> CapacityExceeded:

@@ -36,7 +36,7 @@ from .product_quantization import Codebook, ProductQuantization
 
 MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
 MOST_SUMMED_PLACES: Final = 2048
-"""Beyond, a table of codewords takes more memory than it is worth: 64 MB here, and four times as much for each twice."""
+"""Beyond, a table of codewords takes too much memory: here it has 64 MB, and four times that for twice the places."""
 EXACT_WEIGHT: Final = 1 << 24
 """Up to this total weight, a sum of signs is a float32."""
 NORM_LEVELS: Final = 256
@@ -124,21 +124,15 @@ class PeakCode:
             Misuse: the update is not a vector of floats of this length.
             CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
         """
-        turned = self.rotation.turned(update)
+        rows = self.rotation.turned(update, self.blocks * self.places).reshape(self.blocks, self.places)
+        step = max(1, min(self.blocks, _VALUES_AT_A_TIME // self.places))
         indices = np.empty(self.blocks, self.layout.segments[0].ring.word)
-        step, whole = max(1, _VALUES_AT_A_TIME // self.places), len(turned) // self.places
-        sizes = np.empty((min(step, whole), self.places), np.float32)
-        peaks = np.empty(self.blocks, np.float32)
-        rows = turned[: whole * self.places].reshape(whole, self.places)
-        for first in range(0, whole, step):
+        peaks, sizes = np.empty(self.blocks, np.float32), np.empty((step, self.places), np.float32)
+        for first in range(0, self.blocks, step):
             some = rows[first : first + step]
             at = np.abs(some, out=sizes[: len(some)]).argmax(axis=1)
             indices[first : first + step] = at
             peaks[first : first + step] = some[np.arange(len(some)), at]
-        if whole < self.blocks:
-            rest = turned[whole * self.places :]
-            indices[-1] = at = np.abs(rest).argmax()
-            peaks[-1] = rest[at]
         # NaN is the largest of any block that holds one, and so is infinity.
         if not np.isfinite(peaks).all():
             raise not_finite()
