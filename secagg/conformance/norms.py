@@ -21,7 +21,7 @@ from .trial import Decoder, Trial, decode_alone, draw_seed, encode
 def largest_norm(trial: Trial) -> None:
     """Decode what honest clients send, and then indices that nobody would; a scheme without a bound promises none."""
     candidate = trial.candidate
-    if not hasattr(type(candidate.make()), "largest_norm"):
+    if not hasattr(candidate.make(), "largest_norm"):
         return
     bound, other = _bound(candidate.make()), _bound(candidate.make())
     if bound != other:
@@ -57,7 +57,7 @@ def slack(decoder: LinearDecoder[Any], payloads: Sequence[Payload]) -> float:
     Raises:
         InvalidParameters: the scheme bounds no norms, or there are no payloads.
     """
-    if not hasattr(type(decoder), "largest_norm") or not payloads:
+    if not hasattr(decoder, "largest_norm") or not payloads:
         raise InvalidParameters("the slack of a bound is that of a scheme with largest_norm, over honest payloads")
     squares = [norm(decode_alone(decoder, payload)) ** 2 for payload in payloads]
     return _bound(decoder) / math.sqrt(sum(squares) / len(squares))

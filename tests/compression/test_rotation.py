@@ -81,6 +81,7 @@ QUANTIZED = Candidate(
     updates=arrays(np.float32, (3, 5), elements=st.floats(-4.0, 4.0, width=32)),
     error=0.125 * 2 * 1.001,
     extremes=[scheme().rotate_back(np.full(16, sign * 64.0)) for sign in (1.0, -1.0)],
+    others={"fixed point inside": scheme},
     ulps=64.0,
     tight_capacity=True,
 )
