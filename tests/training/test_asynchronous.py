@@ -32,7 +32,7 @@ def play(run: Configuration, pieces: Pieces, steps: int) -> AsynchronousRun:
 def test_an_update_counts_less_the_older_it_is() -> None:
     settings = AsynchronousSettings(levels=16, exponent=0.5, maximum_staleness=3)
     assert settings.age_weights == (16, 11, 9, 8)
-    assert age_weights(AsynchronousSettings(exponent=0, maximum_staleness=3)) == (1, 1, 1, 1)
+    assert AsynchronousSettings(exponent=0, maximum_staleness=3).age_weights == (1, 1, 1, 1)
 
 
 def test_buffered_clients_learn_and_their_ages_follow_from_the_concurrency(
