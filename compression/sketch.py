@@ -31,8 +31,7 @@ from .public_stream import PublicStream
 from .random_pruning import pruning_mask
 
 MOST_BITS: Final = 8
-_EXACT_WEIGHT: Final = 1 << 16
-"""Up to this total weight, a sum of codes of 8 bits is a float32."""
+_MOST_RING_BITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +53,7 @@ class Sketch:
         for name, value, least, most in (
             ("kept", self.kept, 1, padded),
             ("bits", self.bits, 1, MOST_BITS),
-            ("modulus_bits", self.modulus_bits, self.bits, 32),
+            ("modulus_bits", self.modulus_bits, self.bits, _MOST_RING_BITS),
         ):
             if type(value) is not int or not least <= value <= most:
                 raise InvalidParameters(f"{name} is an integer in {least}..{most}; got {value!r}")
@@ -78,8 +77,8 @@ class Sketch:
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sum fits the ring, and is exact in the arithmetic of decoding."""
-        return min(((1 << self.modulus_bits) - 1) // self._greatest, _EXACT_WEIGHT)
+        """The largest total weight whose sum fits the ring."""
+        return ((1 << self.modulus_bits) - 1) // self._greatest
 
     @property
     def bits_per_value(self) -> float:
@@ -141,8 +140,9 @@ class Sketch:
 
 def sketch_ring(bits: int, total_weight: int) -> int:
     """Return the width of the narrowest ring that no sum of codes leaves."""
-    if type(total_weight) is not int or not 1 <= total_weight <= _EXACT_WEIGHT:
-        raise InvalidParameters(f"a total weight is an integer in 1..{_EXACT_WEIGHT}; got {total_weight!r}")
+    most = ((1 << _MOST_RING_BITS) - 1) // ((1 << bits) - 1)
+    if type(total_weight) is not int or not 1 <= total_weight <= most:
+        raise InvalidParameters(f"the total weight of codes of {bits} bits is in 1..{most}; got {total_weight!r}")
     return (total_weight * ((1 << bits) - 1)).bit_length()
 
 
