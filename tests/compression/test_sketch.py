@@ -8,13 +8,22 @@ import numpy.typing as npt
 import pytest
 from hypothesis.extra.numpy import arrays
 
+from secagg.compression.byte_accounting import Accounting
 from secagg.compression.cohort_bits import kept_for, sketch_noise
 from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.model_update import (
+    ModelUpdate,
+    TensorScheme,
+    decode_parameters,
+    downlink_bytes,
+    encode_parameters,
+)
+from secagg.compression.peak import PeakCode
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.sketch import MOST_BITS, Sketch, normal_step, rounding_noise, sketch_ring
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import ideal_aggregate
-from secagg.errors import CapacityExceeded, InvalidParameters, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Floats = npt.NDArray[np.float32]
@@ -160,6 +169,25 @@ def test_the_size_follows_from_the_cohort() -> None:
     assert kept == 2394
     assert 19_338 * 32 / (kept * sketch_ring(1, 20)) > 50
     assert sketch_noise(kept / 19_338, 1, 20) == pytest.approx(0.58, abs=0.01)
+
+
+@pytest.mark.parametrize("scheme", ["sketch", "peak"])
+def test_parameters_travel_and_come_back(scheme: str) -> None:
+    shape = (19,)
+    stream = PublicStream(seed=SEED, round_number=7, tensor_name="all", shape=shape)
+    rotation = JoinedRotation(stream=stream, sizes=(4, 15), scales=(0.1, 3.0), block_size=8)
+    made: Sketch | PeakCode = PeakCode(rotation=rotation, places=3, unit=0.3)
+    if scheme == "sketch":
+        made = Sketch(rotation=rotation, kept=11, bits=3, modulus_bits=9, unit=0.3)
+    update = ModelUpdate(tensors=(TensorScheme(name="all", shape=shape, scheme=made),), epoch=7)
+    message = encode_parameters(update)
+    assert decode_parameters(message).layout == update.layout
+    assert downlink_bytes(update, Accounting.PAPER) == 4 * (2 + 1)
+    for length in range(len(message)):
+        with pytest.raises(MalformedMessage):
+            decode_parameters(message[:length])
+    with pytest.raises(InvalidParameters, match="its rotation is that of epoch 7"):
+        ModelUpdate(tensors=update.tensors, epoch=8)
 
 
 def test_updates_of_zeros_have_no_direction() -> None:
