@@ -176,7 +176,7 @@ class WholeUpdates:
         if not self._is_informed:
             return np.ones(1)
         known = (self._common or 0.0, *((self._tensor_norms or ()) if self._is_refreshed(round_number) else ()))
-        return np.maximum(np.array(known), _LEAST_NORM)
+        return np.array([max(length, _LEAST_NORM) for length in known])
 
     @property
     def _is_informed(self) -> bool:
