@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from hypothesis import strategies as st
@@ -87,8 +87,8 @@ def _bound(decoder: Any) -> float:  # noqa: ANN401 -- whatever a scheme says
 
 def _longest_codewords(decoder: Any) -> Payload | None:  # noqa: ANN401 -- a decoder that may have tables
     """Return the payload of a client that chooses the longest codeword everywhere, where all is chosen from tables."""
-    segments = decoder.layout.segments
-    if not hasattr(type(decoder), "tables") or not all(isinstance(segment, IndexSegment) for segment in segments):
+    segments, kind = decoder.layout.segments, cast("type[object]", type(decoder))
+    if not hasattr(kind, "tables") or not all(isinstance(segment, IndexSegment) for segment in segments):
         return None
     values = list[Any]()
     for segment, tables in zip(segments, decoder.tables, strict=True):

@@ -49,7 +49,8 @@ def sketch(  # noqa: PLR0913 -- the parameters of what it makes
 
 def candidate(bits: int, modulus_bits: int) -> Candidate:
     def make(**changes: Any) -> Sketch:
-        return sketch(**({"bits": bits, "modulus_bits": modulus_bits} | changes))
+        parameters: dict[str, Any] = {"bits": bits, "modulus_bits": modulus_bits}
+        return sketch(**(parameters | changes))
 
     def farthest(update: Any) -> float:
         return float(np.linalg.norm(update.astype(np.float64))) + make().largest_norm

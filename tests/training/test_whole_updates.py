@@ -159,10 +159,11 @@ def test_a_first_round_that_failed_leaves_the_next_one_to_tell() -> None:
         found = play(codecs, number, some)
         assert np.isfinite(found["bias"]).all()
     assert codecs.codec.tensors[1].shape == (1, 1)
-    assert codecs._common == pytest.approx(  # noqa: SLF001 -- what the next round is relative to
-        float(np.mean([codecs._rotation(3).norm(codecs._joined(update)) for update in some])),  # noqa: SLF001
-        rel=0.05,
-    )
+    scheme = codecs.codec.tensors[0].scheme
+    assert isinstance(scheme, PeakCode)
+    joined = [np.concatenate([update[name].reshape(-1) for name in SHAPES]) for update in some]
+    expected = float(np.mean([scheme.rotation.norm(vector) for vector in joined]))
+    assert float(codecs.state()["common"][0]) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize(("lengths", "growth"), [(Lengths.OWN, 4 / 20), (Lengths.COMMON, 0.0)])
