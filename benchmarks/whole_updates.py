@@ -67,7 +67,7 @@ def coding() -> Iterator[Figure]:
     yield Figure(name="the same: product quantization, k=64, d=8", value=seconds["product"] * 1e3, unit="ms")
     memory = peak_bytes(encode["peak code, d=128"])
     yield Figure(
-        name="memory of encoding peaks of 128, with the signs of the rotation / input",
+        name="memory of encoding peaks of 128, with the input and without the public signs and scales / input",
         value=1 + memory / update.nbytes,
         unit="",
         at_most=2.25,
