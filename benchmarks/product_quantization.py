@@ -52,7 +52,7 @@ def measure() -> Iterator[Figure]:
 def coding() -> Iterator[Figure]:
     """Encode 10M weights, and decode a histogram of ten clients."""
     for block_size in (8, 18):
-        update = _uneven((WEIGHTS // (block_size * 512), 512 * block_size), number=block_size)
+        update = uneven((WEIGHTS // (block_size * 512), 512 * block_size), number=block_size)
         scheme = calibrate(update, block_size=block_size, codewords=CODEWORDS, seed=SEED)
         payload = scheme.encode(update, SystemCoins())
         contenders: dict[str, Callable[[], object]] = {"ours": partial(scheme.encode, update, SystemCoins())}
@@ -70,7 +70,7 @@ def coding() -> Iterator[Figure]:
             )
             excess = _excess(scheme, update, payload.values[0], search()[1][:, 0])
             yield Figure(name="the same, squared error / that of faiss - 1", value=excess, unit="", at_most=2.0**-17)
-        peak = _peak_bytes(partial(scheme.encode, update, SystemCoins()))
+        peak = peak_bytes(partial(scheme.encode, update, SystemCoins()))
         yield Figure(
             name="the same, memory with the input / input", value=1 + peak / update.nbytes, unit="", at_most=1.5
         )
@@ -90,7 +90,7 @@ def learning() -> Iterator[Figure]:
     shapes = {name: shape for name, shape in FEMNIST_3_CHANNEL.items() if not is_bias(name)}
     for block_size in (8, 18):
         updates = [
-            _uneven(shape, number) for number, shape in enumerate(shapes.values()) if is_quantizable(shape, block_size)
+            uneven(shape, number) for number, shape in enumerate(shapes.values()) if is_quantizable(shape, block_size)
         ]
         seconds = best_seconds({"learn": partial(_learn_all, updates, block_size)}, 2)["learn"]
         name = f"k-means of {sum(map(np.size, updates)) / 1e6:.1f}M weights, k={CODEWORDS}, d={block_size}, two threads"
@@ -102,7 +102,7 @@ def _learn_all(updates: list[Tensor], block_size: int) -> None:
         calibrate(update, block_size=block_size, codewords=CODEWORDS, seed=SEED)
 
 
-def _uneven(shape: tuple[int, ...], number: int) -> Tensor:
+def uneven(shape: tuple[int, ...], number: int) -> Tensor:
     """Return normally distributed numbers whose size differs from row to row, as that of updates does."""
     generator = np.random.default_rng(number)
     sizes = generator.gamma(1.0, 1e-3, (shape[0], *(1 for _ in shape[1:])))
@@ -127,7 +127,8 @@ def _excess(scheme: ProductQuantization, update: Tensor, found: npt.NDArray[Any]
     return errors[0] / errors[1] - 1
 
 
-def _peak_bytes(call: Callable[[], object]) -> int:
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Return the most memory that a call holds at a time."""
     tracemalloc.start()
     try:
         call()

@@ -22,6 +22,7 @@ import product_quantization
 import scalar_quantization
 import shamir
 import two_servers
+import whole_updates
 from figures import Figure, machine
 
 SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
@@ -38,6 +39,7 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "scalar quantization": scalar_quantization.measure,
     "overflow": overflow.measure,
     "product quantization": product_quantization.measure,
+    "whole updates": whole_updates.measure,
 }
 
 

@@ -11,7 +11,6 @@ a block. The sign of element i of that matrix, in row-major order, is negative w
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,12 +23,11 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.errors import ContractViolation, InvalidParameters, Misuse
 
+from .hadamard import transform
 from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_BLOCK_SIZE: Final = 1 << 16
-_BLOCK: Final = 1 << 16
-"""Elements that are transformed together: they stay in the second-level cache through all the butterflies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +103,13 @@ class RandomRotation:
         blocks = np.zeros(self.negative.shape, np.promote_types(update.dtype, np.float32))
         blocks.reshape(-1)[: update.size] = update.reshape(-1)
         self._flip(blocks)
-        _transform(blocks)
+        transform(blocks)
         return blocks.reshape(-1)
 
     def rotate_back(self, rotated: Tensor) -> Tensor:
         """Return the tensor whose rotation is this vector; zeros that filled it are dropped."""
         blocks = rotated.reshape(self.negative.shape).copy()
-        _transform(blocks)
+        transform(blocks)
         self._flip(blocks)
         return blocks.reshape(-1)[: self.stream.size].reshape(self.stream.shape)
 
@@ -124,24 +122,3 @@ def padded_size(size: int, block_size: int) -> int:
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
         raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
     return -(-size // block_size) * block_size
-
-
-def _transform(blocks: Tensor) -> None:
-    """Multiply each column by H / sqrt(B) in place; H is symmetric, so doing it twice changes nothing."""
-    size, width = blocks.shape
-    step = max(1, _BLOCK // size)
-    # What is not finite, or overflows because it is near the end of the floats' range, makes its whole block NaN or
-    # infinite, which every inner scheme refuses.
-    with np.errstate(over="ignore", invalid="ignore"):
-        for first in range(0, width, step):
-            columns = np.ascontiguousarray(blocks[:, first : first + step])
-            columns *= 1 / math.sqrt(size)
-            distance = 1
-            while distance < size:
-                pairs = columns.reshape(-1, 2, distance, columns.shape[1])
-                upper, lower = pairs[:, 0], pairs[:, 1]
-                differences = upper - lower
-                upper += lower
-                lower[...] = differences
-                distance *= 2
-            blocks[:, first : first + step] = columns

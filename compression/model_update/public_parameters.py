@@ -11,7 +11,12 @@ schemes follow from their place and are not repeated. A scheme is its tag (1) an
 4. product quantization: number of codebooks (1), and for each its length in 4 bytes and its own encoding;
 5. random pruning: seed (32), number of coordinates kept (8), inner scheme;
 6. rotation: seed (32), block size (4), inner scheme;
-7. count sketch: seed (32), rows (1), columns (4), inner scheme.
+7. count sketch: seed (32), rows (1), columns (4), inner scheme;
+8. peak code: joined rotation, places (4), unit (float64);
+9. linear sketch: joined rotation, kept (8), bits (1), modulus bits (1), unit (float64).
+
+A joined rotation is its seed (32), the size of its blocks (4), the number of tensors (4), their sizes (8 each) and
+their scales (float32 each).
 
 Integers and floats are big-endian.
 """
@@ -28,11 +33,14 @@ from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import SEED_BYTES, PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation, padded_size
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.compression.sketch import Sketch
 from secagg.contract import LinearDecoder
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer
@@ -58,6 +66,8 @@ class _Tag(IntEnum):
     RANDOM_PRUNING = 5
     ROTATION = 6
     COUNT_SKETCH = 7
+    PEAK = 8
+    SKETCH = 9
 
 
 # --- What a round costs -----------------------------------------------------------------------------------------------
@@ -106,6 +116,8 @@ def _paper_bytes(scheme: _Scheme) -> int:
             return scheme.downlink_bytes
         case RandomPruning() | RandomRotation() | CountSketch():
             return _paper_bytes(scheme.inner)
+        case PeakCode() | Sketch():
+            return SCALE_BYTES * (len(scheme.rotation.scales) + 1)
         case _:
             return 0
 
@@ -155,11 +167,25 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
             writer.integer(_Tag.COUNT_SKETCH, 1).fixed(scheme.seed, SEED_BYTES)
             writer.integer(scheme.rows, 1).integer(scheme.columns, 4)
             _write(writer, scheme.inner, depth + 1)
+        case PeakCode() | Sketch():
+            _write_whole_update(writer, scheme)
         case _:
             raise InvalidParameters(
                 f"the parameters of {type(scheme).__name__} have no encoding here; use a scheme of this library, or "
                 "send them in a message of your own"
             )
+
+
+def _write_whole_update(writer: Writer, scheme: PeakCode | Sketch) -> None:
+    rotation, count = scheme.rotation, len(scheme.rotation.sizes)
+    writer.integer(_Tag.PEAK if isinstance(scheme, PeakCode) else _Tag.SKETCH, 1)
+    writer.fixed(rotation.stream.seed, SEED_BYTES).integer(rotation.block_size, 4).integer(count, 4)
+    writer.fixed(struct.pack(f">{count}Q{count}f", *rotation.sizes, *rotation.scales), (8 + SCALE_BYTES) * count)
+    if isinstance(scheme, PeakCode):
+        writer.integer(scheme.places, 4)
+    else:
+        writer.integer(scheme.kept, 8).integer(scheme.bits, 1).integer(scheme.modulus_bits, 1)
+    writer.fixed(struct.pack(">d", scheme.unit), 8)
 
 
 def _write_scalar_quantization(writer: Writer, scheme: ScalarQuantization) -> None:
@@ -245,8 +271,26 @@ class _Parameters:
                 return ProductQuantization(shape=place.shape, codebooks=tuple(map(Codebook.decode, encoded)))
             case _Tag.RANDOM_PRUNING | _Tag.ROTATION | _Tag.COUNT_SKETCH:
                 return self._nesting(tag, place, depth + 1)
+            case _Tag.PEAK | _Tag.SKETCH:
+                return self._whole_update(tag, place)
             case _:
                 raise InvalidParameters(f"{tag} is the tag of no scheme")
+
+    def _whole_update(self, tag: int, place: PublicStream) -> _Scheme:
+        seed, block_size, count = self._reader.fixed(SEED_BYTES), self._reader.integer(4), self._reader.integer(4)
+        numbers = struct.unpack(f">{count}Q{count}f", self._reader.fixed((8 + SCALE_BYTES) * count))
+        rotation = JoinedRotation(
+            stream=replace(place, seed=seed, shape=(place.size,)),
+            sizes=numbers[:count],
+            scales=numbers[count:],
+            block_size=block_size,
+        )
+        if tag == _Tag.PEAK:
+            places, unit = self._reader.integer(4), struct.unpack(">d", self._reader.fixed(8))[0]
+            return PeakCode(rotation=rotation, places=places, unit=unit)
+        kept, bits, modulus_bits = (self._reader.integer(size) for size in (8, 1, 1))
+        unit = struct.unpack(">d", self._reader.fixed(8))[0]
+        return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
 
     def _scalar_quantization(self, place: PublicStream) -> ScalarQuantization:
         bits, modulus_bits, rounding = (self._reader.integer(1) for _ in range(3))

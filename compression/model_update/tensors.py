@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.count_sketch import CountSketch
+from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream, require_shape
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import ScalarQuantization
+from secagg.compression.sketch import Sketch
 from secagg.contract import LinearDecoder
 from secagg.contract.layout import UNVERSIONED
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse
@@ -131,6 +133,13 @@ def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
             require_fit(scheme.inner, _inside(due, (scheme.cells,)))
         case ScalarQuantization() | ProductQuantization():
             _require_shape(scheme.shape, due)
+        case PeakCode() | Sketch():
+            _require_shape((scheme.length,), due)
+            if (stream := scheme.rotation.stream).round_number != due.round_number:
+                raise InvalidParameters(
+                    f"its rotation is that of epoch {stream.round_number} and the update is of epoch "
+                    f"{due.round_number}; refresh it"
+                )
         case _:
             _require_shape((getattr(scheme, "length", prod(due.shape)),), _inside(due, (prod(due.shape),)))
 

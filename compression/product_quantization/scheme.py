@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -23,6 +24,7 @@ from .nearest_codeword import Search, nearest_codewords, search
 
 Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_STAGES: Final = 8
+_LEAST_NORM: Final = 2.0**-149
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,6 +89,14 @@ class ProductQuantization:
     def tables(self) -> Tables:
         """The codebook of each stage, in its integer steps, for a protocol that releases sums of codewords."""
         return tuple((CodewordTable(self.blocks, codebook.steps),) for codebook in self.codebooks)
+
+    @property
+    def largest_norm(self) -> float:
+        """The greatest length that a single decoded update can have, whatever codewords a client chooses."""
+        longest = (
+            float(np.linalg.norm(codebook.values.astype(np.float64), axis=1).max()) for codebook in self.codebooks
+        )
+        return math.sqrt(self.blocks) * max(sum(longest), _LEAST_NORM)
 
     @property
     def downlink_bytes(self) -> int:

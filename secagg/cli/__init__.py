@@ -162,6 +162,12 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
         help="what the server has to learn; a histogram gives the sum as well (default: %(default)s)",
     )
     command.add_argument("--bits", type=int, default=8, help="of scalar quantization (default: %(default)s)")
+    command.add_argument(
+        "--cohort-bits",
+        type=float,
+        default=1.6,
+        help="of a value of peak code or sketch, of all clients together (default: %(default)s)",
+    )
     command.add_argument("--sparsity", default="0.9", help="the share that pruning leaves out (default: %(default)s)")
     command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
@@ -295,6 +301,7 @@ def _plan(options: argparse.Namespace) -> int:
         clients=options.clients,
         learn=Learned(options.learn),
         bits=options.bits,
+        cohort_bits=options.cohort_bits,
         sparsity=exact_sparsity(options.sparsity),
         suite=Suite[options.suite.upper()],
     )

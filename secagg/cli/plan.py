@@ -13,7 +13,7 @@ from secagg.planning.advice import advice
 from secagg.planning.costs import TRUST, Comparison, Option, Protocol, compare
 from secagg.planning.pairwise_costs import ONE_IN
 from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
-from secagg.planning.planned_update import PlanRequest, shapes_of_blocks
+from secagg.planning.planned_update import WHOLE_UPDATES, PlanRequest, shapes_of_blocks
 from secagg.protocols.two_servers.run import BATCH
 
 from .figures import in_bytes
@@ -83,6 +83,8 @@ def _summary(request: PlanRequest, comparison: Comparison, said: list[str]) -> d
         "codewords": request.codewords,
         "block size": request.block_size,
         "bits": request.bits,
+        "cohort bits": request.cohort_bits,
+        "noise": {scheme.value: request.noise(scheme) for scheme in WHOLE_UPDATES},
         "sparsity": float(request.sparsity),
         "suite": request.suite.value,
         "learn": request.learn.value,

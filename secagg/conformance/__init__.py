@@ -28,7 +28,8 @@ except ModuleNotFoundError as missing:
 
 from .candidate import Candidate
 from .laws import LAWS, Law, cases
+from .norms import slack
 
-__all__ = ["LAWS", "Candidate", "Law", "cases"]
+__all__ = ["LAWS", "Candidate", "Law", "cases", "slack"]
 
 del _hypothesis

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, cast
 
-import numpy as np
 from hypothesis import strategies as st
 
-from secagg.contract import MAXIMUM_WEIGHT, Aggregate, IndexedDecoder, IndexSegment, Layout, Payload
+from secagg.contract import MAXIMUM_WEIGHT, Aggregate, IndexedDecoder, IndexSegment, Layout
 from secagg.contract.codewords import Tables, require_tables, sum_of_codewords, summed_layout
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector
 from secagg.errors import CapacityExceeded, ContractViolation, Misuse, SecAggError
 
 from .candidate import Update
+from .norms import with_any_indices
 from .sums import MOST_CLIENTS
 from .trees import require_identical, require_weighted_sum
 from .trial import Trial, aggregate, decode, draw_seed, encode
 
 _GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
+_SEEDS: Final = st.binary(min_size=1, max_size=4)
 
 
 def summed_aggregate(total: Aggregate, tables: Tables, maximum_total_weight: int) -> Aggregate:
@@ -55,7 +55,10 @@ def decoded_sums(trial: Trial) -> None:
         held = min([MAXIMUM_WEIGHT, *(_GREATEST_SUM // max(1, table.largest) for some in tables for table in some)])
         capacity = min(decoder.capacity, held)
         updates = trial.clients(data, min(capacity, MOST_CLIENTS))
-        payloads = [_with_any_indices(data, encode(decoder, update, draw_seed(data))) for update in updates]
+        payloads = [
+            with_any_indices(encode(decoder, update, draw_seed(data)), data.draw(_SEEDS, label="indices"))
+            for update in updates
+        ]
         most = st.integers(1, capacity // len(payloads))
         weights = [data.draw(most, label="weight") for _ in payloads]
         largest = data.draw(st.integers(sum(weights), capacity), label="maximum_total_weight")
@@ -89,17 +92,6 @@ def _tables(decoder: IndexedDecoder[Any]) -> Tables:
     except Exception as error:
         raise ContractViolation(f"the tables do not fit the layout: {error!r}") from error
     return tables
-
-
-def _with_any_indices(data: st.DataObject, payload: Payload) -> Payload:
-    """Return the payload with indices drawn anew, because few updates choose every codeword for every block."""
-    seed = data.draw(st.binary(min_size=1, max_size=4), label="indices")
-    values = list(payload.values)
-    for position, segment in enumerate(payload.layout.segments):
-        if isinstance(segment, IndexSegment):
-            drawn = hashlib.shake_256(seed + bytes([position % 256])).digest(4 * segment.blocks)
-            values[position] = (np.frombuffer(drawn, dtype="<u4") % segment.codewords).astype(segment.ring.word)
-    return Payload(payload.layout, tuple(values))
 
 
 def _encoded(tables: Tables) -> list[list[bytes]]:

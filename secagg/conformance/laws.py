@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from secagg.errors import ContractViolation, InvalidParameters
 
-from . import conduct, decoded_sums, payloads, sums
+from . import conduct, decoded_sums, norms, payloads, sums
 from .candidate import Candidate
 from .trial import Trial
 
@@ -97,6 +97,14 @@ LAWS: Final = (
         "give each codebook to `tables` in integer steps of its own, multiply by the step once in decode_summed, and "
         "call secagg.contract.codewords.require_summed before",
         decoded_sums.decoded_sums,
+    ),
+    Law(
+        "largest_norm",
+        "no single update that can be decoded is longer than its scheme says, where a scheme says it, whatever indices "
+        "a client chooses",
+        "take the longest codeword of every block, in the units of what is decoded: times the scale and the length, "
+        "and over the share that is kept",
+        norms.largest_norm,
     ),
     Law(
         "determinism",

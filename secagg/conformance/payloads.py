@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from secagg.contract import DIGEST_BYTES, Aggregate, Layout, Payload
 from secagg.contract.layout import UNVERSIONED
-from secagg.errors import ContractViolation, MalformedMessage, Misuse
+from secagg.errors import ContractViolation, InvalidParameters, MalformedMessage, Misuse
 from secagg.wire import MessageKind, Writer
 
 from .coins import InsecureCountedCoins
@@ -118,6 +118,11 @@ def agreement(trial: Trial) -> None:
 def version(trial: Trial) -> None:
     """Compare the layouts of other parameters, and offer an aggregate of another version."""
     candidate = trial.candidate
+    if not candidate.others:
+        raise InvalidParameters(
+            f"{candidate} cannot show that its version covers its parameters: name in `others`, for each of them, the "
+            "scheme with that one changed"
+        )
     makers = {str(candidate): candidate.make, **candidate.others}
     for (name, make), (other_name, other_make) in combinations(makers.items(), 2):
         if make().layout.digest == other_make().layout.digest:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from secagg.compression.byte_accounting import PLAIN_BITS
+from secagg.compression.cohort_bits import MOST_NOISE
 from secagg.compression.scalar_quantization import modulus_bits_for
+from secagg.protocols.two_servers.lanes.fields import MODULI
 from secagg.protocols.two_servers.lanes.groups import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import MAXIMUM_CODEWORDS, PointFunctionShape, tree_bits
 
 from .costs import Comparison, Option, Protocol, Status
-from .planned_update import CODEBOOK_BITS, Learned, PlanRequest, Scheme
+from .planned_update import CODEBOOK_BITS, WHOLE_UPDATES, Learned, PlanRequest, Scheme
 
 
 def point_function(codewords: int, clients: int) -> PointFunctionShape:
@@ -39,6 +41,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         yield _break_even(request)
         yield _form(request)
     yield from _choice(request, comparison)
+    yield from _cohort(request, comparison)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
@@ -46,7 +49,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
 
 def _against(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     """Compare packed values alone; what the messages around them add is a matter of the protocol."""
-    counted = comparison.shortest(Protocol.POINT_FUNCTIONS)
+    counted = comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
     decoded = comparison.shortest(Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)
     quantized = comparison.shortest(Protocol.PAIRWISE, Scheme.SCALAR)
     if counted is None or decoded is None or quantized is None:
@@ -107,7 +110,8 @@ def _form(request: PlanRequest) -> str:
 
 def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     giving = comparison.giving(request.learn)
-    usable = [option for option in giving if option.status is Status.AVAILABLE]
+    # Nobody uses an unchecked round unless told to, so it is no choice of today's.
+    usable = [option for option in giving if option.status is Status.AVAILABLE and option.is_checked]
     for protocol, name in (
         (Protocol.PAIRWISE, "pairwise masks"),
         (Protocol.ENCLAVE, "the enclave"),
@@ -128,3 +132,44 @@ def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
             f"{without_hardware[0].bits_per_weight:.2f} bits a weight, for two servers and a dealer that are all "
             "semi-honest."
         )
+
+
+def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
+    """Say how noisy the schemes for whole updates are, what they cost by each protocol, and where that jumps."""
+    for scheme in WHOLE_UPDATES:
+        options = [
+            option
+            for protocol in Protocol
+            for option in comparison.options
+            if option.protocol is protocol and option.scheme is scheme and option.is_checked
+        ]
+        # Sorted by upload, so the first of a protocol is its shortest.
+        first = {option.protocol: option for option in reversed(options)}
+        costs = "; ".join(
+            f"{option.name} {option.up_bytes:,} bytes up, {4 * option.weights / option.up_bytes:.1f} times less than "
+            "float32"
+            for option in (first[protocol] for protocol in Protocol if protocol in first)
+        )
+        noise = request.noise(scheme)
+        yield f"The {request.describe(scheme)}, has noise of nu = {noise:.2f} of one client's energy: {costs}."
+        if noise > MOST_NOISE:
+            yield (
+                f"Warning: nu = {noise:.2f} of the {scheme} is above {MOST_NOISE:g}, so accuracy suffers; raise "
+                "--cohort-bits above 1, or take more clients."
+            )
+    peak, product = (
+        next((o for o in comparison.options if o.scheme is scheme and o.is_checked and "checked" in o.variant), None)
+        for scheme in (Scheme.PEAK, Scheme.PRODUCT)
+    )
+    if peak is not None and product is not None:
+        yield (
+            f"By two servers that check clients the peak code takes {peak.bits_per_weight:.3f} bits a weight and "
+            f"product quantization {product.bits_per_weight:.3f}, {product.up_bytes / peak.up_bytes:.1f} times as many."
+        )
+    for modulus in MODULI[:-1]:
+        # A field holds weights below its modulus, and the next one is much larger.
+        if modulus <= request.clients < modulus + modulus // 4:
+            yield (
+                f"Warning: {request.clients:,} clients need longer lanes than {modulus - 1:,} do where two servers "
+                f"check them; a round of at most {modulus - 1:,} is shorter."
+            )

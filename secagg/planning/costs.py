@@ -40,7 +40,7 @@ from secagg.protocols.two_servers.run import BATCH
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 
 from .pairwise_costs import ONE_IN, Work, mask_cipher_calls, pairwise_costs
-from .planned_update import Learned, PlanRequest, Scheme
+from .planned_update import INDEXED, Learned, PlanRequest, Scheme
 
 _HEADER_BYTES = 7
 _LENGTH_BYTES = 8
@@ -118,6 +118,11 @@ class Option:
         return Status.PROTOCOL_ONLY if is_missing else status
 
     @property
+    def is_checked(self) -> bool:
+        """Whether a client cannot vote more than once, where it votes at all."""
+        return self.protocol is not Protocol.POINT_FUNCTIONS or not self.variant or self.variant.endswith("checked")
+
+    @property
     def name(self) -> str:
         """The protocol, with the form of it."""
         return f"{self.protocol}, {self.variant}" if self.variant else self.protocol.value
@@ -148,6 +153,8 @@ def compare(request: PlanRequest) -> Comparison:
         "the enclave": lambda: _enclave(request),
         "point functions": lambda: _point_functions(request, SharingMode.UNCHECKED_POINT_FUNCTIONS),
         "checked point functions": lambda: _point_functions(request, SharingMode.CHECKED_POINT_FUNCTIONS),
+        "peak codes of two servers": lambda: _peaks(request),
+        "rings of two servers": lambda: _rings(request),
         "shared indices": lambda: _index_sharing(request),
     }
     for name, maker in makers.items():
@@ -164,7 +171,7 @@ def compare(request: PlanRequest) -> Comparison:
 
 def _pairwise(request: PlanRequest) -> Iterator[Option]:
     for scheme in Scheme:
-        if scheme is Scheme.PRODUCT:
+        if scheme in INDEXED:
             continue
         layout = request.layout(scheme)
         costs = pairwise_costs(layout, request.clients, request.suite)
@@ -206,7 +213,7 @@ def _enclave(request: PlanRequest) -> Iterator[Option]:
             scheme=scheme,
             protocol=Protocol.ENCLAVE,
             described=request.describe(scheme),
-            learned=request.learn if scheme is Scheme.PRODUCT else Learned.SUM,
+            learned=request.learn if scheme in INDEXED else Learned.SUM,
             weights=request.weights,
             payload_bytes=layout.payload_bytes,
             up_bytes=_HEADER_BYTES + _LENGTH_BYTES + VECTOR_NONCE_BYTES + sealed + layout.payload_bytes - index_bytes,
@@ -234,7 +241,9 @@ def _empty_upload(overhead: int) -> SealedUpload:
 # --- Two servers ------------------------------------------------------------------------------------------------------
 
 
-def _configured(request: PlanRequest, mode: SharingMode, depth: int | None = None) -> IndexingConfiguration:
+def _configured(
+    request: PlanRequest, mode: SharingMode, depth: int | None = None, scheme: Scheme = Scheme.PRODUCT
+) -> IndexingConfiguration:
     """Return the configuration of a round, with keys that nobody has."""
     keys = [bytes([number]) * IDENTITY_KEY_BYTES for number in range(1, 5)]
     return IndexingConfiguration(
@@ -243,7 +252,7 @@ def _configured(request: PlanRequest, mode: SharingMode, depth: int | None = Non
         authority=keys[0],
         server_keys=(keys[1], keys[2]),
         dealer_key=keys[3] if mode is SharingMode.SEMI_HONEST_INDEX_SHARING else NO_DEALER,
-        layout=request.layout(Scheme.PRODUCT),
+        layout=request.layout(scheme),
         mode=mode,
         depth=depth,
         minimum_cohort=LEAST_COHORT,
@@ -253,13 +262,25 @@ def _configured(request: PlanRequest, mode: SharingMode, depth: int | None = Non
     )
 
 
-def _point_functions(request: PlanRequest, mode: SharingMode) -> Iterator[Option]:
-    """Yield the explicit shares of all tensors, and the cheapest trees where these are shorter."""
+def _peaks(request: PlanRequest) -> Iterator[Option]:
+    for mode in (SharingMode.UNCHECKED_POINT_FUNCTIONS, SharingMode.CHECKED_POINT_FUNCTIONS):
+        yield from _point_functions(request, mode, Scheme.PEAK)
+
+
+def _rings(request: PlanRequest) -> Iterator[Option]:
+    """Yield the schemes without indices, of which nothing is shared but masked vectors, and nothing is checked."""
+    for scheme in Scheme:
+        if scheme not in INDEXED | SCHEMES_TO_BRING:
+            yield from _point_functions(request, SharingMode.CHECKED_POINT_FUNCTIONS, scheme)
+
+
+def _point_functions(request: PlanRequest, mode: SharingMode, scheme: Scheme = Scheme.PRODUCT) -> Iterator[Option]:
+    """Yield the explicit shares of all blocks, and the cheapest trees where these are shorter."""
     for depth in (0, None):
-        configuration = _configured(request, mode, depth)
+        configuration = _configured(request, mode, depth, scheme)
         shapes = [(configuration.shape(segment), segment.blocks) for _, segment in configuration.index_segments]
         depths = {shape.depth for shape, _ in shapes}
-        if depth is None and depths == {0}:
+        if depth is None and depths <= {0}:
             continue
         payload = sum(
             CorrectionWords.encoded_bytes(shape, blocks) if shape.depth else ExplicitShare.encoded_bytes(shape, blocks)
@@ -279,11 +300,14 @@ def _point_functions(request: PlanRequest, mode: SharingMode) -> Iterator[Option
             dealt_bytes=0,
             cipher_calls=sum((Fraction(shape.cipher_calls) * blocks for shape, blocks in shapes), Fraction(0)),
             word_operations=operations,
+            scheme=scheme,
             variant=_variant(depths, configuration),
         )
 
 
 def _variant(depths: set[int], configuration: IndexingConfiguration) -> str:
+    if not depths:
+        return ""
     least, greatest = min(depths), max(depths)
     depth = f"depth {least}" if least == greatest else f"depths {least} to {greatest}"
     return f"{depth}, checked" if configuration.is_checked else depth
@@ -310,6 +334,7 @@ def _index_sharing(request: PlanRequest) -> Iterator[Option]:
         dealt_bytes=sum(SEED_BYTES + ExplicitShare.encoded_bytes(shape, blocks) for shape, blocks in dealt),
         cipher_calls=sum((Fraction(shape.cipher_calls) * blocks for shape, blocks in dealt), Fraction(0)),
         word_operations=sum(shape.codewords * blocks for shape, blocks in dealt),
+        scheme=Scheme.PRODUCT,
         variant="",
     )
 
@@ -322,6 +347,7 @@ def _two_servers(  # noqa: PLR0913 -- what the modes differ in
     dealt_bytes: int,
     cipher_calls: Fraction,
     word_operations: int,
+    scheme: Scheme,
     variant: str,
 ) -> Option:
     """Add what is sent plain, which one server expands and the other one is sent; envelopes, proofs and signatures."""
@@ -332,15 +358,15 @@ def _two_servers(  # noqa: PLR0913 -- what the modes differ in
     between += batch_bytes(configuration, rest).total if rest else 0
     operations = word_operations + sum(segment.length for segment in segments)
     return Option(
-        scheme=Scheme.PRODUCT,
+        scheme=scheme,
         protocol=Protocol.INDEX_SHARING if is_dealt else Protocol.POINT_FUNCTIONS,
-        described=request.describe(Scheme.PRODUCT),
+        described=request.describe(scheme),
         variant=variant,
-        learned=Learned.HISTOGRAM,
+        learned=Learned.HISTOGRAM if scheme in INDEXED else Learned.SUM,
         weights=request.weights,
         payload_bytes=payload_bytes + sum(segment.payload_bytes for segment in segments),
         up_bytes=sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
-        down_bytes=offers_bytes(configuration) + request.public_bytes(Scheme.PRODUCT),
+        down_bytes=offers_bytes(configuration) + request.public_bytes(scheme),
         between_bytes=round(between / request.clients) + dealt_bytes,
         work=Work(ceil(request.clients * (cipher_calls + mask_cipher_calls(segments))), request.clients * operations),
     )

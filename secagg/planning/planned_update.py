@@ -19,10 +19,23 @@ from secagg.compression.byte_accounting import (
     pruning_layout,
     scalar_quantization_layout,
 )
+from secagg.compression.cohort_bits import COHORT_BITS, kept_for, peak_noise, places_for, sketch_noise
+from secagg.compression.joined_rotation import BLOCK_SIZE
+from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS
 from secagg.compression.product_quantization.geometry import BlockGeometry, block_geometry, is_quantizable
 from secagg.compression.public_stream import SEED_BYTES
+from secagg.compression.rotation import padded_size
 from secagg.compression.scalar_quantization import modulus_bits_for
-from secagg.contract.layout import MAXIMUM_CODEWORDS, MAXIMUM_LENGTH, MAXIMUM_SEGMENTS, Layout, RingSegment, Segment
+from secagg.compression.sketch import sketch_ring
+from secagg.contract.layout import (
+    MAXIMUM_CODEWORDS,
+    MAXIMUM_LENGTH,
+    MAXIMUM_SEGMENTS,
+    IndexSegment,
+    Layout,
+    RingSegment,
+    Segment,
+)
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
 from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION
@@ -30,6 +43,8 @@ from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION
 CODEBOOK_BITS: Final = 8
 """The bits of an entry of a codebook whose codewords are masked after they are decoded."""
 _SCALE_BYTES = 4
+_LEAST_COHORT_BITS: Final = 1e-3
+_MOST_COHORT_BITS: Final = 1e6
 
 
 class Learned(StrEnum):
@@ -52,6 +67,16 @@ class Scheme(StrEnum):
     """For each block a vector that is 1 at the codeword's number, without its last entry, which follows."""
     PRODUCT = "product quantization"
     """The numbers of codewords."""
+    PEAK = "peak code"
+    """The places and signs of peaks of the whole rotated update, and its length as one block more."""
+    SKETCH = "linear sketch"
+    """Signs of some values of the whole rotated update, and its length in fixed point."""
+
+
+INDEXED: Final = frozenset({Scheme.PRODUCT, Scheme.PEAK})
+"""Schemes that send indices."""
+WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH)
+"""Schemes whose rate follows from the cohort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +89,7 @@ class PlanRequest:
     clients: int = 100
     learn: Learned = Learned.SUM
     bits: int = 8
+    cohort_bits: float = COHORT_BITS
     sparsity: Fraction = Fraction(9, 10)
     suite: Suite = Suite.CLASSIC
 
@@ -76,6 +102,10 @@ class PlanRequest:
         ):
             if type(value) is not int or not least <= value <= most:
                 raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
+        if not _LEAST_COHORT_BITS <= self.cohort_bits <= _MOST_COHORT_BITS:
+            raise InvalidParameters(
+                f"--cohort-bits is in {_LEAST_COHORT_BITS}..{_MOST_COHORT_BITS}; got {self.cohort_bits}"
+            )
         if not 0 <= self.sparsity < 1:
             raise InvalidParameters(f"--sparsity is at least 0 and below 1; got {self.sparsity}")
         if not self.shapes or any(not _is_shape(shape) for shape in self.shapes.values()):
@@ -108,6 +138,22 @@ class PlanRequest:
         return modulus_bits_for(CODEBOOK_BITS, self.clients)
 
     @property
+    def places(self) -> int:
+        """The values of a block of the peak code."""
+        return min(places_for(self.clients, self.cohort_bits), MOST_SUMMED_PLACES)
+
+    @property
+    def kept(self) -> int:
+        """How many values a sketch sends."""
+        return kept_for(self.weights, self.clients, self.cohort_bits)
+
+    def noise(self, scheme: Scheme) -> float:
+        """Return the energy of the noise of a decoded mean, in units of one client's, of a scheme for whole updates."""
+        if scheme is Scheme.PEAK:
+            return peak_noise(self.places, self.clients)
+        return sketch_noise(self.kept / self.weights, 1, self.clients)
+
+    @property
     def tensors(self) -> list[BlockGeometry]:
         """How the tensors with codebooks are cut, each with as many codewords as it has."""
         return [geometry for _, geometry in self._parts() if geometry is not None]
@@ -118,7 +164,7 @@ class PlanRequest:
         segments = tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape, geometry in self._parts() if geometry is None)
         return Layout(segments) if segments else None
 
-    def layout(self, scheme: Scheme) -> Layout:
+    def layout(self, scheme: Scheme) -> Layout:  # noqa: PLR0911 -- one for each scheme
         """Return what one client sends."""
         match scheme:
             case Scheme.FIXED_POINT:
@@ -133,6 +179,12 @@ class PlanRequest:
                 return self._by_blocks(lambda cut: RingSegment(self.count_bits, cut.blocks * (cut.codewords - 1)))
             case Scheme.PRODUCT:
                 return product_quantization_layout(self.shapes, self.codewords, self.block_size)
+            case Scheme.PEAK:
+                blocks = -(-padded_size(self.weights, BLOCK_SIZE) // self.places)
+                return Layout((IndexSegment(2 * self.places, blocks), IndexSegment(NORM_LEVELS, 1)))
+            case Scheme.SKETCH:
+                ring = RingSegment(sketch_ring(1, self.clients), self.kept)
+                return Layout((ring, RingSegment(PLAIN_BITS, 1)))
 
     def public_bytes(self, scheme: Scheme) -> int:
         """Return how much clients are told for a scheme: scales, codebooks, the seed of a mask."""
@@ -148,8 +200,10 @@ class PlanRequest:
                 return entries * CODEBOOK_BITS // 8 + _SCALE_BYTES * len(self.tensors)
             case Scheme.ONE_HOT | Scheme.PRODUCT:
                 return codebook_bytes(self.shapes, self.codewords, self.block_size)
+            case Scheme.PEAK | Scheme.SKETCH:
+                return SEED_BYTES + _SCALE_BYTES
 
-    def describe(self, scheme: Scheme) -> str:
+    def describe(self, scheme: Scheme) -> str:  # noqa: PLR0911 -- likewise
         """Name a scheme with its parameters."""
         match scheme:
             case Scheme.FIXED_POINT:
@@ -162,6 +216,10 @@ class PlanRequest:
                 return f"{scheme}, {CODEBOOK_BITS} bits"
             case Scheme.ONE_HOT | Scheme.PRODUCT:
                 return f"{scheme}, {self.codewords} x {self.block_size}"
+            case Scheme.PEAK:
+                return f"{scheme}, 1 of {self.places}"
+            case Scheme.SKETCH:
+                return f"{scheme}, {self.kept:,} signs"
 
     def _by_blocks(self, segment: Callable[[BlockGeometry], Segment]) -> Layout:
         return Layout(

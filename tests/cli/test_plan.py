@@ -50,9 +50,9 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
     (shared,) = (line for line in lines if "shared indices  " in line)
     assert "2.84 MB" in shared
     assert shared.endswith("[4]    available")
+    assert lines[lines.index(head) + 1].startswith("peak code")
     rows = lines[lines.index(head) + 1 : lines.index("", lines.index(head))]
-    assert len(rows) == 12
-    assert rows.index(shared) == 1
+    assert len(rows) == 23
 
 
 def test_advice_follows_the_table_in_plain_sentences(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,9 @@ def test_advice_follows_the_table_in_plain_sentences(capsys: pytest.CaptureFixtu
     assert "Masking the decoded codeword is cheaper than a point function: 15.00 bits a weight against 54.25" in text
     assert "Plain scalar quantization to 4 bits is cheaper than a point function: 11.00 bits a weight." in text
     assert "than the decoded codeword from 15 on" in text
-    assert "Of what can be used today with two servers, product quantization, 32 x 4" in text
+    assert "Of what can be used today with two servers, linear sketch, 10,229 signs" in text
+    assert "The peak code, 1 of 645, has noise of nu = 0.58 of one client's energy: enclave 1,265 bytes up" in text
+    assert "Warning" not in text
     assert "1.4 ns at the 11.3 GB/s of benchmarks/README.md" in text
 
 
@@ -77,7 +79,11 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
     plan = plan_of(*BLOCKS)
     assert plan["weights"] == 400_000
     assert (plan["clients"], plan["codewords"], plan["block size"], plan["bits"]) == (100, 32, 4, 4)
-    (checked,) = (row for row in plan["options"] if row["protocol"] == "point functions, depth 0, checked")
+    (checked,) = (
+        row
+        for row in plan["options"]
+        if row["protocol"] == "point functions, depth 0, checked" and row["scheme"].startswith("product")
+    )
     assert checked == {
         "scheme": "product quantization, 32 x 4",
         "protocol": "point functions, depth 0, checked",
@@ -110,7 +116,7 @@ def test_only_histograms_are_listed_where_one_is_asked_for(plan_of: Plan, capsys
     schemes = ("fixed point", "scalar quantization", "random pruning", "decoded codewords")
     assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(schemes)]
     assert {row["learned"] for row in plan["options"]} == {"histogram"}
-    assert plan["left out"] == ["7 combinations that give the sum alone; --learn sum compares them as well"]
+    assert plan["left out"] == ["13 combinations that give the sum alone; --learn sum compares them as well"]
 
 
 def test_tensors_that_are_cut_otherwise_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,11 +134,26 @@ def test_the_suite_changes_what_messages_hold(plan_of: Plan) -> None:
     assert up["hybrid"]["enclave"] > up["classic"]["enclave"] + 1000
 
 
+@pytest.mark.parametrize("clients", [126, 127, 8190, 8191])
+def test_a_cohort_just_above_a_field_is_warned_about(clients: int, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, *BLOCKS[:-2], "--clients", str(clients))
+    assert ("clients need longer lanes than" in text) == (clients in {127, 8191})
+    if clients in {127, 8191}:
+        assert f"a round of at most {clients - 1:,} is shorter" in text
+
+
+def test_too_few_bits_for_a_cohort_are_warned_about(plan_of: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    for bits, is_noisy in (("0.8", True), ("1.6", False)):
+        plan = plan_of("--model", "celeba", "--clients", "20", "--cohort-bits", bits)
+        assert (plan["noise"]["peak code"] > 1) == is_noisy
+        assert ("of the peak code is above 1, so accuracy suffers" in capsys.readouterr().out) == is_noisy
+
+
 def test_the_numbers_of_the_legend_are_those_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, *BLOCKS).splitlines()
     legend = {line[:3]: line[4:] for line in lines if line.startswith("[")}
     rows = [re.split(" {2,}", line) for line in lines if line.count("  ") > 5][1:]
-    assert len(rows) == 12
+    assert len(rows) == 23
     for cells in rows:
         protocol = Protocol(cells[1].partition(",")[0])
         assert legend[cells[-2]] == TRUST[protocol]

@@ -92,6 +92,7 @@ CONVOLUTION = Candidate(
     make=lambda: scheme((2, 2, 1, 3)),
     updates=tensors(2, 2, 1, 3),
     error=distance_to_the_nearest,
+    others={"another shape": lambda: scheme((2, 1, 2, 3))},
     payload_bytes=2,
 )
 TWO_STAGES = Candidate(

@@ -85,6 +85,7 @@ FIXED = Candidate(
     error=2.0**-11,
     expected=lambda update: np.where(scheme().mask, update, 0.0),
     extremes=[np.full((3, 4), 1.0), np.full((3, 4), -1.0)],
+    others={"codes inside": scheme},
 )
 
 

@@ -47,14 +47,15 @@ CANDIDATE = Candidate(
     updates=arrays(np.int64, 2, elements=st.integers(-10, 10)),
     error=0,
     extremes=[np.full(2, 10), np.full(2, -10)],
+    others={"another bound": lambda: identity(bound=9)},
 )
 
 
 class Pair:
     """Two schemes as one: an update is a tuple of two."""
 
-    def __init__(self) -> None:
-        self.inner = identity()
+    def __init__(self, bound: int = 10) -> None:
+        self.inner = identity(bound=bound)
 
     @property
     def layout(self) -> Layout:
@@ -270,6 +271,11 @@ def test_the_caller_decides_how_long_to_search() -> None:
     assert 1 <= len(tried) <= 7
 
 
+def test_a_candidate_without_other_parameters_shows_nothing_about_its_version() -> None:
+    with pytest.raises(InvalidParameters, match="name in `others`"):
+        LAW["version"].check(replace(CANDIDATE, others={}))
+
+
 # --- Forms of updates -------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +286,7 @@ PAIR = Candidate(
     updates=st.tuples(CANDIDATE.updates, CANDIDATE.updates),
     error=0,
     extremes=[(extreme, extreme) for extreme in EXTREMES],
+    others={"another bound": lambda: Pair(bound=9)},
 )
 NESTED = Candidate(
     name="nested",
@@ -287,6 +294,7 @@ NESTED = Candidate(
     updates=st.builds(Nested().form, CANDIDATE.updates, CANDIDATE.updates),
     error=0,
     extremes=[Nested().form(extreme, extreme) for extreme in EXTREMES],
+    others={"another bound": lambda: Nested(bound=9)},
 )
 
 

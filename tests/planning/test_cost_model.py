@@ -13,6 +13,10 @@ import pytest
 
 from secagg.cli import main
 from secagg.compression.byte_accounting import Accounting, Shapes, codebook_bytes, upload_bytes
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.peak import PeakCode, norm_levels
+from secagg.compression.public_stream import PublicStream
+from secagg.compression.sketch import Sketch
 from secagg.errors import SecAggError
 from secagg.parameters import Suite
 from secagg.planning import costs as cost_model
@@ -225,7 +229,11 @@ def test_a_round_of_two_servers_sends_what_the_model_says(
     )
     shapes: Shapes = {"matrix": (32, 144), "biases": (16,)}
     request = PlanRequest(shapes=shapes, codewords=64, clients=19, suite=Suite[suite.upper()])
-    options = [option for option in compare(request).options if option.protocol is Protocol.POINT_FUNCTIONS]
+    options = [
+        option
+        for option in compare(request).options
+        if (option.protocol, option.scheme) == (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
+    ]
     (option,) = (
         option
         for option in options
@@ -263,11 +271,14 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
         Scheme.DECODED_CODEWORDS: entries + 4 * matrices,
         Scheme.ONE_HOT: 4 * entries,
         Scheme.PRODUCT: 4 * entries,
+        # A seed and the length of the round before.
+        Scheme.PEAK: 36,
+        Scheme.SKETCH: 36,
     }
     for option in compare(request).options:
         if option.protocol in {Protocol.POINT_FUNCTIONS, Protocol.INDEX_SHARING}:
             # Two offers: a key and a signature, stamped.
-            assert option.down_bytes == told[Scheme.PRODUCT] + 2 * (7 + 32 + 8 + 1 + 32 + 64)
+            assert option.down_bytes == told[option.scheme] + 2 * (7 + 32 + 8 + 1 + 32 + 64)
     difference = {
         scheme: the_only(compare(request), Protocol.PAIRWISE, scheme).down_bytes
         - pairwise_costs(request.layout(scheme), 100, Suite.CLASSIC).received
@@ -285,6 +296,8 @@ def test_schemes_are_named_with_their_parameters() -> None:
         "decoded codewords, 8 bits",
         "one-hot vectors, 32 x 4",
         "product quantization, 32 x 4",
+        "peak code, 1 of 645",
+        "linear sketch, 1,676 signs",
     ]
 
 
@@ -323,15 +336,50 @@ def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
     for protocol in (Protocol.ENCLAVE, Protocol.INDEX_SHARING):
         option = the_only(comparison, protocol, Scheme.PRODUCT)
         assert option.payload_bytes == indices + 4 * plain
-    flat = comparison.shortest(Protocol.POINT_FUNCTIONS)
+    flat = comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
     assert flat is not None
     assert flat.payload_bytes == sum(cut.blocks * (cut.codewords - 1) * 7 for cut in request.tensors) // 8 + 4 * plain
 
 
 def test_small_tensors_have_fewer_codewords_and_trees_of_other_depths() -> None:
     comparison = compare(PlanRequest(shapes=CELEBA, codewords=64, clients=100_000))
-    variants = {option.variant for option in comparison.options if option.protocol is Protocol.POINT_FUNCTIONS}
+    variants = {
+        option.variant
+        for option in comparison.options
+        if (option.protocol, option.scheme) == (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
+    }
     assert variants == {"depth 0", "depths 0 to 3", "depth 0, checked", "depths 0 to 3, checked"}
+
+
+# --- Rates from the cohort ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", [20, 100, 126])
+@pytest.mark.parametrize("shapes", [FEMNIST_3_CHANNEL, CELEBA], ids=["resnet", "celeba"])
+def test_by_two_servers_a_peak_code_is_ten_times_cheaper_than_product_quantization(
+    shapes: Shapes, clients: int
+) -> None:
+    comparison = compare(PlanRequest(shapes=shapes, codewords=64, block_size=9, clients=clients))
+    peak, product = (
+        next(o for o in comparison.options if o.scheme is scheme and o.variant.endswith(" checked"))
+        for scheme in (Scheme.PEAK, Scheme.PRODUCT)
+    )
+    assert product.up_bytes > (10 if clients >= 100 else 4) * peak.up_bytes
+
+
+def test_the_layouts_of_whole_updates_are_those_of_the_schemes() -> None:
+    request = PlanRequest(shapes=CELEBA, clients=20)
+    stream = PublicStream(seed=bytes(32), round_number=0, tensor_name="update", shape=(request.weights,))
+    rotation = JoinedRotation(stream=stream)
+    peak = PeakCode(rotation=rotation, places=request.places)
+    sketch = Sketch(rotation=rotation, kept=request.kept, bits=1, modulus_bits=5)
+    assert request.layout(Scheme.PEAK).segments == (
+        *peak.layout.segments,
+        *norm_levels(1, references=True).layout.segments,
+    )
+    assert request.layout(Scheme.SKETCH).segments[0] == sketch.layout.segments[0]
+    for scheme in (Scheme.PEAK, Scheme.SKETCH):
+        assert 0.5 < request.noise(scheme) < 0.62
 
 
 # --- Order, what is learned, status -----------------------------------------------------------------------------------
@@ -351,7 +399,9 @@ def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
     assert {(option.protocol, option.scheme) for option in giving} == {
         (Protocol.PAIRWISE, Scheme.ONE_HOT),
         (Protocol.ENCLAVE, Scheme.PRODUCT),
+        (Protocol.ENCLAVE, Scheme.PEAK),
         (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT),
+        (Protocol.POINT_FUNCTIONS, Scheme.PEAK),
         (Protocol.INDEX_SHARING, Scheme.PRODUCT),
     }
     assert comparison.giving(Learned.SUM) == list(comparison.options)
@@ -369,7 +419,8 @@ def test_what_is_not_there_is_not_called_available() -> None:
     assert status.pop((Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)) is Status.PROTOCOL_ONLY
     assert status.pop((Protocol.PAIRWISE, Scheme.ONE_HOT)) is Status.PROTOCOL_ONLY
     assert set(status.values()) == {Status.AVAILABLE}
-    assert len(status) == 9 - 2 + 2
+    # Two schemes with indices and four without by two, rings by pairwise masks as well, and one more.
+    assert len(status) == 2 * (2 + 4) + 4 + 1
 
 
 def test_one_entry_makes_a_protocol_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +446,8 @@ def test_more_clients_than_a_field_counts_leave_the_check_out() -> None:
 
 def test_more_codewords_than_a_point_function_has_leave_two_servers_out() -> None:
     comparison = compare(request_of(blocks=1 << 15, codewords=8192))
-    assert {option.protocol for option in comparison.options} == {Protocol.PAIRWISE, Protocol.ENCLAVE}
+    assert {option.protocol for option in comparison.options if option.scheme is Scheme.PRODUCT} == {Protocol.ENCLAVE}
+    assert comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PEAK) is not None
     assert [sentence.partition(":")[0] for sentence in comparison.left_out] == [
         "point functions",
         "checked point functions",
@@ -412,7 +464,7 @@ def test_two_clients_have_no_session_of_pairwise_masks() -> None:
 def test_more_blocks_than_the_kernels_take_leave_two_servers_out() -> None:
     within, beyond = (compare(request_of(blocks=(1 << 26) + more)) for more in (0, 1))
     assert within.left_out == ()
-    assert {option.protocol for option in beyond.options} == {Protocol.PAIRWISE, Protocol.ENCLAVE}
+    assert {option.protocol for option in beyond.options if option.scheme is Scheme.PRODUCT} == {Protocol.ENCLAVE}
     assert len(beyond.left_out) == 3
 
 

@@ -14,7 +14,6 @@ import torch
 from secagg.training.engines import make_engine
 from secagg.training.engines.evaluation import Evaluator
 from secagg.training.records.metrics import Accuracy
-from secagg.training.runs.asynchronous import age_weights
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration, changed
 from secagg.training.settings.parts import Examples
@@ -70,7 +69,7 @@ def make_pieces(run: Configuration) -> Pieces:
         data=data,
         factory=toy_model,
         engine=make_engine("threads", toy_model, threads=run.workers or 1),
-        sum=secure_sum(run, age_weights(run.asynchronous) if run.asynchronous.buffer else (1,)),
+        sum=secure_sum(run, run.asynchronous.age_weights if run.asynchronous.buffer else (1,)),
         evaluate=evaluate,
         public=lambda: Examples(data.test().inputs[:20], data.test().targets[:20]),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.training.records.metrics import read_records
-from secagg.training.runs.asynchronous import AsynchronousRun, age_weights
+from secagg.training.runs.asynchronous import AsynchronousRun
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration
@@ -31,8 +31,8 @@ def play(run: Configuration, pieces: Pieces, steps: int) -> AsynchronousRun:
 
 def test_an_update_counts_less_the_older_it_is() -> None:
     settings = AsynchronousSettings(levels=16, exponent=0.5, maximum_staleness=3)
-    assert age_weights(settings) == (16, 11, 9, 8)
-    assert age_weights(AsynchronousSettings(exponent=0, maximum_staleness=3)) == (1, 1, 1, 1)
+    assert settings.age_weights == (16, 11, 9, 8)
+    assert AsynchronousSettings(exponent=0, maximum_staleness=3).age_weights == (1, 1, 1, 1)
 
 
 def test_buffered_clients_learn_and_their_ages_follow_from_the_concurrency(

@@ -114,6 +114,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
         (("asynchronous.buffer=4",), "asynchronous.buffer = 0"),
         (("secagg.histograms=true",), "secagg.histograms = false"),
         (("compression.scheme=sq",), "'pq', 'pruning' or 'none'"),
+        (("compression.scheme=peak",), "lengths beside a whole update would drown"),
         (("compression.scheme=pq",), "calibration = 'public'"),
         (("privacy.epsilon=1",), "would spend epsilon"),
     ],

@@ -163,6 +163,8 @@ class TensorRecipes:
                 return Pruned(sparsity=exact_sparsity(settings.sparsity), inner=self.plain)
             case Scheme.PRODUCT:
                 return self._product(statistic, settings.codewords, settings.block_size)
+            case _:
+                raise InvalidParameters(f"{settings.scheme.value!r} is a scheme for the whole update, not for tensors")
 
     def _product(self, statistic: float, codewords: int, block_size: int) -> Recipe:
         stages = self.settings.stages

@@ -15,6 +15,9 @@ _STYLES: Final = {
     Scheme.SCALAR: ("#1b6ca8", "o", "scalar quantization"),
     Scheme.PRUNING: ("#c8553d", "s", "random pruning"),
     Scheme.PRODUCT: ("#3c8d53", "D", "product quantization"),
+    Scheme.PEAK: ("#8f5bb0", "^", "peak code"),
+    Scheme.SKETCH: ("#c79a1b", "v", "linear sketch"),
+    Scheme.OUTSIDE: ("#3aa6a6", "P", "scheme from outside"),
 }
 _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6", "#7a5230", "#777777")
 _GRID: Final = "#dddddd"
@@ -346,5 +349,11 @@ def _without_period(cell: Cell) -> str:
             what = f"{compression.codewords}/{compression.block_size}"
             if compression.stages > 1 or compression.layers:
                 what += f", {compression.stages} stages, {len(compression.layers)} layers"
+        case Scheme.PEAK:
+            what = f"{compression.places or compression.cohort_bits}"
+        case Scheme.SKETCH:
+            what = f"{compression.kept or compression.cohort_bits} of {compression.bits} bits"
+        case Scheme.OUTSIDE:
+            what = compression.outside
     source = f", {compression.source.value}" if compression.source is not None else ""
     return f"{compression.scheme.value} {what}{source}"

@@ -42,16 +42,6 @@ Job = tuple[float, int, int, int]
 """When it is finished, the number of its start, the client, and the version of the model that it started from."""
 
 
-def age_weights(settings: AsynchronousSettings) -> tuple[int, ...]:
-    """Return how often an update counts by its age: ``levels`` (1 + age)^-exponent, as an integer of at least 1."""
-    if settings.exponent == 0:
-        return (1,) * (settings.maximum_staleness + 1)
-    return tuple(
-        max(1, round(settings.levels * (1 + age) ** -settings.exponent))
-        for age in range(settings.maximum_staleness + 1)
-    )
-
-
 def require_asynchronous(configuration: Configuration) -> None:
     """Refuse what does not go together with asynchronous clients.
 
@@ -186,7 +176,7 @@ class AsynchronousRun(Run):
     # --- Private --------------------------------------------------------------------------------------------------
 
     def _uploads(self, due: SumRound, taken: _Taken, timer: Timer) -> Iterator[Upload]:
-        weights, inside = age_weights(self.settings), set[int]()
+        weights, inside = self.settings.age_weights, set[int]()
         while len(taken.ages) < self.settings.buffer:
             time, start, client, version = self._next_finished()
             self.clock, age = time, due.number - version

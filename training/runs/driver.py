@@ -23,7 +23,7 @@ from secagg.training.settings.parts import Assignment, Engine, Examples, Federat
 from secagg.training.settings.seeds import Stream, generator, seed_of
 from secagg.training.sums.secure_sums import require_feasible, secure_sum
 
-from .asynchronous import AsynchronousRun, age_weights
+from .asynchronous import AsynchronousRun
 from .rounds import Pieces, Run
 
 MODEL_NAME: Final = "model.npz"
@@ -122,7 +122,7 @@ def train(
 
 
 def _age_weights(configuration: Configuration) -> tuple[int, ...]:
-    return age_weights(configuration.asynchronous) if configuration.asynchronous.buffer else (1,)
+    return configuration.asynchronous.age_weights if configuration.asynchronous.buffer else (1,)
 
 
 class _Folder:
@@ -142,7 +142,7 @@ class _Folder:
         self.metrics.round_done(record)
         if _choice(record) > self._best:
             self._best = _choice(record)
-            write_arrays(self._folder / BEST_NAME, self._run.parameters)
+            write_arrays(self._folder / BEST_NAME, self._run.shown)
         if record.round % self._run.configuration.checkpoint_every == 0:
             self._last().write(self._folder)
 
@@ -153,7 +153,7 @@ class _Folder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Store what the run came to."""
-        write_arrays(self._folder / MODEL_NAME, self._run.parameters)
+        write_arrays(self._folder / MODEL_NAME, self._run.shown)
         write_text(self._folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
 
 

@@ -25,6 +25,7 @@ from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec.operators import Operators
 from secagg.training.codec.tensor_recipes import PLAIN_BITS
+from secagg.training.codec.whole_updates import WholeUpdates
 from secagg.training.models.networks import initial_parameters
 from secagg.training.models.server_optimizers import Parameters, ServerOptimizer, ServerStep
 from secagg.training.records.checkpoint import Checkpoint
@@ -44,13 +45,14 @@ from secagg.training.settings.parts import (
     TrainedClient,
     Update,
 )
-from secagg.training.settings.sections import Scheme, Source, Weighting
+from secagg.training.settings.sections import WHOLE_UPDATES, Scheme, Source, Weighting
 from secagg.training.settings.seeds import Stream, seed_bytes, seed_of
 from secagg.training.sums.clear_sum import OverflowMeter
 from secagg.training.sums.privacy import ReleaseCount
 from secagg.training.sums.round_sums import SecureSum, SumRound, Upload
 
 Evaluate = Callable[[Tensors], Accuracy]
+_LEAST_RATE: Final = 0.05
 _NOBODY: Final = 2**32 - 1
 """The number of the client that stands for public data."""
 
@@ -77,8 +79,10 @@ class Run:
     configuration: Configuration
     pieces: Pieces
     parameters: Parameters = field(init=False)
-    operators: Operators = field(init=False)
+    operators: Operators | WholeUpdates = field(init=False)
     optimizer: ServerStep = field(init=False)
+    average: Parameters | None = field(default=None, init=False)
+    """Of the models of the last rounds, where that is asked for."""
     next_round: int = field(default=0, init=False)
     _releases: ReleaseCount = field(init=False)
 
@@ -90,12 +94,7 @@ class Run:
             )
         initial = initial_parameters(self.pieces.factory, seed_of(self.configuration.seed, Stream.MODEL))
         self.parameters = {name: value.detach().cpu().numpy().copy() for name, value in initial.items()}
-        self.operators = Operators(
-            settings=self.configuration.compression,
-            shapes={name: tuple(value.shape) for name, value in self.parameters.items()},
-            seed=seed_bytes(seed_of(self.configuration.seed, Stream.OPERATORS)),
-            maximum_total_weight=self.configuration.maximum_total_weight,
-        )
+        self.operators = _operators(self.configuration, self.parameters)
         make = self.pieces.optimizer
         self.optimizer = ServerOptimizer(self.configuration.server) if make is None else make()
         self._releases = ReleaseCount(self.configuration, available)
@@ -108,6 +107,11 @@ class Run:
     def sample(self, number: int) -> tuple[int, ...]:
         """Return who is invited to a round, and one more, who calibrates it where that is asked for."""
         return invited(self.configuration, len(self.pieces.data.sizes), number)
+
+    @property
+    def shown(self) -> Parameters:
+        """The model that is tested and kept: the last one, or the average."""
+        return self.parameters if self.average is None else self.average
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the model's parameters as engines take them."""
@@ -202,6 +206,7 @@ class Run:
                 "model": dict(self.parameters),
                 "optimizer": self.optimizer.state(),
                 "operators": self.operators.state(),
+                **({} if self.average is None else {"average": dict(self.average)}),
             },
         )
 
@@ -215,6 +220,7 @@ class Run:
         self.parameters = dict(checkpoint.arrays["model"])
         self.optimizer.restore(checkpoint.arrays.get("optimizer", {}))
         self.operators.restore(checkpoint.arrays.get("operators", {}))
+        self.average = dict(checkpoint.arrays["average"]) if "average" in checkpoint.arrays else None
         self.next_round = checkpoint.next_round
         # Who was in the rounds so far follows from the seed, and matters to noise alone.
         counted = self.next_round if self.configuration.privacy.is_on else 0
@@ -230,7 +236,22 @@ class Run:
 
     def _step(self, aggregate: Aggregate) -> None:
         mean = self.operators.decode(aggregate)
-        self.parameters = self.optimizer.step(self.parameters, mean)
+        before, settings = self.parameters, self.configuration.server
+        self.parameters = self.optimizer.step(before, mean)
+        rate = falling_rate(settings.falling, self.next_round + 1, self.configuration.rounds)
+        if rate < 1:
+            step = np.float32(rate)
+            self.parameters = {
+                name: np.asarray(old + step * (self.parameters[name] - old), dtype=np.float32)
+                for name, old in before.items()
+            }
+        if settings.averaged:
+            # The first models weigh less, because they are far from where the run goes.
+            kept = np.float32(min(1 - 1 / settings.averaged, (self.next_round + 1) / (self.next_round + 10)))
+            self.average = {
+                name: np.asarray(kept * self.shown[name] + (1 - kept) * value, dtype=np.float32)
+                for name, value in self.parameters.items()
+            }
 
     def _calibrating_update(self, start: Tensors, spare: int, number: int) -> Update:
         if self.configuration.compression.source is Source.PUBLIC and self.pieces.public is not None:
@@ -246,7 +267,24 @@ class Run:
         if (number + 1) % every and number + 1 != last:
             return None
         with timer.part("evaluate"):
-            return self.pieces.evaluate(self.tensors())
+            return self.pieces.evaluate({name: torch.as_tensor(value) for name, value in self.shown.items()})
+
+
+def _operators(configuration: Configuration, parameters: Parameters) -> Operators | WholeUpdates:
+    settings = configuration.compression
+    shapes = {name: tuple(value.shape) for name, value in parameters.items()}
+    seed = seed_bytes(seed_of(configuration.seed, Stream.OPERATORS))
+    weight = configuration.maximum_total_weight
+    if settings.scheme in WHOLE_UPDATES:
+        return WholeUpdates(
+            settings=settings, shapes=shapes, seed=seed, maximum_total_weight=weight, cohort=configuration.cohort
+        )
+    return Operators(settings=settings, shapes=shapes, seed=seed, maximum_total_weight=weight)
+
+
+def falling_rate(share: float, number: int, rounds: int) -> float:
+    """Return what a step of the server is multiplied by: 1, and over the last share of the rounds down to a 20th."""
+    return max(_LEAST_RATE, min(1.0, (1 - number / rounds) / share)) if share else 1.0
 
 
 # --- Inside a round ---------------------------------------------------------------------------------------------------

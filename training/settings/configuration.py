@@ -18,18 +18,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
 
+from secagg.compression.peak import MAXIMUM_PLACES
 from secagg.compression.random_pruning import exact_sparsity
+from secagg.compression.sketch import MOST_BITS
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
 
 from .parts import LocalTraining
 from .sections import (
+    NOISY_SCHEMES,
     SECURE_SOURCES,
     AsynchronousSettings,
     CompressionSettings,
     DataSettings,
     DropoutSettings,
     EvaluationSettings,
+    Optimizer,
     PrivacySettings,
     Scheme,
     ServerSettings,
@@ -98,8 +102,13 @@ class Configuration:
     def maximum_total_weight(self) -> int:
         """The largest weight that a round's sum can have."""
         if self.asynchronous.buffer:
-            return self.asynchronous.buffer * self.asynchronous.levels
+            return self.asynchronous.buffer * max(self.asynchronous.age_weights)
         return self.clients_per_round * self.maximum_weight
+
+    @property
+    def cohort(self) -> int:
+        """How many clients a sum is expected to hold."""
+        return self.asynchronous.buffer or self.clients_per_round
 
 
 # --- Reading and writing ----------------------------------------------------------------------------------------------
@@ -198,6 +207,8 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
         if key not in names:
             near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
             raise InvalidParameters(f"there is no key {path + key!r}; the nearest is {path + near[0]!r}")
+    if cls is CompressionSettings and ":" in str(tree.get("scheme", "")):
+        tree = {**tree, "scheme": Scheme.OUTSIDE.value, "outside": tree["scheme"]}
     given = {key: _converted(hints[key], value, path + key) for key, value in tree.items()}
     return cls(**given)
 
@@ -269,10 +280,15 @@ def _require_ranges(run: Configuration) -> None:
         ("local.batch", run.local.batch, 1, 10**6),
         ("local.rate", run.local.rate, 1e-12, 1e6),
         ("server.rate", run.server.rate, 1e-12, 1e6),
+        ("server.falling", run.server.falling, 0, 1),
+        ("server.averaged", run.server.averaged, 0, 10**6),
         ("server.momentum", run.server.momentum, 0, 1),
         ("server.second_momentum", run.server.second_momentum, 0, 1),
         ("server.maximum_weight", run.server.maximum_weight, 1, 1 << 16),
         ("compression.stages", compression.stages, 1, 8),
+        ("compression.cohort_bits", compression.cohort_bits, 1e-6, 1e6),
+        ("compression.places", compression.places, 0, MAXIMUM_PLACES),
+        ("compression.kept", compression.kept, 0, 1 << 40),
         ("compression.rotation", compression.rotation, 0, 1 << 20),
         ("compression.refresh", compression.refresh, 1, 10**7),
         ("compression.fraction_bits", compression.fraction_bits, 1, 30),
@@ -317,8 +333,37 @@ def _require_ranges(run: Configuration) -> None:
         )
     if compression.is_lengthened and compression.source is not Source.PRIOR:
         raise InvalidParameters("compression.is_lengthened is for codebooks of no data: take the calibration 'prior'")
-    if run.secagg.protocol is SumProtocol.PAIRWISE and scheme is Scheme.PRODUCT:
+    _require_whole_updates(run)
+    _require_ring_for_ages(run)
+    if run.secagg.protocol is SumProtocol.PAIRWISE and scheme in {Scheme.PRODUCT, Scheme.PEAK}:
         raise InvalidParameters(
-            "pairwise masks add ring elements, and product quantization sends indices: take secagg.protocol = "
+            f"pairwise masks add ring elements, and {scheme.value!r} sends indices: take secagg.protocol = "
             "'enclave' or 'two-server'"
+        )
+
+
+def _require_whole_updates(run: Configuration) -> None:
+    compression, scheme = run.compression, run.compression.scheme
+    if (scheme is Scheme.OUTSIDE) != bool(compression.outside):
+        raise InvalidParameters(
+            "compression.scheme names a scheme from outside as module:Name, and compression.outside repeats it; set "
+            "the former alone"
+        )
+    if scheme is Scheme.SKETCH and compression.bits > MOST_BITS:
+        raise InvalidParameters(f"a sketch has codes of 1 to {MOST_BITS} bits; got {compression.bits}")
+    if scheme in NOISY_SCHEMES and run.server.optimizer is Optimizer.FEDAVGM and run.server.momentum:
+        raise InvalidParameters(
+            f"server.momentum = {run.server.momentum} makes the noise of {scheme.value!r} "
+            f"{1 / max(1 - run.server.momentum, 1e-9) ** 2:.0f} times as large: take server.optimizer = 'fedavg', with "
+            "a rate of 1 / (1 - momentum) for steps of the same size"
+        )
+
+
+def _require_ring_for_ages(run: Configuration) -> None:
+    compression, ages = run.compression, run.asynchronous
+    if ages.buffer and compression.scheme is Scheme.SCALAR and compression.wrap and max(ages.age_weights) > 1:
+        widest = compression.bits + (run.maximum_total_weight - 1).bit_length()
+        raise InvalidParameters(
+            "with weights by age the sums of a buffer leave the ring, and what they wrap to is no sum: take "
+            f"compression.wrap = false and compression.modulus_bits = {widest}, or asynchronous.exponent = 0"
         )

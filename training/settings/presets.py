@@ -106,6 +106,27 @@ _paper_pq = replace(_PQ, codewords=8, block_size=9)
 _family(_CELEBA, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_FEMNIST, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_SENT140, replace(_SQ, bits=7, modulus_bits=14), _PRUNING, _paper_pq)
+# One bit a weight, or less, for the whole cohort; and the same for the uncompressed run that it is compared with.
+_PEAK: Final = CompressionSettings(scheme=Scheme.PEAK, places=128, refresh=10)
+_SKETCH: Final = CompressionSettings(scheme=Scheme.SKETCH, bits=1, refresh=10)
+for _name, _compression, _protocol in (
+    ("peak", _PEAK, SumProtocol.ENCLAVE),
+    ("sketch", _SKETCH, SumProtocol.PAIRWISE),
+):
+    PRESETS[f"fashion-{_name}"] = replace(
+        _FASHION,
+        name=f"fashion-{_name}",
+        compression=_compression,
+        secagg=replace(_FASHION.secagg, protocol=_protocol),
+    )
+for _name, _places in (("none", 0), ("peak", 256)):
+    _run = PRESETS[f"fashion-{_name}"]
+    PRESETS[f"fashion-{_name}-falling"] = replace(
+        _run,
+        name=f"fashion-{_name}-falling",
+        compression=replace(_run.compression, places=_places),
+        server=replace(_run.server, falling=1 / 3),
+    )
 PRESETS["fashion-pq30"] = replace(PRESETS["fashion-pq"], name="fashion-pq30", compression=_PQ_THIRTY)
 # What the paper's own code does: one more client's update in the clear calibrates everybody.
 for _name in ("celeba-sq", "celeba-pq"):

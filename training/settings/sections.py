@@ -14,6 +14,27 @@ class Scheme(StrEnum):
     SCALAR = "sq"
     PRUNING = "pruning"
     PRODUCT = "pq"
+    PEAK = "peak"
+    """The whole update as places and signs of peaks of its rotation."""
+    SKETCH = "sketch"
+    """The whole update as a few values of its rotation."""
+    OUTSIDE = "outside"
+    """The whole update by a scheme that ``outside`` names."""
+
+
+WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.OUTSIDE)
+"""Schemes for the whole update as one vector; the others have one for every tensor."""
+NOISY_SCHEMES: Final = (Scheme.PEAK, Scheme.SKETCH)
+"""Those that add noise, without bias, as large as the mean itself."""
+
+
+class Lengths(StrEnum):
+    """How long decoded updates of peak code and sketch are taken to be."""
+
+    OWN = "own"
+    """The mean of what the clients of the round told."""
+    COMMON = "common"
+    """That of the round before, which no client of this one can change."""
 
 
 class Source(StrEnum):
@@ -108,6 +129,10 @@ class ServerSettings:
 
     optimizer: Optimizer = Optimizer.FEDAVG
     rate: float = 1.0
+    falling: float = 0.0
+    """The share of the rounds, the last ones, over which the rate falls to a twentieth; 0 for none."""
+    averaged: int = 0
+    """Over how many rounds, about, the model is averaged that is tested and kept; 0 for the last one."""
     momentum: float = 0.9
     """Of FedAvgM, and the first of FedAdam."""
     second_momentum: float = 0.99
@@ -123,6 +148,16 @@ class CompressionSettings:
     """How an update is sent."""
 
     scheme: Scheme = Scheme.NONE
+    """Its name, or "module:Name" or "path/to/file.py:Name" for one from outside."""
+    outside: str = ""
+    """What ``scheme`` was set to, where that names a scheme from outside."""
+    cohort_bits: float = 1.6
+    """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
+    places: int = 0
+    """Values of a block of the peak code; 0 for as many as ``cohort_bits`` says."""
+    kept: int = 0
+    """Values that a sketch sends, in ``bits`` bits; 0 for as many as ``cohort_bits`` says."""
+    lengths: Lengths = Lengths.OWN
     bits: int = 6
     modulus_bits: int = 8
     wrap: bool = False
@@ -159,7 +194,7 @@ class CompressionSettings:
                 return self.calibration or Source.STAT
             case Scheme.PRODUCT:
                 return self.calibration or Source.PRIOR
-            case Scheme.NONE | Scheme.PRUNING:
+            case _:
                 return None
 
 
@@ -219,6 +254,14 @@ class AsynchronousSettings:
     """The weight of a fresh update; older ones have integers below."""
     spread: float = 1.0
     """The standard deviation of the half-normal part of a client's duration; its least duration is 1."""
+
+    @property
+    def age_weights(self) -> tuple[int, ...]:
+        """How often an update counts by its age: ``levels`` (1 + age)^-exponent, as an integer of at least 1."""
+        ages = range(self.maximum_staleness + 1)
+        if self.exponent == 0:
+            return (1,) * len(ages)
+        return tuple(max(1, round(self.levels * (1 + age) ** -self.exponent)) for age in ages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.training.settings.cohorts import invited, lost, uploaders
 from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.sections import NoiseShape, Scheme, Source, SumMode, SumProtocol, Weighting
+from secagg.training.settings.sections import WHOLE_UPDATES, NoiseShape, Scheme, Source, SumMode, SumProtocol, Weighting
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""
@@ -139,6 +139,10 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     yield (
         configuration.compression.scheme is Scheme.SCALAR,
         "codes of a few bits have no room for noise: take compression.scheme = 'pq', 'pruning' or 'none'",
+    )
+    yield (
+        configuration.compression.scheme in WHOLE_UPDATES,
+        "lengths beside a whole update would drown in it: take compression.scheme = 'pq', 'pruning' or 'none'",
     )
     yield (
         source not in {None, Source.PUBLIC},

@@ -1,0 +1,170 @@
+"""All tensors of a model as one vector, scaled tensor by tensor and turned by one common rotation.
+
+With F the diagonal matrix of the tensors' scales and R the rotation (``secagg.compression.rotation``), an update x
+becomes R F^-1 x, and y is turned back into F R^-1 y. Noise that is alike in all turned coordinates is least in total if
+the scale of a tensor is the square root of the size of its values: then the noise of n values of size a is proportional
+to (sum n a)^2, and to P sum n a^2 with one scale for all, which is never less.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.labels import Label
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+
+from .hadamard import transform
+from .public_stream import PublicStream
+from .rotation import padded_size
+
+Floats = npt.NDArray[np.float32]
+Update = npt.NDArray[np.floating[Any]]
+BLOCK_SIZE: Final = 1024
+_PIECE: Final = 1 << 15
+_LEAST_SHARE: Final = 1e-3
+"""Of the mean over the tensors: no tensor is taken to be smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JoinedRotation:
+    """A vector of all values of a model, scaled and turned; everything in it is public.
+
+    Arithmetic is in float32, and products of matrices may be rounded in another way on another machine.
+    """
+
+    stream: PublicStream
+    """Gives the signs; its shape is the number of values."""
+    sizes: tuple[int, ...] = ()
+    """How many values each tensor has, in their order; empty for one tensor."""
+    scales: tuple[float, ...] = ()
+    """What the values of each tensor are divided by; empty for ones."""
+    block_size: int = BLOCK_SIZE
+    _factors: Floats = field(init=False, repr=False)
+    """The sign over the scale, for every value."""
+
+    def __post_init__(self) -> None:
+        if len(self.stream.shape) != 1:
+            raise InvalidParameters(f"the values of a model are one vector; got the shape {self.stream.shape}")
+        sizes = self.sizes or (self.stream.size,)
+        scales = self.scales or (1.0,) * len(sizes)
+        if any(type(size) is not int or size < 1 for size in sizes) or sum(sizes) != self.stream.size:
+            raise InvalidParameters(f"sizes are integers of at least 1 that add up to {self.stream.size}; got {sizes}")
+        if len(scales) != len(sizes) or any(not 2.0**-60 <= scale <= 2.0**60 for scale in scales):
+            raise InvalidParameters(f"scales are {len(sizes)} numbers in 2^-60..2^60, one a tensor; got {scales}")
+        rounded = tuple(float(np.float32(scale)) for scale in scales)
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "scales", rounded)
+        padded = padded_size(self.stream.size, self.block_size)
+        drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-padded // 8)), dtype=np.uint8)
+        bits = np.unpackbits(drawn, count=self.stream.size, bitorder="little")
+        factors = bits.astype(np.float32)
+        factors *= -2
+        factors += 1
+        for size, scale, end in zip(sizes, rounded, np.cumsum(sizes).tolist(), strict=True):
+            if scale != 1:
+                factors[end - size : end] /= np.float32(scale)
+        factors.flags.writeable = False
+        object.__setattr__(self, "_factors", factors)
+
+    @property
+    def size(self) -> int:
+        """How many values an update has."""
+        return self.stream.size
+
+    @property
+    def padded(self) -> int:
+        """How many values a turned update has."""
+        return padded_size(self.size, self.block_size)
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding, which schemes put into their versions."""
+        count = len(self.sizes)
+        numbers = struct.pack(f">II{count}Q{count}f", self.block_size, count, *self.sizes, *self.scales)
+        return self.stream.encode() + numbers
+
+    def turned(self, update: Update, count: int | None = None) -> Floats:
+        """Return the scaled and turned update, with zeros behind it up to so many values.
+
+        Raises:
+            Misuse: it is not a vector of floats of this size.
+        """
+        self.require_form(update)
+        turned = np.empty(self.padded if count is None else count, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(update, self._factors, out=turned[: self.size], casting="same_kind")
+        turned[self.size :] = 0
+        transform(turned[: self.padded].reshape(self.block_size, -1))
+        return turned
+
+    def turned_back(self, turned: Floats) -> Floats:
+        """Return the update whose turned values these are; the argument is used up."""
+        transform(turned.reshape(self.block_size, -1))
+        update = turned[: self.size]
+        # The signs are their own inverses, so dividing by both takes both back.
+        update /= self._factors
+        return update
+
+    def norm(self, update: Update) -> float:
+        """Return the length of the scaled update, which is that of the turned one.
+
+        Raises:
+            Misuse: it is not a vector of floats of this size.
+            CapacityExceeded: it holds NaN or infinity.
+        """
+        return math.sqrt(sum((norm / scale) ** 2 for norm, scale in zip(self.norms(update), self.scales, strict=True)))
+
+    def norms(self, update: Update) -> tuple[float, ...]:
+        """Return the length of each tensor, not scaled; it raises what ``norm`` does."""
+        self.require_form(update)
+        edges = [0, *np.cumsum(self.sizes).tolist()]
+        found = tuple(math.sqrt(energy(update[start:end])) for start, end in pairwise(edges))
+        if not all(map(math.isfinite, found)):
+            raise not_finite()
+        return found
+
+    def require_form(self, update: Update) -> None:
+        """Refuse what is not a vector of floats of this size.
+
+        Raises:
+            Misuse: it is not.
+        """
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.size,):
+            raise Misuse(f"an update is an array of {self.size} floats in one dimension; join the tensors first")
+
+
+def square_root_scales(sizes: tuple[int, ...], norms: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the scales for tensors of these sizes whose updates have these lengths: roots of the root mean squares.
+
+    Args:
+        norms: public ones, such as means over the clients of an earlier round.
+    """
+    typical = [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
+    least = _LEAST_SHARE * sum(typical) / len(typical)
+    if not least > 0:
+        return (1.0,) * len(sizes)
+    return tuple(math.sqrt(max(value, least)) for value in typical)
+
+
+def energy(values: Update) -> float:
+    """Return the sum of the squares, which neither overflow nor vanish in float64."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, len(values), _PIECE):
+            wide = values[first : first + _PIECE].astype(np.float64)
+            total += float(wide @ wide)
+    return total
+
+
+def not_finite() -> CapacityExceeded:
+    """Return the error for an update that no client should send."""
+    return CapacityExceeded(
+        "an update holds NaN, infinity or what a float32 cannot hold; skip this client or repair its training",
+        reason=Reason.INPUT_OUT_OF_RANGE,
+    )

@@ -1,0 +1,212 @@
+"""The peak code: of each block of d turned values, the place and the sign of the largest.
+
+There is no codebook to learn, to broadcast or to search: a block becomes one of 2d codewords, +e_i and -e_i, so that d
+values take log2(2d) bits, and decoding is counting. After a rotation values are bell-shaped, so what the code keeps of
+them follows from d alone; dividing by it makes the decoded sum unbiased over the rotations. The choice depends on no
+scale: a first round is compressed like every other.
+
+The code says where an update points, not how long it is. ``unit`` is the length that every update is taken to have,
+public and common. Where clients tell their own lengths, they do so beside the code (``norm_levels``): in public levels,
+as one more block of which one codeword is chosen, so that a protocol that checks blocks checks the length as well. A
+mean of lengths that nobody checks would let one client scale the whole sum.
+
+Index 0..d-1 stands for a largest value that is positive, d..2d-1 for a negative one. The first of equal values counts.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, public_parameters_digest
+from secagg.contract.codewords import CodewordTable, Tables, require_summed
+from secagg.contract.layout import MAXIMUM_CODEWORDS
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import require_capacity
+from secagg.errors import InvalidParameters, Misuse
+
+from .joined_rotation import Floats, JoinedRotation, Update, not_finite
+from .product_quantization import Codebook, ProductQuantization
+
+MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
+MOST_SUMMED_PLACES: Final = 2048
+"""Beyond, a table of codewords takes too much memory: here it has 64 MB, and four times that for twice the places."""
+EXACT_WEIGHT: Final = 1 << 24
+"""Up to this total weight, a sum of signs is a float32."""
+NORM_LEVELS: Final = 256
+_VALUES_AT_A_TIME: Final = 1 << 16
+_STEPS: Final = 24001
+_FARTHEST: Final = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PeakCode:
+    """One vector of all values of a model as the places and signs of peaks of its rotation.
+
+    Security: as with every codebook, a histogram says more than the sum; give it to nobody before it holds enough
+        clients. Every update that can be decoded has the same length, ``largest_norm`` at most, whatever its client
+        chose: with checked blocks the bound on a client's influence is free.
+    """
+
+    rotation: JoinedRotation
+    places: int
+    """The values of a block, d."""
+    unit: float = 1.0
+    """The length that each client's scaled update is taken to have, such as the mean of the round before."""
+    layout: Layout = field(init=False, repr=False)
+    """One segment of indices below 2d."""
+
+    def __post_init__(self) -> None:
+        if type(self.places) is not int or not 1 <= self.places <= MAXIMUM_PLACES:
+            raise InvalidParameters(f"places is an integer in 1..{MAXIMUM_PLACES}; got {self.places!r}")
+        if type(self.unit) is not float or not 2.0**-100 <= self.unit <= 2.0**100:
+            raise InvalidParameters(f"unit is a float in 2^-100..2^100; got {self.unit!r}")
+        encoded = self.rotation.encode() + struct.pack(">Id", self.places, self.unit)
+        version = public_parameters_digest("peak", encoded)
+        object.__setattr__(self, "layout", Layout((IndexSegment(2 * self.places, self.blocks),), version))
+
+    @property
+    def length(self) -> int:
+        """How many values an update has."""
+        return self.rotation.size
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks a turned update has; the last one may be filled with zeros."""
+        return -(-self.rotation.padded // self.places)
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight whose sums of signs are exact in the arithmetic of decoding."""
+        return EXACT_WEIGHT
+
+    @property
+    def bits_per_value(self) -> float:
+        """The bits that are sent, divided among the values."""
+        return 8 * self.layout.payload_bytes / self.length
+
+    @property
+    def tables(self) -> Tables:
+        """The 2d codewords, in steps of one sign.
+
+        Raises:
+            InvalidParameters: there are too many of them for a table.
+        """
+        if self.places > MOST_SUMMED_PLACES:
+            raise InvalidParameters(
+                f"a table of 2 x {self.places} codewords takes too much memory: take at most {MOST_SUMMED_PLACES} "
+                "places, or a protocol that releases histograms"
+            )
+        signs = np.eye(self.places, dtype=np.int64)
+        return ((CodewordTable(self.blocks, np.concatenate([signs, -signs])),),)
+
+    @property
+    def squared_sensitivity(self) -> int:
+        """By how much replacing one client moves the sum of signs, as a squared length: 2 in every block, squared."""
+        return 4 * self.blocks
+
+    @property
+    def largest_norm(self) -> float:
+        """The greatest length that a single decoded update can have, whatever a client sends."""
+        gains = self._gain(self.places) * math.sqrt(self.blocks - 1), self._gain(self._last)
+        return max(self.rotation.scales) * math.hypot(*gains)
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        """Find the largest value of each block; a block of zeros draws its codeword from the coins.
+
+        Raises:
+            Misuse: the update is not a vector of floats of this length.
+            CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
+        """
+        rows = self.rotation.turned(update, self.blocks * self.places).reshape(self.blocks, self.places)
+        step = max(1, min(self.blocks, _VALUES_AT_A_TIME // self.places))
+        indices = np.empty(self.blocks, self.layout.segments[0].ring.word)
+        peaks, sizes = np.empty(self.blocks, np.float32), np.empty((step, self.places), np.float32)
+        for first in range(0, self.blocks, step):
+            some = rows[first : first + step]
+            at = np.abs(some, out=sizes[: len(some)]).argmax(axis=1)
+            indices[first : first + step] = at
+            peaks[first : first + step] = some[np.arange(len(some)), at]
+        # NaN is the largest of any block that holds one, and so is infinity.
+        if not np.isfinite(peaks).all():
+            raise not_finite()
+        indices[peaks < 0] += self.places
+        empty = np.flatnonzero(peaks == 0)
+        if len(empty):
+            # Whatever is chosen here counts like any other block, so it must have no direction on average.
+            drawn = np.frombuffer(coins.draw(4 * len(empty)), dtype="<u4")
+            indices[empty] = drawn % (2 * self.places)
+        return Payload(self.layout, (indices,))
+
+    def decode(self, aggregate: Aggregate) -> Floats:
+        """Return the sum of the contributors' updates, each of them as long as ``unit`` says, from a histogram.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the capacity.
+        """
+        if aggregate.layout != self.layout:
+            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+        require_capacity(aggregate.total_weight, self.capacity)
+        counts = aggregate.values[0].view(np.int64)
+        signs = np.empty((self.blocks, self.places), np.float32)
+        np.subtract(counts[:, : self.places], counts[:, self.places :], out=signs, casting="unsafe")
+        return self._decoded(signs)
+
+    def decode_summed(self, aggregate: Aggregate) -> Floats:
+        """Return what ``decode`` returns, from sums of signs.
+
+        Raises:
+            Misuse: the aggregate's layout is not the summed layout of this one and of its tables.
+            CapacityExceeded: the contributors' weight exceeds the capacity, or a ring is too narrow for it.
+        """
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_capacity(aggregate.total_weight, self.capacity)
+        (segment,) = aggregate.layout.require_rings()
+        lifted: npt.NDArray[Any] = segment.ring.lift(aggregate.values[0])
+        return self._decoded(lifted.astype(np.float32).reshape(self.blocks, self.places))
+
+    @property
+    def _last(self) -> int:
+        """How many values the last block has, without those that fill it."""
+        return self.rotation.padded - (self.blocks - 1) * self.places
+
+    def _gain(self, places: int) -> float:
+        """Return the value of a peak: the length of the part of an update that a block holds, over what it keeps."""
+        return self.unit * places / (mean_peak(places) * math.sqrt(self.rotation.padded))
+
+    def _decoded(self, signs: Floats) -> Floats:
+        signs[:-1] *= np.float32(self._gain(self.places))
+        signs[-1] *= np.float32(self._gain(self._last))
+        return self.rotation.turned_back(signs.reshape(-1)[: self.rotation.padded])
+
+
+def norm_levels(count: int, *, references: bool) -> ProductQuantization:
+    """Return the scheme of ``count`` lengths, in blocks of one value, each as the nearest of 256 geometric levels.
+
+    Args:
+        references: whether lengths are relative to public ones: then the levels are 2^-6 to 2^2, so that one client of
+            N scales a mean by 1 + 4 / N at most; and 2^-14 to 2^6 where nothing is known, as in a first round.
+    """
+    least, greatest = (-6.0, 2.0) if references else (-14.0, 6.0)
+    levels = np.exp2(np.linspace(least, greatest, NORM_LEVELS))
+    return ProductQuantization(shape=(count, 1), codebooks=(Codebook(levels[:, np.newaxis]),))
+
+
+@lru_cache(maxsize=256)
+def mean_peak(places: int) -> float:
+    """Return the mean of the largest magnitude of so many normal values: the integral of 1 - P(|g| < t)^d."""
+    at = np.linspace(0.0, _FARTHEST, _STEPS)
+    inside = np.array([math.erf(value / math.sqrt(2)) for value in at.tolist()])
+    return float(np.trapezoid(1 - inside**places, at))
+
+
+def kept_share(places: int) -> float:
+    """Return the share of the energy of normal values that a peak keeps: the mean peak squared, over d."""
+    return mean_peak(places) ** 2 / places

@@ -1,0 +1,297 @@
+"""The peak code: it is what its definition says, unbiased over rotations, and as noisy as its law."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from secagg.compression.cohort_bits import law, peak_noise, places_for
+from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
+from secagg.compression.peak import (
+    MAXIMUM_PLACES,
+    MOST_SUMMED_PLACES,
+    PeakCode,
+    kept_share,
+    mean_peak,
+    norm_levels,
+)
+from secagg.compression.public_stream import PublicStream
+from secagg.conformance import Candidate, Law, cases, slack
+from secagg.contract import Aggregate, ideal_aggregate
+from secagg.contract.codewords import summed_layout
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.protocols.enclave.privacy.sensitivity import Adjacency, of_decoded_sum
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+Floats = npt.NDArray[np.float32]
+SEED = bytes(range(32))
+COINS = InsecureSeededCoins(b"for blocks of zeros alone")
+
+
+def rotation(size: int = 19, block_size: int = 8, **changes: Any) -> JoinedRotation:
+    parameters: dict[str, Any] = {"seed": SEED, "round_number": 5, "tensor_name": "update", "shape": (size,)}
+    scaling = {name: changes.pop(name) for name in ("sizes", "scales") if name in changes}
+    return JoinedRotation(stream=PublicStream(**(parameters | changes)), block_size=block_size, **scaling)
+
+
+def code(places: int = 5, unit: float = 2.0, **changes: Any) -> PeakCode:
+    return PeakCode(rotation=rotation(**changes), places=places, unit=unit)
+
+
+# --- The kit ----------------------------------------------------------------------------------------------------------
+
+
+def farthest(update: Any) -> float:
+    """No decoded update is farther away than both are long; what it is instead is for the tests below."""
+    return float(np.linalg.norm(update.astype(np.float64))) + code(sizes=(4, 15), scales=(0.5, 3.0)).largest_norm
+
+
+PEAK = Candidate(
+    name="peak",
+    make=lambda: code(sizes=(4, 15), scales=(0.5, 3.0)),
+    updates=st.one_of(
+        [
+            arrays(kind, 19, elements={"min_value": -8.0, "max_value": 8.0})
+            for kind in (np.float16, np.float32, np.float64)
+        ]
+    ),
+    error=farthest,
+    bad_updates={
+        "two dimensions": np.zeros((19, 1)),
+        "integers": np.zeros(19, dtype=np.int64),
+        "what a float32 cannot hold": np.full(19, 1e300),
+    },
+    others={
+        "another seed": lambda: code(seed=bytes(32), sizes=(4, 15), scales=(0.5, 3.0)),
+        "another round": lambda: code(round_number=6, sizes=(4, 15), scales=(0.5, 3.0)),
+        "another name": lambda: code(tensor_name="updates", sizes=(4, 15), scales=(0.5, 3.0)),
+        "another block of the rotation": lambda: code(block_size=4, sizes=(4, 15), scales=(0.5, 3.0)),
+        "more places": lambda: code(6, sizes=(4, 15), scales=(0.5, 3.0)),
+        "another length": lambda: code(unit=2.5, sizes=(4, 15), scales=(0.5, 3.0)),
+        "another scale": lambda: code(sizes=(4, 15), scales=(0.5, 2.0)),
+        "other tensors": lambda: code(sizes=(5, 14), scales=(0.5, 3.0)),
+        "one tensor": code,
+    },
+    stochastic=True,
+    payload_bytes=3,
+    ulps=64.0,
+)
+LEVELS = Candidate(
+    name="norm_levels",
+    make=lambda: norm_levels(3, references=True),
+    updates=arrays(np.float32, (3, 1), elements=st.floats(0.0625, 4.0, width=32)),
+    error=lambda update: np.abs(update.astype(np.float64)) * 0.0125,
+    others={
+        "no references": lambda: norm_levels(3, references=False),
+        "more lengths": lambda: norm_levels(4, references=True),
+    },
+    payload_bytes=3,
+)
+
+
+@pytest.mark.parametrize(("candidate", "law"), cases(PEAK, LEVELS), ids=str)
+def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
+    law.check(candidate)
+
+
+# --- The code ---------------------------------------------------------------------------------------------------------
+
+
+def normal(size: int, count: int = 1, number: int = 0) -> Floats:
+    return np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("places", [1, 2, 3, 7, 16, 24, 40])
+@pytest.mark.parametrize("size", [1, 19, 130])
+def test_it_is_the_place_and_the_sign_of_the_largest_of_each_block(places: int, size: int) -> None:
+    made = code(places, size=size)
+    (update,) = normal(size)
+    (indices,) = made.encode(update, COINS).values
+    turned = made.rotation.turned(update).tolist()
+    for number, index in enumerate(indices.tolist()):
+        block = turned[number * places : (number + 1) * places]
+        place = max(range(len(block)), key=lambda at: abs(block[at]))
+        assert index == place + (places if block[place] < 0 else 0)
+    assert len(indices) == made.blocks == -(-made.rotation.padded // places)
+
+
+def test_a_sum_is_decoded_block_by_block() -> None:
+    """By a plain calculation: signs counted one by one, times the gain, through a dense matrix."""
+    made = code(5, unit=3.0, sizes=(4, 15), scales=(0.5, 3.0))
+    updates = normal(19, 6)
+    payloads = [made.encode(update, COINS) for update in updates]
+    padded, turned = made.rotation.padded, np.zeros(made.rotation.padded + 5)
+    for payload in payloads:
+        for number, index in enumerate(payload.values[0].tolist()):
+            width = min(5, padded - 5 * number)
+            gain = 3.0 * width / (mean_peak(width) * math.sqrt(padded))
+            turned[5 * number + index % 5] += gain if index < 5 else -gain
+    matrix = np.stack([made.rotation.turned(row) for row in np.eye(19, dtype=np.float32)]).astype(np.float64)
+    scales = np.repeat([0.5, 3.0], [4, 15])
+    expected = scales**2 * (matrix @ turned[:padded])
+    decoded = made.decode(ideal_aggregate(made.layout, payloads))
+    assert np.allclose(decoded, expected, rtol=0, atol=1e-5)
+
+
+def test_the_rotation_keeps_lengths_and_is_taken_back() -> None:
+    turn = rotation(1000, 64, sizes=(300, 700), scales=(0.25, 2.0))
+    (update,) = normal(1000)
+    turned = turn.turned(update)
+    scaled = math.hypot(*(update[:300].astype(float) / 0.25), *(update[300:].astype(float) / 2.0))
+    assert math.isclose(turn.norm(update), scaled, rel_tol=1e-6)
+    assert math.isclose(float(np.linalg.norm(turned)), scaled, rel_tol=1e-6)
+    assert np.allclose(turn.turned_back(turned), update, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("places", [1, 8, 100])
+def test_it_is_unbiased_over_the_rotations(places: int) -> None:
+    (update,) = normal(512) * np.float32(0.1)
+    update[:5] = 0.5  # A few large values, which the rotation spreads.
+    total, rounds = np.zeros(512), 400
+    for number in range(rounds):
+        made = code(places, unit=float(np.linalg.norm(update)), size=512, block_size=512, round_number=number)
+        total += made.decode(ideal_aggregate(made.layout, [made.encode(update, COINS)]))
+    along = float(total @ update) / rounds / float(update @ update)
+    # Along the update itself an estimate is off by less than its own noise, which the sum over rotations shrinks.
+    assert abs(along - 1) < 0.02
+    noise = float(np.square(total / rounds - update).sum() / np.square(update).sum())
+    assert noise < 2 * (1 - kept_share(places)) / kept_share(places) / rounds + 4e-4
+
+
+@pytest.mark.parametrize("cohort", [5, 20, 100])
+@pytest.mark.parametrize("places", [8, 16, 64, 256, 1024])
+def test_the_noise_is_that_of_the_law(cohort: int, places: int) -> None:
+    """R is 0.5, 0.31, 0.11, 0.035 and 0.011 bits a value."""
+    size = 16384 if places < 1024 else 32768
+    updates = normal(size, cohort, places + cohort)
+    made = code(places, unit=math.sqrt(size), size=size, block_size=1024)
+    decoded = made.decode(ideal_aggregate(made.layout, [made.encode(update, COINS) for update in updates]))
+    error = decoded / cohort - updates.mean(axis=0)
+    measured = float(np.square(error, dtype=np.float64).sum()) / size
+    assert abs(measured / law(cohort, math.log2(2 * places) / places) - 1) < 0.1
+    assert abs(measured / peak_noise(places, cohort) - 1) < 0.05
+
+
+def test_the_rate_follows_from_the_cohort() -> None:
+    found = {cohort: places_for(cohort) for cohort in (2, 20, 100, 1000, 10**6)}
+    assert found == {2: 3, 20: 94, 100: 645, 1000: 8816, 10**6: MAXIMUM_PLACES}
+    for cohort in (20, 100, 1000):
+        bits = math.log2(2 * found[cohort]) / found[cohort]
+        assert 1.6 <= cohort * bits < 1.63
+        assert abs(law(cohort, bits) - 0.97 / 1.6) < 0.06
+    with pytest.raises(InvalidParameters, match="cohort is an integer"):
+        places_for(0)
+    with pytest.raises(InvalidParameters, match="cohort_bits is a positive number"):
+        places_for(20, math.nan)
+
+
+def test_square_root_scales_have_the_least_noise() -> None:
+    """The noise is proportional to (sum n w^2) (sum n a^2 / w^2); no other scales do better."""
+    sizes, sides = np.array([900, 90, 10]), np.array([1e-3, 0.1, 2.0])
+
+    def noise(scales: Any) -> float:
+        squared = np.square(scales)
+        return float((sizes @ squared) * (sizes @ (np.square(sides) / squared)))
+
+    norms = tuple((sides * np.sqrt(sizes)).tolist())
+    best = np.array(square_root_scales((900, 90, 10), norms))
+    assert math.isclose(noise(best), float(sizes @ sides) ** 2, rel_tol=1e-9)
+    assert noise(best) < noise(np.ones(3)) / 4
+    assert noise(best) < noise(sides) / 4
+    assert square_root_scales((3, 4), (0.0, 0.0)) == (1.0, 1.0)
+    # What hardly moved is not divided by nearly nothing.
+    assert square_root_scales((1, 1), (2.0, 0.0))[1] == pytest.approx(math.sqrt(1e-3))
+
+
+# --- What a client can do ---------------------------------------------------------------------------------------------
+
+
+def test_every_update_that_can_be_decoded_has_one_length() -> None:
+    made = code(8, unit=3.0, size=64, block_size=64)
+    honest = [made.encode(update, COINS) for update in normal(64, 50)]
+    assert slack(made, honest) == pytest.approx(1.0, abs=1e-5)
+    assert made.largest_norm == pytest.approx(3.0 / math.sqrt(kept_share(8)), rel=1e-6)
+
+
+def test_the_sensitivity_is_that_of_its_table() -> None:
+    made = code(5)
+    ((table,),) = made.tables
+    assert made.squared_sensitivity == of_decoded_sum([(table.blocks, table.entries)], 1, Adjacency.REPLACE)
+
+
+@pytest.mark.parametrize("client", ["honest", "one"])
+def test_a_checked_length_scales_a_mean_by_little(client: str) -> None:
+    """One client of twenty says that it is as long as can be: the mean grows by 4 / N, whatever it says."""
+    levels = norm_levels(1, references=True)
+    lengths = [1.0] * 20 if client == "honest" else [1.0] * 19 + [1e9]
+    payloads = [levels.encode(np.array([[length]]), COINS) for length in lengths]
+    mean = float(levels.decode(ideal_aggregate(levels.layout, payloads))[0, 0]) / 20
+    assert mean <= 1.0125 + 4 / 20
+
+
+def test_blocks_of_zeros_have_no_direction() -> None:
+    made = code(5, size=16, block_size=8)
+    payloads = [
+        made.encode(np.zeros(16, np.float32), InsecureSeededCoins(number.to_bytes(2, "big"))) for number in range(2000)
+    ]
+    decoded = made.decode(ideal_aggregate(made.layout, payloads)) / len(payloads)
+    assert float(np.linalg.norm(decoded)) < 0.1 * made.largest_norm
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_wherever_it_stands(bad: float) -> None:
+    made = code(7, size=130, block_size=16)
+    for position in (0, 64, 129):
+        update = np.ones(130, np.float32)
+        update[position] = bad
+        with pytest.raises(CapacityExceeded) as caught:
+            made.encode(update, COINS)
+        assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_most_places_are_encoded_and_counted() -> None:
+    made = code(MAXIMUM_PLACES, size=70_000, block_size=1024)
+    (update,) = normal(70_000)
+    payload = made.encode(update, COINS)
+    assert made.layout.segments[0].ring.modulus_bits == 16
+    decoded = made.decode(ideal_aggregate(made.layout, [payload]))
+    # The last block is shorter, and each keeps a part of its own.
+    assert float(np.linalg.norm(decoded)) == pytest.approx(made.largest_norm, rel=0.05)
+    with pytest.raises(InvalidParameters, match=f"at most {MOST_SUMMED_PLACES} places"):
+        _ = made.tables
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"places": 0}, "places is an integer"),
+        ({"places": MAXIMUM_PLACES + 1}, "places is an integer"),
+        ({"unit": 0.0}, "unit is a float"),
+        ({"unit": math.nan}, "unit is a float"),
+        ({"sizes": (4, 14)}, "sizes are integers"),
+        ({"sizes": (4, 15), "scales": (1.0,)}, "scales are 2 numbers"),
+        ({"scales": (math.nan,)}, "scales are 1 numbers"),
+        ({"shape": (19, 1)}, "one vector"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidParameters, match=match):
+        code(**changes)
+
+
+def test_sums_of_another_layout_are_refused() -> None:
+    made, other = code(), code(seed=bytes(32))
+    total = ideal_aggregate(other.layout, [other.encode(normal(19)[0], COINS)])
+    with pytest.raises(Misuse, match="another layout"):
+        made.decode(total)
+    layout = summed_layout(other.layout, other.tables, 3)
+    (segment,) = layout.require_rings()
+    with pytest.raises(Misuse, match="not that of sums"):
+        made.decode_summed(Aggregate(layout, (segment.ring.zeros(segment.length),), 1, 1))

@@ -1,0 +1,226 @@
+"""The linear sketch: codes of a few turned values, unbiased, as noisy as calculated, in rings that no sum leaves."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis.extra.numpy import arrays
+
+from secagg.compression.byte_accounting import Accounting
+from secagg.compression.cohort_bits import kept_for, sketch_noise
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.model_update import (
+    ModelUpdate,
+    TensorScheme,
+    decode_parameters,
+    downlink_bytes,
+    encode_parameters,
+)
+from secagg.compression.peak import PeakCode
+from secagg.compression.public_stream import PublicStream
+from secagg.compression.sketch import MOST_BITS, Sketch, normal_step, rounding_noise, sketch_ring
+from secagg.conformance import Candidate, Law, cases
+from secagg.contract import ideal_aggregate
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+Floats = npt.NDArray[np.float32]
+SEED = bytes(range(32))
+COINS = InsecureSeededCoins(b"for updates of zeros alone")
+
+
+def sketch(  # noqa: PLR0913 -- the parameters of what it makes
+    kept: int = 12,
+    *,
+    bits: int = 1,
+    modulus_bits: int = 5,
+    unit: float = 2.0,
+    size: int = 19,
+    block_size: int = 8,
+    scales: tuple[float, ...] = (),
+    **changes: Any,
+) -> Sketch:
+    stream: dict[str, Any] = {"seed": SEED, "round_number": 5, "tensor_name": "update", "shape": (size,)} | changes
+    rotation = JoinedRotation(stream=PublicStream(**stream), block_size=block_size, scales=scales)
+    return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
+
+
+def candidate(bits: int, modulus_bits: int) -> Candidate:
+    def make(**changes: Any) -> Sketch:
+        parameters: dict[str, Any] = {"bits": bits, "modulus_bits": modulus_bits}
+        return sketch(**(parameters | changes))
+
+    def farthest(update: Any) -> float:
+        return float(np.linalg.norm(update.astype(np.float64))) + make().largest_norm
+
+    return Candidate(
+        name=f"sketch_of_{bits}_bits",
+        make=make,
+        updates=arrays(np.float32, 19, elements={"min_value": -8.0, "max_value": 8.0}),
+        error=farthest,
+        extremes=[np.full(19, 1.0), np.full(19, -1.0)],
+        bad_updates={"two dimensions": np.zeros((19, 1)), "what a float32 cannot hold": np.full(19, 1e300)},
+        others={
+            "another seed": lambda: make(seed=bytes(32)),
+            "another round": lambda: make(round_number=6),
+            "another block": lambda: make(block_size=4),
+            "fewer coordinates": lambda: make(kept=11),
+            "another ring": lambda: make(modulus_bits=modulus_bits + 1),
+            "other codes": lambda: make(bits=bits + 1),
+            "another length": lambda: make(unit=2.5),
+            "another scale": lambda: make(scales=(2.0,)),
+        },
+        stochastic=True,
+        # Sums of codes are never negative, and the kit fills rings from their middle.
+        tight_capacity=False,
+        payload_bytes=-(-12 * modulus_bits // 8),
+        ulps=64.0,
+    )
+
+
+@pytest.mark.parametrize(("scheme", "law"), cases(candidate(1, 5), candidate(3, 9)), ids=str)
+def test_the_scheme_keeps_the_law(scheme: Candidate, law: Law) -> None:
+    law.check(scheme)
+
+
+def normal(size: int, count: int = 1, number: int = 0) -> Floats:
+    return np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", range(1, MOST_BITS + 1))
+def test_codes_are_the_values_rounded(bits: int) -> None:
+    made = sketch(kept=64, bits=bits, modulus_bits=16, size=64, block_size=64)
+    (update,) = normal(64)
+    step, _ = normal_step(bits)
+    values = made.rotation.turned(update) / np.linalg.norm(update) * 8
+    expected = [min(max(math.floor(value / step) + 2 ** (bits - 1), 0), 2**bits - 1) for value in values.tolist()]
+    assert made.encode(update, COINS).values[0].tolist() == expected
+    # The length of an update changes nothing.
+    assert made.encode(update * np.float32(0.125), COINS).values[0].tolist() == expected
+
+
+def test_rounding_keeps_what_it_is_said_to() -> None:
+    """By another way: a large sample of normal values."""
+    (values,) = np.random.default_rng(3).standard_normal((1, 400_000))
+    for bits in range(1, 5):
+        step, keeps = normal_step(bits)
+        half = 1 << (bits - 1)
+        rounded = (np.clip(np.floor(values / step), -half, half - 1) + 0.5) * step
+        assert float((values * rounded).mean()) == pytest.approx(keeps, rel=0.01)
+        assert float(np.square(rounded / keeps).mean()) - 1 == pytest.approx(rounding_noise(bits), abs=0.01)
+    assert normal_step(1)[1] == 2 / math.pi
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_it_is_unbiased_over_the_rotations(bits: int) -> None:
+    (update,) = normal(256) * np.float32(0.1)
+    total, rounds = np.zeros(256), 400
+    for number in range(rounds):
+        made = sketch(
+            64,
+            bits=bits,
+            modulus_bits=8,
+            unit=float(np.linalg.norm(update)),
+            size=256,
+            block_size=256,
+            round_number=number,
+        )
+        total += made.decode(ideal_aggregate(made.layout, [made.encode(update, COINS)]))
+    assert abs(float(total @ update) / rounds / float(update @ update) - 1) < 0.02
+
+
+@pytest.mark.parametrize("cohort", [5, 20, 100])
+@pytest.mark.parametrize(("share", "bits"), [(1.0, 1), (0.12, 1), (0.12, 2), (0.08, 4)])
+def test_the_noise_is_as_calculated(cohort: int, share: float, bits: int) -> None:
+    size = 16384
+    updates = normal(size, cohort, bits)
+    made = sketch(
+        round(share * size),
+        bits=bits,
+        modulus_bits=sketch_ring(bits, cohort),
+        unit=math.sqrt(size),
+        size=size,
+        block_size=1024,
+    )
+    decoded = made.decode(ideal_aggregate(made.layout, [made.encode(update, COINS) for update in updates]))
+    error = decoded / cohort - updates.mean(axis=0)
+    measured = float(np.square(error, dtype=np.float64).sum()) / size
+    assert abs(measured / sketch_noise(share, bits, cohort) - 1) < 0.1
+
+
+@pytest.mark.parametrize("bits", range(1, MOST_BITS + 1))
+def test_a_ring_is_as_narrow_as_the_cohort_permits(bits: int) -> None:
+    for cohort in (2, 20, 31, 32, 500):
+        width = sketch_ring(bits, cohort)
+        made, (update,) = sketch(bits=bits, modulus_bits=width, size=64, block_size=64), normal(64)
+        assert made.capacity >= cohort
+        assert width == bits or sketch(bits=bits, modulus_bits=width - 1).capacity < cohort
+        payload = made.encode(update, COINS)
+        full = made.decode(ideal_aggregate(made.layout, [payload], [made.capacity]))
+        alone = made.decode(ideal_aggregate(made.layout, [payload]))
+        assert np.allclose(full, alone * made.capacity, rtol=1e-4, atol=1e-4 * made.capacity)
+        with pytest.raises(CapacityExceeded):
+            made.decode(ideal_aggregate(made.layout, [payload], [made.capacity + 1]))
+
+
+def test_the_size_follows_from_the_cohort() -> None:
+    kept = kept_for(19_338, 20)
+    assert kept == 2394
+    assert 19_338 * 32 / (kept * sketch_ring(1, 20)) > 50
+    assert sketch_noise(kept / 19_338, 1, 20) == pytest.approx(0.58, abs=0.01)
+
+
+@pytest.mark.parametrize("scheme", ["sketch", "peak"])
+def test_parameters_travel_and_come_back(scheme: str) -> None:
+    shape = (19,)
+    stream = PublicStream(seed=SEED, round_number=7, tensor_name="all", shape=shape)
+    rotation = JoinedRotation(stream=stream, sizes=(4, 15), scales=(0.1, 3.0), block_size=8)
+    made: Sketch | PeakCode = PeakCode(rotation=rotation, places=3, unit=0.3)
+    if scheme == "sketch":
+        made = Sketch(rotation=rotation, kept=11, bits=3, modulus_bits=9, unit=0.3)
+    update = ModelUpdate(tensors=(TensorScheme(name="all", shape=shape, scheme=made),), epoch=7)
+    message = encode_parameters(update)
+    assert decode_parameters(message).layout == update.layout
+    assert downlink_bytes(update, Accounting.PAPER) == 4 * (2 + 1)
+    for length in range(len(message)):
+        with pytest.raises(MalformedMessage):
+            decode_parameters(message[:length])
+    with pytest.raises(InvalidParameters, match="its rotation is that of epoch 7"):
+        ModelUpdate(tensors=update.tensors, epoch=8)
+
+
+def test_updates_of_zeros_have_no_direction() -> None:
+    made = sketch(16, size=16, block_size=8, modulus_bits=12)
+    coins = [InsecureSeededCoins(number.to_bytes(2, "big")) for number in range(2000)]
+    decoded = made.decode(ideal_aggregate(made.layout, [made.encode(np.zeros(16, np.float32), one) for one in coins]))
+    assert float(np.linalg.norm(decoded)) / 2000 < 0.1 * made.largest_norm
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused_wherever_it_stands(bad: float) -> None:
+    """Also where it touches no coordinate that is sent."""
+    made = sketch(1, size=130, block_size=2)
+    for position in range(0, 130, 13):
+        update = np.ones(130, np.float32)
+        update[position] = bad
+        with pytest.raises(CapacityExceeded) as caught:
+            made.encode(update, COINS)
+        assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"kept": 0}, "kept is an integer"),
+        ({"kept": 25}, "kept is an integer"),
+        ({"bits": 0}, "bits is an integer"),
+        ({"bits": 9, "modulus_bits": 12}, "bits is an integer"),
+        ({"bits": 4, "modulus_bits": 3}, "modulus_bits is an integer"),
+        ({"unit": -1.0}, "unit is a float"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidParameters, match=match):
+        sketch(**changes)

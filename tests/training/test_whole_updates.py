@@ -1,0 +1,379 @@
+"""Codecs of the whole update: rounds through real protocols, resumed runs, lengths, and schemes from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.compression.peak import PeakCode
+from secagg.compression.sketch import Sketch
+from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
+from secagg.errors import InvalidParameters
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.training.codec.whole_updates import NORMS, UPDATE, WholeUpdates
+from secagg.training.records.metrics import read_records
+from secagg.training.runs.driver import MODEL_NAME, train
+from secagg.training.runs.rounds import Pieces, Run, falling_rate
+from secagg.training.settings.configuration import Configuration, changed, from_tree, to_tree
+from secagg.training.settings.presets import preset
+from secagg.training.settings.sections import CompressionSettings, Lengths, Scheme
+
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
+SHAPES = {"embedding": (40, 10), "weight": (10, 5), "bias": (5,)}
+SIDES = {"embedding": 1e-4, "weight": 0.02, "bias": 0.5}
+OUTSIDE = '''"""A scheme that its author keeps in a file: random signs of random values, in a ring."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from secagg.contract import Layout, Payload, RingSegment, public_parameters_digest
+from secagg.crypto.ring import Ring, capacity_between, require_capacity
+from secagg.errors import CapacityExceeded, Misuse, Reason
+
+
+@dataclass(frozen=True)
+class Ternary:
+    """Each value becomes -1, 0 or 1 times a quarter at random, so that its mean is the value itself."""
+
+    values: int
+    cohort: int
+    seed: bytes
+    epoch: int
+
+    @property
+    def layout(self):
+        encoded = self.values.to_bytes(8, "big") + self.cohort.to_bytes(8, "big") + self.seed
+        version = public_parameters_digest("example.org/ternary", encoded + self.epoch.to_bytes(8, "big"))
+        return Layout((RingSegment(1 + self.cohort.bit_length(), self.values),), version)
+
+    @property
+    def capacity(self):
+        return capacity_between(-1, 1, 1 + self.cohort.bit_length())
+
+    def encode(self, update, coins):
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.values,):
+            raise Misuse("an update is a vector of floats")
+        if not np.isfinite(update).all():
+            raise CapacityExceeded("a value is not finite", reason=Reason.INPUT_OUT_OF_RANGE)
+        share = np.minimum(np.abs(update.astype(np.float64)) * 4, 1)
+        drawn = np.frombuffer(coins.draw(4 * self.values), dtype="<u4")
+        codes = np.where(drawn < np.floor(share * 2.0**32), np.sign(update), 0).astype(np.int8)
+        return Payload(self.layout, (self.layout.segments[0].ring.from_integers(codes),))
+
+    def decode(self, aggregate):
+        if aggregate.layout != self.layout:
+            raise Misuse("another layout")
+        require_capacity(aggregate.total_weight, self.capacity)
+        return Ring(self.layout.segments[0].modulus_bits).lift(aggregate.values[0]) / 4.0
+'''
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> str:
+    """Return the name of a scheme of a file that is in no package."""
+    (tmp_path / "my_scheme.py").write_text(OUTSIDE, encoding="utf-8")
+    return f"{tmp_path / 'my_scheme.py'}:Ternary"
+
+
+def settings(scheme: Scheme = Scheme.PEAK, **changes: Any) -> CompressionSettings:
+    given: dict[str, Any] = {"scheme": scheme, "bits": 1, "refresh": 3}
+    return CompressionSettings(**(given | changes))
+
+
+def made(chosen: CompressionSettings, cohort: int = 20) -> WholeUpdates:
+    return WholeUpdates(settings=chosen, shapes=SHAPES, seed=bytes(32), maximum_total_weight=cohort, cohort=cohort)
+
+
+def updates(count: int, number: int = 0, size: float = 1.0, sides: Mapping[str, float] = SIDES) -> list[dict[str, Any]]:
+    drawn = np.random.default_rng(number)
+    return [
+        {name: (size * sides[name] * drawn.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+        for _ in range(count)
+    ]
+
+
+def play(codecs: WholeUpdates, number: int, some: list[dict[str, Any]]) -> Mapping[str, Any]:
+    codec = codecs.begin(number, lambda: pytest.fail("nobody is asked for an update in the clear"))
+    assert codec.is_compressed
+    payloads = [codecs.encode(update, InsecureSeededCoins(bytes([at]))) for at, update in enumerate(some)]
+    return codecs.decode(ideal_aggregate(codec.update.layout, payloads))
+
+
+def no_sample() -> Any:
+    return pytest.fail("nobody is asked for an update in the clear")
+
+
+# --- Lengths and scales -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [Scheme.PEAK, Scheme.SKETCH])
+@pytest.mark.parametrize("lengths", Lengths)
+def test_a_mean_is_unbiased_from_the_first_round_on(scheme: Scheme, lengths: Lengths) -> None:
+    """Rounds over the same updates: what is decoded of all of them is along their mean, and as long."""
+    codecs = made(settings(scheme, lengths=lengths))
+    some, rounds = updates(20, sides={"embedding": 0.01, "weight": 0.02, "bias": 0.03}), 60
+    true = {name: np.mean([update[name] for update in some], axis=0, dtype=np.float64) for name in SHAPES}
+    along = 0.0
+    for number in range(rounds):
+        decoded = play(codecs, number, some)
+        along += sum(float((decoded[name] * mean).sum()) for name, mean in true.items()) / rounds
+    assert abs(along / sum(float(np.square(mean).sum()) for mean in true.values()) - 1) < 0.1
+
+
+def test_square_root_scales_follow_from_what_clients_told_in_the_rounds_before() -> None:
+    codecs, some = made(settings()), updates(20)
+    first = codecs.begin(0, no_sample).update.tensors[0].scheme
+    play(codecs, 0, some)
+    second = codecs.begin(1, no_sample).update.tensors[0].scheme
+    assert isinstance(first, PeakCode)
+    assert isinstance(second, PeakCode)
+    assert first.rotation.scales == (1.0, 1.0, 1.0)
+    # The floor of one thousandth of the mean is above the embedding's size.
+    expected = [math.sqrt(max(side, 1e-3 * sum(SIDES.values()) / 3)) for side in SIDES.values()]
+    assert second.rotation.scales == pytest.approx(expected, rel=0.2)
+
+
+def test_clients_tell_of_each_tensor_only_where_scales_are_refreshed() -> None:
+    codecs, some = made(settings(refresh=3)), updates(20)
+    told = list[int]()
+    for number in range(7):
+        play(codecs, number, some)
+        told.append(codecs.codec.tensors[1].shape[0])
+    assert told == [4, 1, 1, 4, 1, 1, 4]
+
+
+def test_a_first_round_that_failed_leaves_the_next_one_to_tell() -> None:
+    codecs, some = made(settings(refresh=100)), updates(20)
+    codecs.begin(0, no_sample)
+    for number in (1, 2, 3):
+        found = play(codecs, number, some)
+        assert np.isfinite(found["bias"]).all()
+    assert codecs.codec.tensors[1].shape == (1, 1)
+    scheme = codecs.codec.tensors[0].scheme
+    assert isinstance(scheme, PeakCode)
+    joined = [np.concatenate([update[name].reshape(-1) for name in SHAPES]) for update in some]
+    expected = float(np.mean([scheme.rotation.norm(vector) for vector in joined]))
+    assert float(codecs.state()["common"][0]) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(("lengths", "growth"), [(Lengths.OWN, 4 / 20), (Lengths.COMMON, 0.0)])
+def test_one_client_cannot_scale_the_model(lengths: Lengths, growth: float) -> None:
+    """The last client's update is 10^6 times as long as the others'; with indices, only its levels tell."""
+    codecs, some = made(settings(lengths=lengths, refresh=10)), updates(20)
+    play(codecs, 0, some)
+    play(codecs, 1, some)
+    honest = made(settings(lengths=lengths, refresh=10))
+    honest.restore(codecs.state())
+    long = {name: value * np.float32(1e6) for name, value in some[-1].items()}
+    plain, attacked = play(honest, 2, some), play(codecs, 2, [*some[:-1], long])
+    ratio = float(np.linalg.norm(attacked["bias"]) / np.linalg.norm(plain["bias"]))
+    assert ratio <= 1 + growth + 0.02
+
+
+def test_the_length_of_the_round_before_is_in_the_version() -> None:
+    one, other = (made(settings(lengths=Lengths.COMMON)) for _ in range(2))
+    play(one, 0, updates(20))
+    play(other, 0, updates(20, size=1.5))
+    versions = [codecs.begin(1, no_sample).update.layout.version for codecs in (one, other)]
+    assert versions[0] != versions[1]
+
+
+def test_indices_tell_lengths_under_the_peak_code_and_rings_everything_of_a_sketch() -> None:
+    for scheme, kind, form in ((Scheme.PEAK, PeakCode, IndexSegment), (Scheme.SKETCH, Sketch, RingSegment)):
+        update = made(settings(scheme)).planned()
+        assert [tensor.name for tensor in update.tensors] == [UPDATE, NORMS]
+        assert isinstance(update.tensors[0].scheme, kind)
+        assert all(isinstance(segment, form) for segment in update.layout.segments)
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("compression.scheme=peak", "secagg.protocol=enclave"),
+        ("compression.scheme=peak", "secagg.protocol=enclave", "secagg.histograms=true"),
+        ("compression.scheme=peak", "secagg.protocol=two-server"),
+        ("compression.scheme=peak", "secagg.protocol=two-server", "secagg.unchecked=true"),
+        (
+            *("compression.scheme=peak", "secagg.protocol=enclave", "asynchronous.buffer=4"),
+            *("asynchronous.concurrency=6", "asynchronous.exponent=0"),
+        ),
+        ("compression.scheme=sketch", "compression.bits=1", "secagg.protocol=pairwise"),
+        ("compression.scheme=sketch", "compression.bits=3", "secagg.protocol=enclave"),
+        ("compression.scheme=sketch", "compression.bits=2", "secagg.protocol=two-server"),
+    ],
+)
+def test_real_protocols_give_the_sum(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...]
+) -> None:
+    """Every sum of a real protocol is compared with the one in the clear."""
+    run = toy_run("rounds=2", "secagg.mode=real", *changes)
+    found = train(run, tmp_path / "run", pieces=toy_pieces(run))
+    assert found["rounds with a real protocol"] == 2
+    assert [record.is_compressed for record in read_records(tmp_path / "run")] == [True, True]
+
+
+def models(folder: Path) -> dict[str, Any]:
+    with np.load(folder / MODEL_NAME) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+@pytest.mark.parametrize("scheme", ["peak", "sketch", "outside"])
+@pytest.mark.parametrize("lengths", ["own", "common"])
+def test_a_resumed_run_is_the_straight_one(  # noqa: PLR0913, PLR0917 -- fixtures
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, outside: str, scheme: str, lengths: str
+) -> None:
+    named = outside if scheme == "outside" else scheme
+    run = toy_run(
+        "rounds=6",
+        f"compression.scheme={named}",
+        "compression.refresh=4",
+        f"compression.lengths={lengths}",
+        "server.falling=0.5",
+        "server.averaged=3",
+        "secagg.protocol=enclave",
+    )
+    train(run, tmp_path / "straight", pieces=toy_pieces(run))
+    train(changed(run, ["rounds=6"]), tmp_path / "resumed", pieces=toy_pieces(run), observers=[])
+    stopped = Run(run, toy_pieces(run))
+    for _ in range(3):
+        stopped.advance()
+    going_on = Run(run, toy_pieces(run))
+    going_on.restore(stopped.checkpoint())
+    while going_on.next_round < run.rounds:
+        going_on.advance()
+    straight = models(tmp_path / "straight")
+    assert all(np.array_equal(going_on.shown[name], value) for name, value in straight.items())
+
+
+def test_a_falling_rate_falls_over_the_last_share() -> None:
+    assert [falling_rate(0.5, number, 10) for number in (1, 5, 6, 9, 10)] == pytest.approx([1, 1, 0.8, 0.2, 0.05])
+    assert falling_rate(0.0, 10, 10) == 1.0
+
+
+def test_an_average_is_what_is_tested_and_kept(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    plain, averaged = toy_run("rounds=6"), toy_run("rounds=6", "server.averaged=3")
+    for name, run in (("plain", plain), ("averaged", averaged)):
+        train(run, tmp_path / name, pieces=toy_pieces(run))
+    apart = Run(averaged, toy_pieces(averaged))
+    kept: dict[str, Any] | None = None
+    for number in range(6):
+        apart.advance()
+        share = np.float32(min(1 - 1 / 3, (number + 1) / (number + 10)))
+        kept = {
+            name: share * (value if kept is None else kept[name]) + (1 - share) * value
+            for name, value in apart.parameters.items()
+        }
+    assert kept is not None
+    for name, value in models(tmp_path / "averaged").items():
+        assert np.allclose(value, kept[name], atol=1e-6)
+        # Training itself does not see the average.
+        assert np.array_equal(models(tmp_path / "plain")[name], apart.parameters[name])
+
+
+def test_presets_send_what_their_names_promise() -> None:
+    shapes = {"conv1.weight": (8, 1, 3, 3), "rest": (19_338 - 72,)}
+    for name, factor in (("fashion-peak", 490), ("fashion-peak-falling", 850), ("fashion-sketch", 50)):
+        run = preset(name)
+        codecs = WholeUpdates(
+            settings=run.compression, shapes=shapes, seed=bytes(32), maximum_total_weight=20, cohort=run.cohort
+        )
+        assert 19_338 * 4 / codecs.planned().tensors[0].scheme.layout.payload_bytes > factor
+
+
+# --- From outside -----------------------------------------------------------------------------------------------------
+
+
+def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path, outside: str) -> None:
+    """As a new user would: three commands, and no line of this library changed."""
+    command = [sys.executable, "-m", "secagg.cli"]
+    begun = [*command, "train", "--preset", "fashion-none", "--out", str(tmp_path / "run")]
+    for change in (
+        "rounds=4",
+        "clients_per_round=5",
+        f"compression.scheme={outside}",
+        "secagg.mode=real",
+        "secagg.every=4",
+        "checkpoint_every=2",
+        "evaluation.every=2",
+    ):
+        begun += ["--set", change]
+    subprocess.run(begun, check=True, capture_output=True, timeout=300)  # noqa: S603 -- our own command
+    longer = ["rounds=6" if part == "rounds=4" else part for part in begun]
+    subprocess.run([*longer, "--resume"], check=True, capture_output=True, timeout=300)  # noqa: S603 -- likewise
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["rounds"] == 6
+    assert summary["factor"] == pytest.approx(32 / 4, rel=0.01)
+    assert (tmp_path / "run" / "configuration.toml").read_text(encoding="utf-8").count("my_scheme.py:Ternary") == 1
+    pytest.importorskip("matplotlib")
+    shown = subprocess.run(  # noqa: S603 -- likewise
+        [*command, "plot", str(tmp_path / "run"), "--out", str(tmp_path / "figures")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert (tmp_path / "figures" / "accuracy-uplink.png").stat().st_size > 0
+
+
+def test_a_scheme_from_outside_survives_a_file_of_settings(outside: str) -> None:
+    run = changed(preset("fashion-none"), [f"compression.scheme={outside}"])
+    assert run.compression.scheme is Scheme.OUTSIDE
+    assert from_tree(to_tree(run)) == run
+    assert changed(run, ["compression.scheme=pruning", "compression.outside="]).compression.scheme is Scheme.PRUNING
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("no_such_module:Scheme", "cannot be imported"),
+        ("no/such/file.py:Scheme", "cannot be imported"),
+        ("json:Scheme", "cannot be imported"),
+        ("json:__name__", "names no class or function"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_by_name(named: str, message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        made(settings(Scheme.OUTSIDE, outside=named))
+
+
+# --- Refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("compression.scheme=peak",), "'peak' sends indices"),
+        (("compression.scheme=sketch", "compression.bits=9"), "codes of 1 to 8 bits"),
+        (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch' 100 times as large"),
+        (("compression.scheme=outside",), "set the former alone"),
+        (("compression.outside=a:b",), "set the former alone"),
+        (
+            ("compression.scheme=sq", "compression.wrap=true", "asynchronous.buffer=20"),
+            "wrap = false and compression.modulus_bits = 15",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        changed(preset("fashion-none"), changes)
+
+
+def test_a_ring_is_sized_by_the_weights_that_occur() -> None:
+    """Without weights of age, twenty clients need the bits of twenty."""
+    run = preset("fashion-none")
+    assert changed(run, ["asynchronous.buffer=20"]).maximum_total_weight == 320
+    assert changed(run, ["asynchronous.buffer=20", "asynchronous.exponent=0"]).maximum_total_weight == 20

@@ -1,0 +1,280 @@
+"""Codecs for the whole update as one vector: the peak code, the linear sketch, and schemes from outside.
+
+Every round has a rotation of its own, so each has a codec of its own, and the first round is compressed as well. Peak
+code and sketch say where an update points; how long it is each client tells beside it, and every ``refresh`` rounds how
+long each tensor is, from which the tensors' scales follow. Lengths are told relative to those of the rounds before:
+under the peak code as indices of public levels, one block for each, so that a protocol that checks blocks checks them
+too, and under the sketch in fixed point.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.cohort_bits import kept_for, places_for
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
+from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme
+from secagg.compression.model_update.tensors import Shape
+from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, norm_levels
+from secagg.compression.public_stream import PublicStream
+from secagg.compression.sketch import Sketch, sketch_ring
+from secagg.contract import Aggregate, LinearDecoder, Payload
+from secagg.crypto.entropy import Coins
+from secagg.errors import InvalidParameters
+from secagg.training.settings.parts import Update
+from secagg.training.settings.sections import CompressionSettings, Lengths, Scheme
+
+from .calibration import encode_scales
+from .operators import RoundCodec
+from .tensor_recipes import PLAIN_BITS
+
+UPDATE: Final = "secagg/update"
+"""The name of the vector that all tensors are joined in."""
+NORMS: Final = "secagg/norms"
+"""The name of what clients tell of their lengths."""
+_FRACTION_BITS: Final = 20
+_LEAST_NORM: Final = 2.0**-40
+"""What is taken for a length of zero, which nothing can be relative to."""
+_BLOCK_SIZE: Final = 1024
+_SCALE_BYTES: Final = 4
+
+Vector = npt.NDArray[np.float32]
+Factory = Callable[..., LinearDecoder[Any]]
+"""Makes a scheme of ``values`` (how many), ``cohort`` (the largest total weight of a sum), ``seed`` (32 public bytes)
+and ``epoch`` (the number of the round)."""
+
+
+@dataclass(slots=True)
+class WholeUpdates:
+    """The codecs of a run, one for each round; it takes the place of ``Operators``."""
+
+    settings: CompressionSettings
+    shapes: Mapping[str, Shape]
+    seed: bytes
+    """32 public bytes of the run."""
+    maximum_total_weight: int
+    cohort: int
+    """How many clients a sum is expected to hold, from which the rate follows."""
+    current: ModelUpdate | None = field(default=None, init=False)
+    _tensor_norms: tuple[float, ...] | None = field(default=None, init=False)
+    """Of each tensor, as long as the clients said last time that they were asked."""
+    _common: float | None = field(default=None, init=False)
+    """The mean length of the scaled updates of the round before."""
+    _round: int = field(default=0, init=False)
+    _outside: Factory | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.settings.scheme is Scheme.OUTSIDE:
+            self._outside = outside_factory(self.settings.outside)
+        self._made(0)
+
+    @property
+    def values(self) -> int:
+        """How many values the model has."""
+        return sum(self._sizes)
+
+    def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:  # noqa: ARG002 -- as of Operators
+        """Return the codec of a round; nothing is calibrated on anybody's update."""
+        self._round = round_number
+        self.current = self._made(round_number)
+        told = [] if self._common is None else [self._common]
+        if round_number % self.settings.refresh == min(1, self.settings.refresh - 1):
+            told += self._tensor_norms or ()
+        return RoundCodec(
+            update=self.current,
+            is_fresh=True,
+            is_compressed=True,
+            broadcast_bytes=len(encode_scales(round_number, told)),
+            paper_broadcast_bytes=_SCALE_BYTES * len(told),
+        )
+
+    def planned(self) -> ModelUpdate:
+        """Return a codec that is laid out as the longest of the run will be, for judging a run before it begins."""
+        return self._made(0)
+
+    @property
+    def codec(self) -> ModelUpdate:
+        """The codec in force."""
+        if self.current is None:
+            raise InvalidParameters("no round has begun; call begin() first")
+        return self.current
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        """Encode one client's update, with its lengths."""
+        vector = self._joined(update)
+        if self._outside is not None:
+            return self.codec.encode({UPDATE: vector}, coins)
+        rotation = self._rotation(self._round)
+        told = [rotation.norm(vector)]
+        if self._is_refreshed(self._round):
+            told += rotation.norms(vector)
+        relative = np.array(told, dtype=np.float32) / self._references(self._round)
+        return self.codec.encode({UPDATE: vector, NORMS: relative.astype(np.float32)[:, np.newaxis]}, coins)
+
+    def decode(self, aggregate: Aggregate) -> dict[str, Vector]:
+        """Return the mean update, and keep what it tells for the next codec."""
+        mean = self.codec.mean(aggregate)
+        vector = mean[UPDATE].astype(np.float32)
+        if self._outside is None:
+            references = self._references(self._round)
+            norms = np.maximum(mean[NORMS][:, 0].astype(np.float64) * references, _LEAST_NORM).tolist()
+            # The common length of the round before is in the codec, where there is one.
+            if not self._is_common:
+                vector *= np.float32(norms[0])
+            self._common, told = float(norms[0]), tuple(norms[1:])
+            if told:
+                self._tensor_norms = told
+                # From the next round on, lengths are those under the new scales.
+                before, after = self._rotation(self._round).scales, square_root_scales(self._sizes, told)
+                self._common *= _scaled(told, after) / _scaled(told, before)
+        return self._parted(vector)
+
+    # --- Storing --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything that a resumed run needs, as arrays; codecs are made anew from it."""
+        stored = dict[str, npt.NDArray[Any]]()
+        if self._common is not None:
+            stored["common"] = np.array([self._common])
+        if self._tensor_norms is not None:
+            stored["norms"] = np.array(self._tensor_norms)
+        return stored
+
+    def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what ``state`` returned."""
+        self._common = float(stored["common"][0]) if "common" in stored else None
+        self._tensor_norms = tuple(stored["norms"].tolist()) if "norms" in stored else None
+
+    # --- Private --------------------------------------------------------------------------------------------------
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def _is_common(self) -> bool:
+        return self.settings.lengths is Lengths.COMMON and self._common is not None
+
+    def _is_refreshed(self, round_number: int) -> bool:
+        """Whether clients tell in a round how long each tensor is."""
+        return round_number % self.settings.refresh == 0 or self._tensor_norms is None
+
+    def _references(self, round_number: int) -> npt.NDArray[np.float64]:
+        """Return what lengths are told relative to: those that are known, and ones in the first round."""
+        if not self._is_informed:
+            return np.ones(1)
+        known = (self._common or 0.0, *((self._tensor_norms or ()) if self._is_refreshed(round_number) else ()))
+        return np.array([max(length, _LEAST_NORM) for length in known])
+
+    @property
+    def _is_informed(self) -> bool:
+        """Whether a round was decoded; all lengths are known from then on."""
+        return self._common is not None and self._tensor_norms is not None
+
+    def _stream(self, round_number: int) -> PublicStream:
+        return PublicStream(seed=self.seed, round_number=round_number, tensor_name=UPDATE, shape=(self.values,))
+
+    def _rotation(self, round_number: int) -> JoinedRotation:
+        current = self.current
+        if current is not None and current.epoch == round_number:
+            scheme = current.tensors[0].scheme
+            return cast("PeakCode | Sketch", scheme).rotation
+        known = self._tensor_norms
+        scales = () if known is None else square_root_scales(self._sizes, known)
+        size = min(_BLOCK_SIZE, 1 << max(1, (self.values - 1).bit_length()))
+        return JoinedRotation(stream=self._stream(round_number), sizes=self._sizes, scales=scales, block_size=size)
+
+    def _made(self, round_number: int) -> ModelUpdate:
+        shape = (self.values,)
+        if self._outside is not None:
+            scheme = self._outside(
+                values=self.values, cohort=self.maximum_total_weight, seed=self.seed, epoch=round_number
+            )
+            return ModelUpdate(tensors=(TensorScheme(name=UPDATE, shape=shape, scheme=scheme),), epoch=round_number)
+        count = 1 + len(self.shapes) * self._is_refreshed(round_number)
+        return ModelUpdate(
+            tensors=(
+                TensorScheme(name=UPDATE, shape=shape, scheme=self._direction(self._rotation(round_number))),
+                TensorScheme(name=NORMS, shape=(count, 1), scheme=self._norms(count)),
+            ),
+            epoch=round_number,
+            source=CalibrationSource.NONE if self._common is None else CalibrationSource.PREVIOUS_AGGREGATE,
+        )
+
+    def _direction(self, rotation: JoinedRotation) -> LinearDecoder[Any]:
+        settings, unit = self.settings, self._common if self._is_common and self._common is not None else 1.0
+        if settings.scheme is Scheme.PEAK:
+            places = settings.places or min(places_for(self.cohort, settings.cohort_bits), MOST_SUMMED_PLACES)
+            return PeakCode(rotation=rotation, places=places, unit=unit)
+        bits = settings.bits
+        kept = settings.kept or kept_for(self.values, self.cohort, settings.cohort_bits, bits)
+        ring = sketch_ring(bits, self.maximum_total_weight)
+        return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring, unit=unit)
+
+    def _norms(self, count: int) -> LinearDecoder[Any]:
+        if self.settings.scheme is Scheme.PEAK:
+            return norm_levels(count, references=self._is_informed)
+        steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
+        return FixedPoint(
+            length=count,
+            clip=math.ldexp(steps, -_FRACTION_BITS),
+            fraction_bits=_FRACTION_BITS,
+            modulus_bits=PLAIN_BITS,
+        )
+
+    def _joined(self, update: Update) -> Vector:
+        parts = [np.asarray(update[name], dtype=np.float32).reshape(-1) for name in self.shapes]
+        return np.concatenate(parts)
+
+    def _parted(self, vector: Vector) -> dict[str, Vector]:
+        edges = np.cumsum(self._sizes)[:-1].tolist()
+        parts = zip(self.shapes.items(), np.split(vector, edges), strict=True)
+        return {name: part.reshape(shape) for (name, shape), part in parts}
+
+
+def _module_in(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"secagg_scheme_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(str(file))
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by its name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _scaled(norms: tuple[float, ...], scales: tuple[float, ...]) -> float:
+    """Return the length of tensors of these lengths, each divided by its scale."""
+    return math.hypot(*(norm / scale for norm, scale in zip(norms, scales, strict=True)))
+
+
+def outside_factory(named: str) -> Factory:
+    """Return what ``module:Name`` or ``path/to/file.py:Name`` names.
+
+    Raises:
+        InvalidParameters: it cannot be imported, or there is no such name in it.
+    """
+    place, _, name = named.rpartition(":")
+    try:
+        module = _module_in(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        factory: Any = getattr(module, name)
+    except (ImportError, OSError, AttributeError, ValueError) as error:
+        raise InvalidParameters(
+            f"compression.scheme = {named!r} cannot be imported ({error}); name a module on the path, or a file, as "
+            "module:Name or path/to/file.py:Name"
+        ) from None
+    if not callable(factory):
+        raise InvalidParameters(f"compression.scheme = {named!r} names no class or function that makes a scheme")
+    return cast("Factory", factory)
