@@ -78,7 +78,7 @@ def test_what_can_be_used_today_is_named_for_each_protocol() -> None:
     said = advice_on(codewords=32)
     assert "random pruning, 0.1 kept" in starting(said, "Of what can be used today with pairwise masks")
     assert "product quantization, 32 x 4" in starting(said, "Of what can be used today with the enclave")
-    assert "shared indices" in starting(said, "Without an enclave")
+    assert "product quantization, 32 x 4" in starting(said, "Of what can be used today with two servers")
 
 
 def test_no_scheme_is_promised_that_is_not_there() -> None:
@@ -86,11 +86,6 @@ def test_no_scheme_is_promised_that_is_not_there() -> None:
     assert "No scheme of this library gives the histogram with pairwise masks." in said
     # Where it is the session that is impossible, it is not said to be the schemes.
     assert not [sentence for sentence in advice_on(clients=2) if "No scheme" in sentence]
-
-
-def test_shared_indices_are_not_praised_where_something_else_is_shorter() -> None:
-    said = advice_on(codewords=4096, block_size=1, sparsity=PlanRequest(shapes={"m": (99, 9)}).sparsity)
-    assert not [sentence for sentence in said if sentence.startswith("Without an enclave")]
 
 
 def test_a_protocol_that_becomes_available_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,5 +320,5 @@ def _require_ranges(run: Configuration) -> None:
     if run.secagg.protocol is SumProtocol.PAIRWISE and scheme is Scheme.PRODUCT:
         raise InvalidParameters(
             "pairwise masks add ring elements, and product quantization sends indices: take secagg.protocol = "
-            "'enclave' or 'two-server'"
+            "'enclave' or 'two-servers'"
         )
