@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from secagg.errors import InvalidParameters, SecAggError
+from secagg.errors import SecAggError
 
 from .round import add_options as add_round_options
 from .training_options import add_training_options
