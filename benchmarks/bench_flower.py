@@ -48,8 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "enclave": {"protocol": "enclave", "weighting": "uniform"},
     "enclave, 8 bits": {"protocol": "enclave", "weighting": "uniform", "compression": "scalar-8"},
     "enclave, codewords": {"protocol": "enclave", "weighting": "uniform", "compression": "pq"},
-    "two servers": {"protocol": "two-server", "weighting": "uniform"},
-    "two servers, codewords": {"protocol": "two-server", "weighting": "uniform", "compression": "pq"},
+    "two servers": {"protocol": "two-servers", "weighting": "uniform"},
+    "two servers, codewords": {"protocol": "two-servers", "weighting": "uniform", "compression": "pq"},
 }
 """This library's contenders. Enclaves are simulated, which costs what a real one costs, but for its memory; so is the
 second of two servers, and a round then has the work and the memory of both in one process."""

@@ -26,8 +26,8 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.journal import NoJournal
 from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.less_protected import UNCHECKED_POINT_FUNCTIONS, NoJournal
 from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
 from secagg.protocols.two_servers.one_hot.messages import OneHotProof
 from secagg.protocols.two_servers.one_hot.proof import prove
@@ -54,7 +54,7 @@ _PAYLOAD: Final = Payload(_LAYOUT, ((np.arange(BLOCKS) * 7919 % CODEWORDS).astyp
 
 def measure() -> Iterator[Figure]:
     """Measure rounds with and without the check of clients, on one thread and on two."""
-    for mode in (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS):
+    for mode in (SharingMode.CHECKED_POINT_FUNCTIONS, UNCHECKED_POINT_FUNCTIONS):
         yield from _mode(_Bench(mode))
 
 

@@ -333,6 +333,8 @@ def copied(server: IndexingServer) -> IndexingServer:
     state.pending = {upload_id: _copied_upload(upload) for upload_id, upload in state.pending.items()}
     state.rules, state._release, state.opener, state.totals = rules, release, opener, totals  # noqa: SLF001
     state.rejected = dict(state.rejected)
+    if not state._nonce_key.is_wiped:  # noqa: SLF001
+        state._nonce_key = Secret("nonce key", bytes(state._nonce_key.expose()))  # noqa: SLF001
     journal = state._journal  # noqa: SLF001
     state._journal = type(journal)(list(journal.written))  # noqa: SLF001
     made._state, made._rules, made._pending, made._release = state, rules, state.pending, release  # noqa: SLF001
@@ -355,7 +357,7 @@ def memory_of(server: IndexingServer) -> tuple[Any, ...]:
         tuple(sorted((upload_id, _remembered(upload)) for upload_id, upload in state.pending.items())),
         tuple(sorted(client.value for client in state.rejected)),
         state.concluded,
-        (release.signed_list, release.peer_list, release.peer_commitment, release._share),  # noqa: SLF001
+        (release.signed_list, release.peer_list, release.peer_commitment, release.share),
         state.opener._pair.is_wiped,  # noqa: SLF001
         _written(state._journal.written),  # noqa: SLF001
     )

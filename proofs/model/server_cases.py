@@ -269,7 +269,8 @@ def _enough_in_all(self: RoundRules) -> tuple[Entry, ...]:
 
 def _open_early(self: Any, peer_commitment: bytes) -> bytes:  # noqa: ANN401 -- a server
     if self._rules.state is RoundState.SIGNED:
-        self._rules.agree()
+        state = self._state
+        state._agree(b"", self._release.encode_share(state._nonce_key, state.totals, self._rules.counted))  # noqa: SLF001
     return _OPEN(self, peer_commitment)
 
 
@@ -305,8 +306,8 @@ def _decided_by(self: Any, upload_id: bytes, heard: bytes, decide: Callable[...,
 
 
 _TURN: Any = IndexingServer._require_turn  # noqa: SLF001
-_SAID: Any = IndexingServer._said  # noqa: SLF001
-_DECIDED: Any = IndexingServer._decided  # noqa: SLF001
+_SAID: Any = IndexingServer._say  # noqa: SLF001
+_DECIDED: Any = IndexingServer._decide  # noqa: SLF001
 
 
 class _Losing(MemoryJournal):
@@ -407,8 +408,8 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
     ("an upload added twice", network, ((ServerState, "_take", _take_again),)),
     ("authority of the client not checked", names, ((Authority, "verify", _nothing),)),
     ("signature of the client not checked", names, ((Upload, "verify", _nothing),)),
-    ("check of unit vectors not heeded", network, ((IndexingServer, "_decided", _take_anyway),)),
-    ("asked twice", corrupted_1, ((IndexingServer, "_said", _ask_again),)),
+    ("check of unit vectors not heeded", network, ((IndexingServer, "_decide", _take_anyway),)),
+    ("asked twice", corrupted_1, ((IndexingServer, "_say", _ask_again),)),
     ("the journal loses what was asked", corrupted_1, (), LosesAsked),
     ("the journal loses the list", corrupted_0, (), LosesSigned),
     ("the journal loses the commitment", corrupted_0, (), LosesOpened),

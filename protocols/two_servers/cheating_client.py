@@ -81,9 +81,10 @@ def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tu
         case TreeShare() as zero, TreeShare() as one:
             # The leaf on the path is corrected at one of the servers, whichever codeword was meant.
             _raise(zero.shape.group, zero.correction.leaf[0, 0, :1])
+            changed = zero.correction.freeze()
             return (
-                TreeShare(0, zero.binding, zero.seed, zero.correction),
-                TreeShare(1, one.binding, one.seed, zero.correction),
+                TreeShare(0, zero.binding, zero.seed, changed),
+                TreeShare(1, one.binding, one.seed, changed),
             )
         case _:
             raise TypeError("these are no two halves of point functions")

@@ -14,10 +14,9 @@ from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import Authority, Certificate, SigningKey
 
-from .configuration import SERVERS, IndexingConfiguration, SharingMode
+from .configuration import SERVERS, IndexingConfiguration
 from .envelope import SEED_BYTES, ring_mask_key, seal_body, sealing_info
 from .floors import IndexingFloors
-from .index_sharing.index_halves import masked_indices
 from .ledger import UploadLedger
 from .point_function_halves import SharedIndices
 from .ring_halves import masked_rings
@@ -173,9 +172,6 @@ class Client(Confined):
         try:
             bodies = indices.bodies(header)
             seeds += (Secret.random("upload seed", SEED_BYTES, self._coins) for _ in keys)
-            if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
-                for shared in masked_indices(configuration, payload, seeds[0], digest):
-                    bodies[1].extend(shared)
             if configuration.ring_segments:
                 with ring_mask_key(seeds[0], configuration.suite, digest) as key:
                     for packed in masked_rings(configuration, payload, key, threads=self._threads):

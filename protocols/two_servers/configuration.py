@@ -27,10 +27,11 @@ from .one_hot.statement import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape, greatest_depth
 
 SERVERS: Final = 2
-NO_DEALER: Final = bytes(IDENTITY_KEY_BYTES)
 MAXIMUM_TOTAL_WEIGHT: Final = (1 << 24) - 1
 _MAXIMUM_TASK_BYTES: Final = 256
-_MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
+MAXIMUM_SEGMENTS: Final = 1 << 10
+"""A configuration is another party's: more segments cost its reader seconds before any floor is looked at."""
+_MAXIMUM_LAYOUT_BYTES: Final = 1 << 14
 _MAXIMUM_WEIGHTS: Final = 64
 _LAST_SECOND: Final = 253402300799
 """Of the year 9999, the last that a datetime has."""
@@ -45,9 +46,6 @@ class SharingMode(IntEnum):
     """Point functions, and a check that rejects whoever votes otherwise than once in every block."""
     UNCHECKED_POINT_FUNCTIONS = 2
     """Point functions alone: a client can set any histogram to anything. Private against one malicious server."""
-    SEMI_HONEST_INDEX_SHARING = 3
-    """Shares of the index itself, turned into votes with the help of a dealer: the shortest upload, private only while
-    the dealer and both servers follow the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +59,10 @@ class IndexingConfiguration:
     """The public key of the authority that certifies clients; neither server holds its private key."""
     server_keys: tuple[bytes, bytes]
     """The public keys with which the servers sign."""
-    dealer_key: bytes = NO_DEALER
-    """The public key with which the dealer signs, for index sharing; zeros in the other modes."""
     layout: Layout
     mode: SharingMode = SharingMode.CHECKED_POINT_FUNCTIONS
     depth: int | None = None
-    """The depth of all point functions; by default that which makes the shortest upload, for each segment.
-
-    A dealer's votes have no trees."""
+    """The depth of all point functions; by default that which makes the shortest upload, for each segment."""
     minimum_cohort: int
     """Nothing is released of fewer, nor of fewer of any one weight."""
     maximum_cohort: int
@@ -95,19 +89,15 @@ class IndexingConfiguration:
     def _check_keys(self) -> None:
         if type(self.server_keys) is not tuple or len(self.server_keys) != SERVERS:
             raise Misuse("server_keys are the public keys of server 0 and of server 1")
-        keys = (self.authority, *self.server_keys, self.dealer_key)
+        keys = (self.authority, *self.server_keys)
         for key in keys:
             if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
-                raise InvalidParameters(
-                    f"the keys of authority, servers and dealer have {IDENTITY_KEY_BYTES} bytes each"
-                )
+                raise InvalidParameters(f"the keys of authority and servers have {IDENTITY_KEY_BYTES} bytes each")
         if len(set(keys)) != len(keys):
             raise InvalidParameters(
-                "the authority, the two servers and the dealer have keys of their own, each held by another party; a "
-                "server that certifies clients, or two servers in one hand, protect nobody"
+                "the authority and the two servers have keys of their own, each held by another party; a server that "
+                "certifies clients, or two servers in one hand, protect nobody"
             )
-        if (self.dealer_key != NO_DEALER) != (self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING):
-            raise InvalidParameters("index sharing has a dealer, whose key is named, and the other modes have none")
 
     def _check_numbers(self) -> None:
         _require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 24) - 1)
@@ -123,8 +113,10 @@ class IndexingConfiguration:
         _require_range("maximum_cohort times the largest weight", self.maximum_total_weight, 1, MAXIMUM_TOTAL_WEIGHT)
 
     def _check_segments(self) -> None:
-        if self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING and self.depth:
-            raise InvalidParameters(f"a dealer's votes have no trees; leave the depth of {self.depth!r} out")
+        if len(self.layout.segments) > MAXIMUM_SEGMENTS:
+            raise InvalidParameters(
+                f"a layout has {len(self.layout.segments)} segments, and two servers take {MAXIMUM_SEGMENTS}"
+            )
         for number, segment in enumerate(self.layout.segments):
             if isinstance(segment, RingSegment):
                 continue
@@ -142,8 +134,8 @@ class IndexingConfiguration:
 
     @property
     def is_checked(self) -> bool:
-        """Whether point functions come with a proof: a client's, or of a dealer's whole batch."""
-        return self.mode is not SharingMode.UNCHECKED_POINT_FUNCTIONS
+        """Whether point functions come with a proof."""
+        return self.mode is SharingMode.CHECKED_POINT_FUNCTIONS
 
     @property
     def maximum_total_weight(self) -> int:
@@ -152,19 +144,20 @@ class IndexingConfiguration:
 
     @cached_property
     def group(self) -> LaneGroup:
-        """What lanes are: of a field where clients are checked, and else of the smallest ring that holds all counts."""
-        if self.is_checked:
+        """What lanes are: of a field where clients are checked, and else of the smallest ring that holds all counts.
+
+        Where nothing is counted no field has to hold the total, and lanes are those of a ring.
+        """
+        if self.is_checked and self.index_segments:
             return FieldLanes(LaneField.for_total_weight(self.maximum_total_weight).modulus)
         return RingLanes(self.maximum_total_weight.bit_length())
 
     def shape(self, segment: IndexSegment) -> PointFunctionShape:
         """Return the shape of a segment's point functions."""
-        is_dealt = self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING
-        if self.depth is None and not is_dealt:
+        if self.depth is None:
             return PointFunctionShape.cheapest(segment.codewords, self.group)
-        depth = self.depth or 0
         return PointFunctionShape(
-            codewords=segment.codewords, group=self.group, depth=depth, derives_last_lane=depth == 0
+            codewords=segment.codewords, group=self.group, depth=self.depth, derives_last_lane=self.depth == 0
         )
 
     def check_shape(self, segment: IndexSegment) -> CheckShape:
@@ -191,7 +184,7 @@ class IndexingConfiguration:
         """Return the canonical encoding."""
         writer = Writer(MessageKind.INDEXING_CONFIGURATION).variable(self.task, _MAXIMUM_TASK_BYTES)
         writer.integer(_SUITES.index(self.suite), 1).fixed(self.authority, IDENTITY_KEY_BYTES)
-        for key in (*self.server_keys, self.dealer_key):
+        for key in self.server_keys:
             writer.fixed(key, IDENTITY_KEY_BYTES)
         writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES).integer(self.mode, 1)
         writer.integer(_CHEAPEST if self.depth is None else self.depth, 1)
@@ -212,7 +205,6 @@ class IndexingConfiguration:
         task, suite = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(1)
         authority = reader.fixed(IDENTITY_KEY_BYTES)
         server_keys = (reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(IDENTITY_KEY_BYTES))
-        dealer_key = reader.fixed(IDENTITY_KEY_BYTES)
         layout, mode, depth = reader.variable(_MAXIMUM_LAYOUT_BYTES), reader.integer(1), reader.integer(1)
         numbers = [reader.integer(4) for _ in range(3)]
         weights = tuple(reader.integer(4) for _ in range(min(reader.integer(1), _MAXIMUM_WEIGHTS + 1)))
@@ -224,7 +216,6 @@ class IndexingConfiguration:
                 suite=_SUITES[suite],
                 authority=authority,
                 server_keys=server_keys,
-                dealer_key=dealer_key,
                 layout=Layout.decode(layout),
                 mode=SharingMode(mode),
                 depth=None if depth == _CHEAPEST else depth,

@@ -30,9 +30,6 @@ class IndexingFloors:
     maximum_length: int
     maximum_weight: int = 1
     modes: frozenset[SharingMode] = frozenset({SharingMode.CHECKED_POINT_FUNCTIONS})
-    """How indices may be shared. Index sharing is private only while the dealer and both servers are honest."""
-    dealer_key: bytes | None = None
-    """The dealer that this client believes in, where index sharing is among the modes."""
 
     def __post_init__(self) -> None:
         for name, members, kind in (("suites", self.suites, Suite), ("modes", self.modes, SharingMode)):
@@ -43,9 +40,9 @@ class IndexingFloors:
                 )
         if type(self.server_keys) is not tuple or len(self.server_keys) != SERVERS:
             raise Misuse("server_keys are the public keys of server 0 and of server 1")
-        for key in (self.authority, *self.server_keys, *([] if self.dealer_key is None else [self.dealer_key])):
+        for key in (self.authority, *self.server_keys):
             if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
-                raise InvalidParameters(f"authority, server_keys and dealer_key have {IDENTITY_KEY_BYTES} bytes each")
+                raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
         for name, value, least in (
             ("minimum_cohort", self.minimum_cohort, LEAST_COHORT),
             ("maximum_length", self.maximum_length, 1),
@@ -76,8 +73,6 @@ class IndexingFloors:
         yield configuration.mode not in self.modes, f"mode {configuration.mode.name.lower()} is not accepted"
         yield configuration.authority != self.authority, "clients are certified by another authority than this client's"
         yield configuration.server_keys != self.server_keys, "the servers are not the two that this client believes in"
-        if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
-            yield configuration.dealer_key != self.dealer_key, "the dealer is not the one that this client believes in"
         least = configuration.minimum_cohort
         yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
         heaviest = max(configuration.weights)

@@ -6,6 +6,7 @@ For limits that are checked before anything is read, and for planning. Nothing o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
@@ -13,16 +14,15 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
 
-from .configuration import IndexingConfiguration, SharingMode
+from .configuration import IndexingConfiguration
 from .envelope import SEED_BYTES
-from .index_sharing.dealt_correlations import DealtCorrelations, DealtHeader, body_sizes, most_clients
-from .index_sharing.index_halves import index_body_bytes
 from .one_hot.messages import OneHotCommitment, OneHotOpening
-from .point_function_halves import public_bytes
+from .point_function_halves import index_body_bytes, public_bytes
 from .point_functions.tree_hash import NONCE_BYTES
 from .ring_halves import ring_bytes
-from .server_messages import AcceptedList, OutputCommitment, RoundStamp, ServerOffer, encode_batch
-from .upload import DIGEST_BYTES, SegmentHeader, Upload, UploadHeader, segment_headers_due
+from .server_messages import BATCH, AcceptedList, OutputCommitment, RoundStamp, ServerOffer, encode_batch
+from .server_messages import NONCE_BYTES as COMMITMENT_NONCE_BYTES
+from .upload import DIGEST_BYTES, SegmentHeader, Upload, UploadHeader
 
 
 def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
@@ -33,23 +33,11 @@ def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
         round_number=0,
         certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
         weight=0,
-        segments=(place,) * segment_headers_due(configuration),
+        segments=(place,) * len(configuration.index_segments),
     )
     fixed = len(Upload(header=header, server=server, sealed_seeds=(sealed, sealed), body=b"").encode())
     body = index_body_bytes(configuration, server) + TAG_BYTES
     return fixed + body + (ring_bytes(configuration) + public_bytes(configuration) if server.index else 0)
-
-
-def dealt_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
-    """Return how many bytes the dealer sends one server for the largest batch; none where there is no dealer."""
-    if configuration.mode is not SharingMode.SEMI_HONEST_INDEX_SHARING:
-        return 0
-    clients, sealed = most_clients(configuration), bytes(SEED_BYTES + sealing_sizes(configuration.suite)[1])
-    header = DealtHeader(0, (ClientId(0),) * clients, (bytes(NONCE_BYTES),) * len(configuration.index_segments))
-    empty = DealtCorrelations(
-        header=header, server=server, sealed_seeds=(sealed, sealed), signature=bytes(SIGNATURE_BYTES), body=b""
-    )
-    return len(empty.encode()) + sum(sum(sizes) for sizes in body_sizes(configuration, server, clients)) + TAG_BYTES
 
 
 def offers_bytes(configuration: IndexingConfiguration) -> int:
@@ -57,6 +45,9 @@ def offers_bytes(configuration: IndexingConfiguration) -> int:
     stamp, key = _stamp(configuration), bytes(sealing_sizes(configuration.suite)[0])
     offer = ServerOffer(stamp=stamp, sealing_key=key, signature=bytes(SIGNATURE_BYTES))
     return 2 * len(offer.encode(configuration))
+
+
+_REFUSAL_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +65,11 @@ class BatchBytes:
 
 
 def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> BatchBytes:
-    """Return how many bytes the servers send each other about so many uploads at once, all of which are taken.
-
-    What they say about a dealer's batches comes on top.
-    """
+    """Return how many bytes the servers send each other about so many uploads at once, all of which are taken."""
     stamp, kind = _stamp(configuration), MessageKind.INDEXING_PROPOSAL
     head = len(encode_batch(kind, stamp, []))
     item = len(encode_batch(kind, stamp, [(bytes(DIGEST_BYTES), b"")])) - head
-    proposed, answered, concluded = _said(configuration)
+    proposed, answered, concluded = _said_bytes(configuration)
     return BatchBytes(
         proposal=head + uploads * (item + proposed),
         answer=head + uploads * (item + answered),
@@ -89,11 +77,8 @@ def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> BatchByte
     )
 
 
-def _said(configuration: IndexingConfiguration) -> tuple[int, int, int]:
+def _said_bytes(configuration: IndexingConfiguration) -> tuple[int, int, int]:
     """Return how long the proposal, the answer and the conclusion are about one upload."""
-    if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
-        differences = sum(segment.payload_bytes for _, segment in configuration.index_segments)
-        return differences, differences, 0
     commitments = openings = 0
     if configuration.is_checked:
         for _, segment in configuration.index_segments:
@@ -114,10 +99,17 @@ def release_bytes(configuration: IndexingConfiguration) -> int:
 
 def share_bytes(configuration: IndexingConfiguration) -> int:
     """Return how many bytes one server's share of the sum has."""
-    head = len(_stamp(configuration).write(MessageKind.OUTPUT_SHARE).finish())
+    head = len(_stamp(configuration).write(MessageKind.OUTPUT_SHARE).finish()) + COMMITMENT_NONCE_BYTES
     bits = configuration.group.bits
     lanes = sum((segment.blocks * segment.codewords * bits + 7) // 8 for _, segment in configuration.index_segments)
     return head + lanes + ring_bytes(configuration)
+
+
+def exchange_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how long the longest message is that one server sends the other in a round, or relays to it."""
+    largest = batch_bytes(configuration, BATCH)
+    said = (largest.proposal, largest.answer, largest.conclusion, release_bytes(configuration))
+    return max(_REFUSAL_BYTES, half_bytes(configuration, ServerId(1)), *said)
 
 
 def _stamp(configuration: IndexingConfiguration) -> RoundStamp:

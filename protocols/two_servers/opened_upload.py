@@ -12,14 +12,11 @@ from secagg.identifiers import ServerId
 from secagg.session.certificates import Authority
 
 from .class_totals import ClassTotals
-from .configuration import IndexingConfiguration, SharingMode
+from .configuration import IndexingConfiguration
 from .envelope import SEED_BYTES, open_body, ring_mask_key, sealing_info
 from .exchange import Exchange
-from .index_sharing.dealt_batches import Correlations, DealtBatch, OpenedBatch
-from .index_sharing.dealt_correlations import DEALER, DealtCorrelations
-from .index_sharing.index_halves import IndexSharingExchange, index_body_bytes
 from .one_hot.check import RoundChallenges
-from .point_function_halves import PointFunctionExchange, public_bytes
+from .point_function_halves import PointFunctionExchange, index_body_bytes, public_bytes
 from .ring_halves import ring_bytes, unpack_rings
 from .round_rules import Entry
 from .upload import Upload
@@ -39,11 +36,6 @@ class OpenedUpload:
     """What the other server said when it was asked about first, and the digest of what this one said."""
     is_live: bool = False
     """Whether the exchange stands where ``asked`` says; not so after a restart, until it is needed."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is all that the exchange needs; in index sharing it needs what a dealer deals."""
-        return not isinstance(self.exchange, IndexSharingExchange) or self.exchange.is_ready
 
     def add_to(self, totals: ClassTotals) -> None:
         """Add this server's share to the sums: the one place where anything is."""
@@ -82,8 +74,6 @@ class HalfOpener(Confined):
         self._round_number = round_number
         self._pair = sealing_pair(configuration.suite, root, configuration.context)
         self.sealing_key = self._pair.public_key.encoded
-        self.correlations = Correlations()
-        """What a dealer dealt, which uploads of shared indices use."""
         self._challenges = challenges
         self._threads = threads
 
@@ -130,24 +120,18 @@ class HalfOpener(Confined):
             try:
                 mask_key = None if server.index else ring_mask_key(seed, configuration.suite, digest)
                 index_bytes = index_body_bytes(configuration, server)
-                exchange = self._exchange(upload, entry, seed, memoryview(body)[:index_bytes])
+                exchange = self._exchange(upload, entry, memoryview(body)[:index_bytes])
                 with blaming(header.client):
                     vectors = unpack_rings(configuration, memoryview(body)[index_bytes:]) if server.index else []
             finally:
                 overwrite(body)
         return OpenedUpload(entry, exchange, mask_key, vectors)
 
-    def _exchange(self, upload: Upload, entry: Entry, seed: Secret, body: memoryview) -> Exchange:
-        """Return this server's side of the upload, in the mode of the configuration."""
-        configuration, server = self._configuration, self._server
-        if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
-            digest = upload.header.digest(configuration)
-            return IndexSharingExchange(
-                configuration, server, entry, body, seed=seed, header_digest=digest, correlations=self.correlations
-            )
+    def _exchange(self, upload: Upload, entry: Entry, body: memoryview) -> Exchange:  # noqa: ARG002 -- see the model
+        """Return this server's side of the upload; the model checker puts an ideal check in its place."""
         return PointFunctionExchange(
-            configuration,
-            server,
+            self._configuration,
+            self._server,
             upload.header,
             body,
             upload.public_part,
@@ -155,36 +139,7 @@ class HalfOpener(Confined):
             threads=self._threads,
         )
 
-    def read_batch(self, message: bytes) -> DealtCorrelations:
-        """Read a dealer's batch, and check that the dealer made it for this round; nothing is opened yet.
-
-        Raises:
-            AuthenticationFailed: the dealer did not sign it.
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no batch for this server and round.
-        """
-        return DealtCorrelations.decode(message, self._configuration, self._server, self._round_number)
-
-    def open_batch(self, dealt: DealtCorrelations) -> OpenedBatch:
-        """Open a batch that was read.
-
-        Raises:
-            AuthenticationFailed: it was sealed to another key, or altered.
-            MalformedMessage: it holds nothing that an honest dealer sends.
-        """
-        configuration, server, digest = self._configuration, self._server, dealt.header.digest(self._configuration)
-        sealed, info = dealt.sealed_seeds[server.index], sealing_info(server, digest)
-        with self._pair.open("dealt seed", sealed, SEED_BYTES, info) as seed:
-            body = open_body(seed, server, digest, dealt.body, culprits=())
-            try:
-                batch = DealtBatch(
-                    configuration, server, dealt.header, seed, body, self._challenges, threads=self._threads
-                )
-            finally:
-                overwrite(body)
-        return OpenedBatch(Entry(DEALER, dealt.batch_id(configuration), 0), batch)
-
     def wipe(self) -> None:
         """Overwrite the keys of the round: nothing can be opened any more."""
         self._challenges.wipe()
         self._pair.wipe()
-        self.correlations.wipe()

@@ -41,7 +41,6 @@ from .upload import (
     check_context,
     key_binding,
     segment_context,
-    segment_headers_due,
 )
 
 _NO_CORRECTION = bytes(DIGEST_BYTES)
@@ -64,11 +63,11 @@ class SharedIndices(Confined):
         *,
         threads: int = 1,
     ) -> None:
-        """Share every index segment of a payload; none of them where the indices themselves are shared."""
+        """Share every index segment of a payload."""
         self._configuration = configuration
         self._coins = coins
         self._segments = list[tuple[int, IndexSegment, Payload, tuple[ServerShare, ServerShare]]]()
-        for number, segment in configuration.index_segments[: segment_headers_due(configuration)]:
+        for number, segment in configuration.index_segments:
             shares = generate_shares(
                 configuration.shape(segment),
                 payload.values[number],
@@ -120,7 +119,7 @@ class SharedIndices(Confined):
 # --- The servers' side ------------------------------------------------------------------------------------------------
 
 
-def body_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
+def index_body_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
     """Return how long the index segments' part of a server's body is."""
     return sum(sum(_body_sizes(configuration, segment, server)) for _, segment in configuration.index_segments)
 

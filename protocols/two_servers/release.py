@@ -9,8 +9,10 @@ import numpy as np
 
 from secagg.contract import Aggregate
 from secagg.contract.layout import IndexSegment
+from secagg.crypto.key_derivation import expand
+from secagg.crypto.labels import Label
 from secagg.crypto.ring import RingVector, add_into, reduce_into
-from secagg.crypto.secret import Confined
+from secagg.crypto.secret import Confined, Secret
 from secagg.errors import CapacityExceeded, Misuse, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SigningKey
@@ -18,7 +20,7 @@ from secagg.session.certificates import SigningKey
 from .class_totals import ClassTotals
 from .configuration import IndexingConfiguration
 from .round_rules import Entry
-from .server_messages import AcceptedList, OutputCommitment, OutputShare, RoundStamp
+from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare, RoundStamp, entries_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,17 @@ class Release(Confined):
         self.signed_list: bytes | None = None
         self.peer_list: bytes | None = None
         self.peer_commitment: OutputCommitment | None = None
-        self._share: bytes | None = None
+        self.share: bytes | None = None
+        """This server's share of the sum with its nonce, once the servers agree on a list."""
 
     def sign(self, entries: Sequence[Entry]) -> bytes:
         """Return the signed list of these uploads."""
         return AcceptedList.signed(self._stamp, entries, self._signing_key).encode()
+
+    def is_list_of(self, own_list: bytes, entries: Sequence[Entry]) -> bool:
+        """Whether a list that this server signed is that of these uploads."""
+        own = AcceptedList.decode(own_list, self._configuration, self._stamp)
+        return (own.entries_digest, own.contributors) == (entries_digest(entries), len(entries))
 
     def require_same_list(self, peer_list: bytes) -> None:
         """Check that the other server has signed the same list.
@@ -73,10 +81,27 @@ class Release(Confined):
                 round_name="agree",
             )
 
-    def commitment(self, totals: ClassTotals, counted: Sequence[Entry]) -> bytes:
-        """Return the commitment to this server's share."""
-        share = self.share(totals, counted)
-        return OutputCommitment.to(self._stamp, self._own_list().entries_digest, share).encode()
+    def encode_share(self, nonce_key: Secret, totals: ClassTotals, counted: Sequence[Entry]) -> bytes:
+        """Return this server's share of the sum, with a nonce that hides it in its commitment until it is opened.
+
+        Security: the nonce follows from a key of the round and from the list, so a server that was killed says the
+            same again, and no nonce is that of two lists.
+        """
+        digest = self._own_list().entries_digest
+        with expand("commitment nonce", NONCE_BYTES, nonce_key, Label.INDEXING_NONCE, digest) as fresh:
+            nonce = bytes(fresh.expose())
+        values = totals.weighted(sorted({entry.weight for entry in counted}))
+        return OutputShare(stamp=self._stamp, nonce=nonce, values=values).encode(self._configuration)
+
+    def commitment(self, share: bytes | None = None) -> bytes:
+        """Return the commitment to this server's share, or to what is to be its share."""
+        return OutputCommitment.to(self._stamp, self._own_list().entries_digest, share or self.own_share()).encode()
+
+    def own_share(self) -> bytes:
+        """Return this server's share, which it has committed to."""
+        if self.share is None:
+            raise Misuse("a server agrees on a list before it commits to its share")
+        return self.share
 
     def read_commitment(self, message: bytes) -> OutputCommitment:
         """Read the other server's commitment.
@@ -95,14 +120,7 @@ class Release(Confined):
             )
         return theirs
 
-    def share(self, totals: ClassTotals, counted: Sequence[Entry]) -> bytes:
-        """Return this server's share of the sum, which is computed once."""
-        if self._share is None:
-            values = totals.weighted(sorted({entry.weight for entry in counted}))
-            self._share = OutputShare(stamp=self._stamp, values=values).encode(self._configuration)
-        return self._share
-
-    def combined(self, peer_share: bytes, totals: ClassTotals, counted: Sequence[Entry]) -> Aggregate:
+    def combined(self, peer_share: bytes, counted: Sequence[Entry]) -> Aggregate:
         """Add the other server's share, and return the sum.
 
         Raises:
@@ -121,7 +139,7 @@ class Release(Confined):
             )
         with blaming(peer):
             theirs = OutputShare.decode(peer_share, self._configuration, self._peer_stamp)
-        own = OutputShare.decode(self.share(totals, counted), self._configuration, self._stamp)
+        own = OutputShare.decode(self.own_share(), self._configuration, self._stamp)
         try:
             return self._aggregate(own, theirs, counted)
         except CapacityExceeded as error:
@@ -131,7 +149,7 @@ class Release(Confined):
 
     def wipe(self) -> None:
         """Give this server's share up."""
-        self._share = None
+        self.share = None
 
     def _own_list(self) -> AcceptedList:
         if self.signed_list is None:

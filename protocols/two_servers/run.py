@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Final
 
 from secagg.contract import Payload
 from secagg.errors import PeerError
@@ -17,10 +16,9 @@ from secagg.identifiers import ClientId, ServerId
 from .client import Client
 from .release import RoundResult
 from .server import IndexingServer
+from .server_messages import BATCH
 
 _LOG = logging.getLogger(__name__)
-BATCH: Final = 16
-"""How many uploads the servers speak of at a time; each holds the shares of so many."""
 
 
 def run(

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
-from typing import Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
@@ -28,7 +27,6 @@ from secagg.wire import MessageKind, owned_bytes
 
 from .configuration import IndexingConfiguration
 from .exchange import Exchange
-from .index_sharing.dealt_batches import OpenedBatch
 from .journal import Event, Journal
 from .one_hot.check import RoundChallenges
 from .opened_upload import OpenedUpload
@@ -39,7 +37,6 @@ from .server_state import ServerState
 from .upload import ROUND_BYTES
 
 _LOG = logging.getLogger(__name__)
-_ROOT_BYTES: Final = 32
 
 
 class IndexingServer(Confined):
@@ -125,31 +122,10 @@ class IndexingServer(Confined):
         with self._lock:
             return self._state.opener.read(owned_bytes(message)).header.client
 
-    def deal(self, message: bytes) -> bytes:
-        """Take a dealer's batch, in index sharing, and return its id; the same batch again changes nothing.
-
-        A batch waits, is asked about and is taken or rejected as uploads are; those of its clients wait until then.
-
-        Raises:
-            AuthenticationFailed: the dealer did not sign it, or somebody altered it.
-            MalformedMessage, PeerMisbehaved: it is no batch for this round; nothing has changed.
-            UnexpectedMessage: the round is closed, or has no dealer.
-        """
-        message = owned_bytes(message)
-        with self._lock:
-            if self._rules.state is not RoundState.COLLECTING:
-                raise UnexpectedMessage(expected="no correlations: the round is closed", received="a dealer's batch")
-            return self._state.deal(message)
-
     def waiting(self) -> tuple[bytes, ...]:
         """Return the uploads that are neither taken nor rejected, in the order in which they came."""
         with self._lock:
             return self._rules.waiting()
-
-    @property
-    def is_collecting(self) -> bool:
-        """Whether the round still takes uploads."""
-        return self._rules.state is RoundState.COLLECTING
 
     @property
     def rejected(self) -> dict[ClientId, str]:
@@ -164,7 +140,7 @@ class IndexingServer(Confined):
             if len(set(uploads)) != len(uploads) or any(upload_id not in self._pending for upload_id in uploads):
                 raise Misuse("a server asks about uploads that wait at it, each once; see waiting()")
             items: list[BatchItem] = [
-                (upload_id, self._said(upload_id, b"", self._pending[upload_id].exchange.propose))
+                (upload_id, self._say(upload_id, b"", self._pending[upload_id].exchange.propose))
                 for upload_id in uploads
             ]
             return encode_batch(MessageKind.INDEXING_PROPOSAL, self._stamp, items)
@@ -180,13 +156,13 @@ class IndexingServer(Confined):
                 if self._rules.standing(upload_id) is Standing.REJECTED:
                     answers.append((upload_id, None))
                 pending = self._pending.get(upload_id)
-                if pending is None or not pending.is_ready:
+                if pending is None:
                     continue
                 if proposed is None:
                     self._reject(upload_id, self._refused())
                     continue
                 answer = partial(pending.exchange.answer, proposed)
-                answers.append((upload_id, self._said(upload_id, proposed, answer)))
+                answers.append((upload_id, self._say(upload_id, proposed, answer)))
             return encode_batch(MessageKind.INDEXING_ANSWER, self._stamp, answers)
 
     def conclude(self, answer: bytes) -> bytes:
@@ -204,7 +180,7 @@ class IndexingServer(Confined):
             for upload_id, answered in items:
                 match self._rules.standing(upload_id):
                     case Standing.ASKED:
-                        decided.append((upload_id, self._decided(upload_id, answered, _concluded)))
+                        decided.append((upload_id, self._decide(upload_id, answered, _conclude)))
                     case Standing.REJECTED:
                         # Said again, because a crash may have come before it was said.
                         decided.append((upload_id, None))
@@ -212,13 +188,8 @@ class IndexingServer(Confined):
                         pass
             conclusion = encode_batch(MessageKind.INDEXING_CONCLUSION, self._stamp, decided)
             if any(concluded is not None for _, concluded in decided):
-                self._state.conclude(answer, digest, conclusion)
+                self._state.write(Event.CONCLUDED, digest, conclusion)
             return conclusion
-
-    @property
-    def last_conclusion(self) -> bytes | None:
-        """What server 1 concluded last, to be delivered again if it is not known to have arrived."""
-        return self._state.concluded and self._state.concluded[1]
 
     def settle(self, conclusion: bytes) -> None:
         """Decide about the uploads that the other server has taken, and take them, as server 0."""
@@ -230,7 +201,7 @@ class IndexingServer(Confined):
                 return
             self._require_turn("a conclusion", RoundState.COLLECTING)
             for upload_id, concluded in due:
-                if self._decided(upload_id, concluded, _settled) is not None:
+                if self._decide(upload_id, concluded, _settle) is not None:
                     self._state.write(Event.TAKEN, upload_id)
 
     # --- The sum --------------------------------------------------------------------------------------------------
@@ -271,8 +242,15 @@ class IndexingServer(Confined):
                     self._state.write(Event.FAILED, str(error).encode())
                 raise
             if self._release.peer_list is None:
-                self._state.write(Event.AGREED, peer_list)
-            return self._release.commitment(self._state.totals, self._rules.counted)
+                self._state.agree(peer_list)
+            return self.commitment
+
+    @property
+    def commitment(self) -> bytes:
+        """The commitment to this server's share of the sum, once both servers have signed one list."""
+        with self._lock:
+            self._require_turn("a commitment", RoundState.AGREED)
+            return self._release.commitment()
 
     def open(self, peer_commitment: bytes) -> bytes:
         """Take the other server's commitment, and return this server's share of the sum.
@@ -286,7 +264,19 @@ class IndexingServer(Confined):
             self._release.read_commitment(peer_commitment)
             if self._release.peer_commitment is None:
                 self._state.write(Event.OPENED, peer_commitment)
-            return self._release.share(self._state.totals, self._rules.counted)
+            return self._release.own_share()
+
+    def opened_share(self) -> bytes:
+        """Return this server's share again, which it has opened.
+
+        Raises:
+            UnexpectedMessage: the other server has not committed to its share yet.
+        """
+        with self._lock:
+            self._require_turn("a share", RoundState.AGREED)
+            if self._release.peer_commitment is None:
+                raise UnexpectedMessage(expected="a commitment first", received="a share", culprits=[self.peer])
+            return self._release.own_share()
 
     def combine(self, peer_share: bytes) -> RoundResult:
         """Add the other server's share, and return the sum.
@@ -296,7 +286,7 @@ class IndexingServer(Confined):
         """
         with self._lock:
             self._require_turn("a share", RoundState.AGREED)
-            aggregate = self._release.combined(owned_bytes(peer_share), self._state.totals, self._rules.counted)
+            aggregate = self._release.combined(owned_bytes(peer_share), self._rules.counted)
             counted = tuple(entry.client for entry in self._rules.counted)
             taken = {entry.client for entry in self._rules.taken()}
             return RoundResult(aggregate, counted, tuple(sorted(taken - set(counted))), self.rejected)
@@ -313,7 +303,7 @@ class IndexingServer(Confined):
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    def _said(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
+    def _say(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
         """Return what this server says first of an upload, written down before; None if it rejects the upload.
 
         Security: what is said twice would be said at one point of the check only, because the point follows from the
@@ -340,7 +330,7 @@ class IndexingServer(Confined):
         pending.is_live = True
         return said
 
-    def _decided(
+    def _decide(
         self, upload_id: bytes, heard: bytes | None, decide: Callable[[Exchange, bytes], bytes]
     ) -> bytes | None:
         """Return what a step gives that decides about an upload; None if the upload is rejected."""
@@ -354,12 +344,12 @@ class IndexingServer(Confined):
             self._reject(upload_id, error)
             return None
 
-    def _revive(self, pending: OpenedUpload | OpenedBatch) -> None:
+    def _revive(self, pending: OpenedUpload) -> None:
         """Bring the exchange of an upload to where it was before a restart."""
         if not pending.is_live and pending.asked is not None:
             heard = pending.asked[0]
             say = pending.exchange.propose if self.server.index == 1 else partial(pending.exchange.answer, heard)
-            self._said(pending.entry.upload_id, heard, say)
+            self._say(pending.entry.upload_id, heard, say)
 
     def _refused(self) -> PeerMisbehaved:
         return PeerMisbehaved(f"{self.peer} refuses it", reason=Reason.ONE_HOT_REFUTED, round_name="check")
@@ -386,10 +376,10 @@ class IndexingServer(Confined):
         return f"<IndexingServer {self.server}, round {self.round_number}, {self._rules!r}>"
 
 
-def _concluded(exchange: Exchange, answer: bytes) -> bytes:
+def _conclude(exchange: Exchange, answer: bytes) -> bytes:
     return exchange.conclude(answer)
 
 
-def _settled(exchange: Exchange, conclusion: bytes) -> bytes:
+def _settle(exchange: Exchange, conclusion: bytes) -> bytes:
     exchange.settle(conclusion)
     return b""

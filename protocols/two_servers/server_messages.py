@@ -21,13 +21,10 @@ from .lanes.groups import Lanes
 from .round_rules import Entry
 from .upload import DIGEST_BYTES, ROUND_BYTES
 
+BATCH: Final = 16
+"""How many uploads the servers speak of at a time; each holds the shares of so many."""
 MAXIMUM_BATCH: Final = 1 << 16
-MAXIMUM_BLOB_BYTES: Final = (1 << 32) - 1
-BATCH_KINDS: Final = (
-    MessageKind.INDEXING_PROPOSAL,
-    MessageKind.INDEXING_ANSWER,
-    MessageKind.INDEXING_CONCLUSION,
-)
+NONCE_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +206,7 @@ class OutputCommitment:
 
     @classmethod
     def to(cls, stamp: RoundStamp, list_digest: bytes, share: bytes) -> OutputCommitment:
-        """Commit to an encoded share, whose randomness hides it."""
+        """Commit to an encoded share, which begins with the nonce that hides it."""
         digest = hashlib.sha256(bind(Label.INDEXING_OUTPUT, *stamp.parts(), list_digest))
         digest.update(share)
         return cls(stamp=stamp, digest=digest.digest())
@@ -234,14 +231,15 @@ class OutputCommitment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutputShare:
-    """One server's share of the sum."""
+    """One server's share of the sum, and the nonce that its commitment was hidden by."""
 
     stamp: RoundStamp
+    nonce: bytes = field(repr=False)
     values: tuple[Lanes | RingVector, ...] = field(repr=False)
 
     def encode(self, configuration: IndexingConfiguration) -> bytes:
         """Return the canonical encoding: lanes and ring elements at exactly their bits."""
-        writer = self.stamp.write(MessageKind.OUTPUT_SHARE)
+        writer = self.stamp.write(MessageKind.OUTPUT_SHARE).fixed(self.nonce, NONCE_BYTES)
         for segment, value in zip(configuration.layout.segments, self.values, strict=True):
             if isinstance(segment, IndexSegment):
                 writer.borrowed(configuration.group.pack(value))
@@ -258,7 +256,7 @@ class OutputShare:
                 not below the order of its group.
         """
         reader = stamp.read(message, MessageKind.OUTPUT_SHARE)
-        values = list[Lanes | RingVector]()
+        nonce, values = reader.fixed(NONCE_BYTES), list[Lanes | RingVector]()
         for segment in configuration.layout.segments:
             if isinstance(segment, IndexSegment):
                 count, bits = segment.blocks * segment.codewords, configuration.group.bits
@@ -266,4 +264,4 @@ class OutputShare:
             else:
                 values.append(segment.ring.unpack(reader.view(segment.payload_bytes), segment.length))
         reader.finish()
-        return cls(stamp=stamp, values=tuple(values))
+        return cls(stamp=stamp, nonce=nonce, values=tuple(values))

@@ -6,20 +6,19 @@ again applies the records that it finds. So what was taken is added once, howeve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Final
 
 from secagg.crypto.entropy import Coins
+from secagg.crypto.key_derivation import expand
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import MalformedMessage, Misuse, Reason, UnexpectedMessage
-from secagg.identifiers import ClientId, ServerId
+from secagg.errors import MalformedMessage, Misuse, Reason
+from secagg.identifiers import ClientId
 from secagg.wire import MessageKind
 
 from .class_totals import ClassTotals
-from .configuration import IndexingConfiguration, SharingMode
-from .index_sharing.dealing_rules import DealingRules
-from .index_sharing.dealt_batches import OpenedBatch
+from .configuration import IndexingConfiguration
 from .journal import Event, Journal, Record
 from .one_hot.check import RoundChallenges
 from .opened_upload import HalfOpener, OpenedUpload
@@ -53,23 +52,22 @@ class ServerState(Confined):
         self._stamp = stamp
         self._journal = journal
         self._release = release
-        self._is_dealt = configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING
-        rules = DealingRules if self._is_dealt else RoundRules
-        self.rules: RoundRules = rules(
+        self.rules = RoundRules(
             minimum_cohort=configuration.minimum_cohort,
             maximum_cohort=configuration.maximum_cohort,
             maximum_rejections=configuration.maximum_rejections,
             weights=configuration.weights,
         )
         self.totals = ClassTotals(configuration, stamp.server, threads=threads)
-        self.pending = dict[bytes, OpenedUpload | OpenedBatch]()
+        self.pending = dict[bytes, OpenedUpload]()
         self.rejected = dict[ClientId, str]()
         self.concluded: tuple[bytes, bytes] | None = None
         """The digest of the answer that server 1 concluded from last, and its conclusion."""
-        records = list(journal.records())
-        with self._root(records, coins) as root:
+        records = journal.records()
+        with self._begin(records, coins) as root:
+            self._nonce_key = expand("nonce key", _ROOT_BYTES, root, Label.INDEXING_NONCE)
             self.opener = HalfOpener(configuration, stamp.server, stamp.round_number, root, challenges, threads=threads)
-        for event, fields in records[1:]:
+        for event, fields in records:
             self._apply(event, fields)
 
     def write(self, event: Event, *fields: bytes) -> None:
@@ -82,29 +80,11 @@ class ServerState(Confined):
         self._journal.append(Event.RECEIVED, message)
         self._receive(opened)
 
-    def deal(self, message: bytes) -> bytes:
-        """Write a dealer's batch down, if it is new, and return its id; the same batch again changes nothing.
-
-        Raises:
-            UnexpectedMessage: the configuration names no dealer.
-            PeerError: it is no batch for this round; nothing has changed.
-        """
-        if not isinstance(self.rules, DealingRules):
-            raise UnexpectedMessage(expected="uploads alone: no dealer is named", received="a dealer's batch")
-        dealt = self.opener.read_batch(message)
-        batch_id = dealt.batch_id(self._configuration)
-        if self.rules.require_new_batch(batch_id, dealt.header.clients):
-            opened = self.opener.open_batch(dealt)
-            self._journal.append(Event.DEALT, message)
-            self._receive_batch(opened)
-        return batch_id
-
-    def conclude(self, answer: bytes, digest: bytes, conclusion: bytes) -> None:
-        """Write down what server 1 concludes from an answer.
-
-        In index sharing the answer itself as well: with what it says server 1 turns its shares of the votes.
-        """
-        self.write(Event.CONCLUDED, digest, conclusion, *([answer] if self._is_dealt else []))
+    def agree(self, peer_list: bytes) -> None:
+        """Write the other server's list down, which is the same, with this server's commitment."""
+        share = self._release.encode_share(self._nonce_key, self.totals, self.rules.counted)
+        self._journal.append(Event.AGREED, peer_list, self._release.commitment(share))
+        self._agree(peer_list, share)
 
     def wipe(self) -> None:
         """Overwrite sums, seeds and keys; the round is over, and nothing of it is released any more."""
@@ -114,15 +94,17 @@ class ServerState(Confined):
         self.totals.wipe()
         self._release.wipe()
         self.opener.wipe()
+        self._nonce_key.wipe()
         self.rules.fail()
 
-    def _root(self, records: Sequence[Record], coins: Coins) -> Secret:
+    def _begin(self, records: Iterator[Record], coins: Coins) -> Secret:
         """Return the root of the round's sealing key: what the journal holds, or a new one, written down."""
-        if not records:
+        first = next(records, None)
+        if first is None:
             root = Secret.random("sealing root", _ROOT_BYTES, coins)
             self._journal.append(Event.BEGUN, *self._stamp.parts(), bytes(root.expose()))
             return root
-        begun, fields = records[0]
+        begun, fields = first
         if begun is not Event.BEGUN or fields[:-1] != self._stamp.parts():
             raise Misuse("the journal is of another round, configuration or server; name another file")
         return Secret("sealing root", fields[-1])
@@ -131,29 +113,19 @@ class ServerState(Confined):
         self.rules.receive(opened.entry)
         self.pending[opened.entry.upload_id] = opened
 
-    def _receive_batch(self, opened: OpenedBatch) -> None:
-        if not isinstance(self.rules, DealingRules):
-            raise Misuse("the journal is of another mode")
-        batch = opened.exchange
-        self.rules.receive_batch(opened.entry.upload_id, batch.header.clients)
-        self.opener.correlations.add(batch)
-        self.pending[opened.entry.upload_id] = opened
-
     def _apply(self, event: Event, fields: tuple[bytes, ...]) -> None:
         """Do what a record says; the state of a server is what its records make it."""
         match event, fields:
-            case ((Event.SIGNED | Event.AGREED | Event.OPENED | Event.FAILED), (said,)):
-                self._apply_to_release(event, said)
             case Event.RECEIVED, (message,):
                 self._receive(self.opener.open(self.opener.read(message)))
-            case Event.DEALT, (message,):
-                self._receive_batch(self.opener.open_batch(self.opener.read_batch(message)))
             case Event.ASKED, (upload_id, heard, digest):
                 self.rules.ask(upload_id)
                 self.pending[upload_id].asked = (heard, digest)
-            case Event.CONCLUDED, (digest, conclusion, *answers):
+            case Event.CONCLUDED, (digest, conclusion):
                 self.concluded = (digest, conclusion)
-                self._conclude(conclusion, answers)
+                for upload_id, concluded in decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, self._stamp):
+                    if concluded is not None:
+                        self._take(upload_id)
             case Event.TAKEN, (upload_id,):
                 self._take(upload_id)
             case Event.REJECTED, (upload_id, sentence):
@@ -161,33 +133,34 @@ class ServerState(Confined):
                 self.rejected[self.rules.entry(upload_id).client] = sentence.decode()
                 self.pending.pop(upload_id).wipe()
             case _:
+                self._apply_to_release(event, fields)
+
+    def _apply_to_release(self, event: Event, fields: tuple[bytes, ...]) -> None:
+        match event, fields:
+            case Event.SIGNED, (own_list,):
+                self._sign(own_list)
+            case Event.AGREED, (peer_list, commitment):
+                share = self._release.encode_share(self._nonce_key, self.totals, self.rules.counted)
+                if self._release.commitment(share) != commitment:
+                    raise _contradiction("it has committed to another share than that of the uploads it has taken")
+                self._agree(peer_list, share)
+            case Event.OPENED, (commitment,):
+                self._release.peer_commitment = self._release.read_commitment(commitment)
+            case Event.FAILED, (_,):
+                self.wipe()
+            case _:
                 raise MalformedMessage(f"no server writes a record {event.name} like this", reason=Reason.NOT_CANONICAL)
 
-    def _apply_to_release(self, event: Event, said: bytes) -> None:
-        match event:
-            case Event.SIGNED:
-                self.rules.sign()
-                self._release.signed_list = said
-            case Event.AGREED:
-                self.rules.agree()
-                self._release.peer_list = said
-            case Event.OPENED:
-                self._release.peer_commitment = self._release.read_commitment(said)
-            case _:
-                self.wipe()
+    def _sign(self, own_list: bytes) -> None:
+        """Close the round with a signed list, which has to be that of the uploads that the records say were taken."""
+        if not self._release.is_list_of(own_list, self.rules.list_to_sign()):
+            raise _contradiction("it has signed another list than that of the uploads it has taken")
+        self._release.signed_list = own_list
+        self.rules.sign()
 
-    def _conclude(self, conclusion: bytes, answers: Sequence[bytes]) -> None:
-        peer_stamp = replace(self._stamp, server=ServerId(1 - self._stamp.server.index))
-        heard = dict[bytes, bytes | None]()
-        for answer in answers:
-            heard.update(decode_batch(answer, MessageKind.INDEXING_ANSWER, peer_stamp))
-        for upload_id, concluded in decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, self._stamp):
-            if concluded is None:
-                continue
-            answered = heard.get(upload_id)
-            if answered is not None:
-                self.pending[upload_id].exchange.learn(answered)
-            self._take(upload_id)
+    def _agree(self, peer_list: bytes, share: bytes) -> None:
+        self.rules.agree()
+        self._release.peer_list, self._release.share = peer_list, share
 
     def _take(self, upload_id: bytes) -> None:
         self.rules.require_asked(upload_id)
@@ -197,3 +170,10 @@ class ServerState(Confined):
 
     def __repr__(self) -> str:
         return f"<ServerState {self.rules!r}>"
+
+
+def _contradiction(sentence: str) -> MalformedMessage:
+    return MalformedMessage(
+        f"the journal contradicts itself: {sentence}, with this pair key; give the round up",
+        reason=Reason.NOT_CANONICAL,
+    )

@@ -28,11 +28,11 @@ from .cheating_client import InsecureCheatingClient
 from .client import Client
 from .configuration import IndexingConfiguration, SharingMode
 from .floors import IndexingFloors
-from .journal import NoJournal
 from .ledger import UploadLedger
+from .less_protected import UNCHECKED_POINT_FUNCTIONS, NoJournal, NoRoundFile
 from .operators.relay_messages import RoundOffers, decode_halves, encode_halves
 from .operators.relaying_server import RelayingServer
-from .operators.server_keys import ServerKeys, new_server_keys
+from .operators.server_keys import OperatorKeys, ServerKeys, trial_server_keys
 from .operators.standing_rules import StandingFloors, StandingRounds
 from .operators.standing_server import StandingServer, asking
 from .release import RoundResult
@@ -67,7 +67,7 @@ class TwoServersSettings:
     @property
     def mode(self) -> SharingMode:
         """How indices are shared."""
-        return SharingMode.CHECKED_POINT_FUNCTIONS if self.is_checked else SharingMode.UNCHECKED_POINT_FUNCTIONS
+        return SharingMode.CHECKED_POINT_FUNCTIONS if self.is_checked else UNCHECKED_POINT_FUNCTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class TwoServersHelpers:
 
     keys: ServerKeys
     """Server 0's own; whoever loaded them wipes them, after the last session."""
-    server_one: bytes
-    """The public key of server 1."""
+    server_one: OperatorKeys
+    """What the operator of server 1 has given away of its keys."""
     authority: bytes
     """The public key of who certifies clients."""
     ask: Ask
@@ -104,7 +104,7 @@ def open_session(
         task=subject.task,
         suite=settings.suite,
         authority=helpers.authority,
-        server_keys=(signing_key.public_key, helpers.server_one),
+        server_keys=(signing_key.public_key, helpers.server_one.signing_key),
         layout=bound_layout(subject, subject.model_digest),
         mode=settings.mode,
         depth=settings.depth,
@@ -114,17 +114,18 @@ def open_session(
         weights=settings.weights,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),
     )
-    zero = IndexingServer(
-        configuration,
-        ServerId(0),
-        round_number=subject.round_number,
-        signing_key=signing_key,
-        pair_key=helpers.keys.pair_key,
-        # A round that this process forgets is over; the next one has another number.
-        journal=NoJournal(),
-        coins=helpers.coins,
-        threads=helpers.threads,
-    )
+    with helpers.keys.pair_key(helpers.server_one) as pair_key:
+        zero = IndexingServer(
+            configuration,
+            ServerId(0),
+            round_number=subject.round_number,
+            signing_key=signing_key,
+            pair_key=pair_key,
+            # A round that this process forgets is over; the next one has another number.
+            journal=NoJournal(),
+            coins=helpers.coins,
+            threads=helpers.threads,
+        )
     try:
         return TwoServersSession(subject, zero, helpers.ask, invited, is_simulated=helpers.is_simulated)
     except BaseException:
@@ -342,7 +343,7 @@ class TwoServersSimulation(Confined):
         """Draw the keys of the authority and of both servers."""
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)
-        self._zero, self._one = new_server_keys(coins)
+        self._zero, self._one = trial_server_keys(coins)
         self._server_keys = self._zero.signing_key().public_key, self._one.signing_key().public_key
         floors = StandingFloors(
             task_prefix=b"",
@@ -356,7 +357,13 @@ class TwoServersSimulation(Confined):
             maximum_lifetime=2 * settings.lifetime,
         )
         standing = StandingServer(
-            self._one, StandingRounds(floors, NoJournal()), coins=coins, clock=clock, threads=threads
+            self._one,
+            self._zero.public,
+            StandingRounds(floors, NoJournal()),
+            NoRoundFile(),
+            coins=coins,
+            clock=clock,
+            threads=threads,
         )
         self._asked, self._standing, self._count = asking(standing.answer), standing, 0
         self._ledgers = dict[tuple[ClientId, bytes], UploadLedger]()
@@ -365,7 +372,7 @@ class TwoServersSimulation(Confined):
         """Begin a round; its number is above that of the last one."""
         helpers = TwoServersHelpers(
             keys=self._zero,
-            server_one=self._server_keys[1],
+            server_one=self._one.public,
             authority=self._keys.authority.public_key,
             ask=self._ask,
             coins=self._coins,

@@ -20,7 +20,7 @@ from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader, Writer
 
-from .configuration import IndexingConfiguration, SharingMode
+from .configuration import IndexingConfiguration
 from .envelope import SEED_BYTES
 from .one_hot.statement import UploadContext
 from .point_functions.tree_hash import NONCE_BYTES, KeyBinding
@@ -46,7 +46,7 @@ class UploadHeader:
     certificate: Certificate
     weight: int
     segments: tuple[SegmentHeader, ...]
-    """One for each index segment, where these are shared as point functions."""
+    """One for each index segment."""
 
     @property
     def client(self) -> ClientId:
@@ -138,8 +138,7 @@ class Upload:
         certificate = Certificate(client, reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES))
         weight = reader.integer(4)
         segments = tuple(
-            SegmentHeader(reader.fixed(NONCE_BYTES), reader.fixed(DIGEST_BYTES))
-            for _ in range(segment_headers_due(configuration))
+            SegmentHeader(reader.fixed(NONCE_BYTES), reader.fixed(DIGEST_BYTES)) for _ in configuration.index_segments
         )
         sealed_bytes = SEED_BYTES + sealing_sizes(configuration.suite)[1]
         sealed_seeds = (reader.fixed(sealed_bytes), reader.fixed(sealed_bytes))
@@ -155,13 +154,6 @@ class Upload:
             body=body,
             public_part=public_part,
         )
-
-
-def segment_headers_due(configuration: IndexingConfiguration) -> int:
-    """Return how many segments a header describes: in index sharing a client makes no point functions."""
-    if configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING:
-        return 0
-    return len(configuration.index_segments)
 
 
 def key_binding(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from secagg.errors import InvalidParameters, SecAggError
+from secagg.errors import SecAggError
 
 from .round import add_options as add_round_options
 from .training_options import add_training_options
+from .two_servers_options import add_two_servers_options
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.planning.paper.tables``, which is imported when it is needed."""
@@ -66,83 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
     _add_flower_options(commands.add_parser("flower", help="for Flower apps: keys"))
-    _add_indexing_server_options(
-        commands.add_parser(
-            "indexing-server",
-            help="one of the two servers of the protocol with point functions, in a process of its own",
-            description="Run server 0 or server 1 of one round in a process of its own, until SIGTERM or SIGINT. It "
-            "goes on from its journal when it is started again with the same arguments.",
-        )
+    add_two_servers_options(
+        commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )
     add_training_options(commands)
     return parser
-
-
-def _add_indexing_server_options(command: argparse.ArgumentParser) -> None:
-    # All but --threads are needed to serve, and none of them to make keys.
-    command.add_argument("--role", type=int, choices=(0, 1), help="which of the two servers this is")
-    command.add_argument("--socket", type=Path, metavar="PATH", help="where the front end and the operator connect")
-    command.add_argument(
-        "--peer-socket", type=Path, metavar="PATH", help="where server 0 listens for server 1, and for nobody else"
-    )
-    command.add_argument("--configuration", type=Path, metavar="FILE", help="an encoded IndexingConfiguration")
-    command.add_argument("--keys", type=Path, metavar="FILE", help="as `secagg indexing-server keys` makes it")
-    command.add_argument("--journal", type=Path, metavar="PATH", help="what is written down, for one round")
-    command.add_argument("--round", type=int, metavar="N", help="the number of the round")
-    command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
-    command.set_defaults(run=_indexing_server)
-    commands = command.add_subparsers(metavar="COMMAND")
-    keys = commands.add_parser(
-        "keys",
-        help="make the key files of both servers",
-        description="Make the key files of both servers and print their public keys. Whoever holds both files can "
-        "sign for both servers: hand each operator its own over a secret channel, and keep neither.",
-    )
-    keys.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the two files go")
-    keys.set_defaults(run=_indexing_keys)
-    erase = commands.add_parser(
-        "erase",
-        help="overwrite and remove the journal of a round that is over",
-        description="Overwrite and remove the journal of a round whose result both operators have. It holds the key "
-        "of the round and the uploads that it opens; no server goes on with the round afterwards.",
-    )
-    erase.add_argument("--journal", type=Path, required=True, metavar="PATH", help="what was written down")
-    erase.set_defaults(run=_erase_indexing_journal)
-    _add_standing_options(
-        commands.add_parser(
-            "stand",
-            help="server 1 for many rounds, which server 0 offers and these floors admit",
-            description="Run server 1 until SIGTERM or SIGINT, for a server 0 that offers it a configuration for each "
-            "round, as a Flower app's does. It takes part within these floors alone, and in no round twice.",
-        )
-    )
-
-
-def _add_standing_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where server 0 connects")
-    command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's own key file")
-    command.add_argument(
-        "--servers", type=Path, required=True, metavar="FILE", help="both servers' public keys, and the authority's"
-    )
-    command.add_argument(
-        "--journal", type=Path, required=True, metavar="PATH", help="which rounds were begun, for as long as the keys"
-    )
-    command.add_argument("--minimum-cohort", type=int, required=True, metavar="N", help="no sum is over fewer clients")
-    command.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
-    command.add_argument(
-        "--maximum-lanes",
-        type=int,
-        default=1 << 27,
-        metavar="N",
-        help="the most counters and ring elements of a round (default: %(default)s)",
-    )
-    command.add_argument(
-        "--maximum-hours", type=int, default=24, metavar="N", help="how long a round may be (default: %(default)s)"
-    )
-    command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
-    command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
-    command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
-    command.set_defaults(run=_stand)
 
 
 def _add_plan_options(command: argparse.ArgumentParser) -> None:
@@ -198,7 +127,7 @@ def _add_flower_options(command: argparse.ArgumentParser) -> None:
     keys.add_argument("--first", type=int, default=0, help="the id of the first of them (default: %(default)s)")
     keys.add_argument("--out", type=Path, default=Path("keys"), help="the folder (default: %(default)s)")
     keys.add_argument(
-        "--two-servers", action="store_true", help="the keys of two servers as well, and the file that names both"
+        "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
     keys.set_defaults(run=_flower_keys)
 
@@ -209,74 +138,10 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo(clients=options.clients, drop=options.drop, out=options.out)
 
 
-_ROUND_MODES: dict[str, tuple[str, ...]] = {
-    "pairwise": ("active", "semi_honest"),
-    "enclave": (),
-    "two-server": ("checked", "unchecked"),
-}
-"""What ``--mode`` may be, the default first."""
-
-
 def _serve_enclave(options: argparse.Namespace) -> int:
     from .enclave import serve_enclave
 
     return serve_enclave(socket_path=options.socket, threads=options.threads)
-
-
-def _indexing_server(options: argparse.Namespace) -> int:
-    from .indexing_server import ServerSetting, serve_indexing
-
-    needed = ("role", "socket", "peer_socket", "configuration", "keys", "journal", "round")
-    if missing := [f"--{name.replace('_', '-')}" for name in needed if getattr(options, name) is None]:
-        raise InvalidParameters(f"a server also needs {', '.join(missing)}; see secagg indexing-server --help")
-    setting = ServerSetting(
-        role=options.role,
-        socket_path=options.socket,
-        peer_socket_path=options.peer_socket,
-        configuration=options.configuration,
-        keys=options.keys,
-        journal=options.journal,
-        round_number=options.round,
-        threads=options.threads,
-    )
-    return serve_indexing(setting)
-
-
-def _indexing_keys(options: argparse.Namespace) -> int:
-    from .indexing_server import make_keys
-
-    return make_keys(options.out)
-
-
-def _erase_indexing_journal(options: argparse.Namespace) -> int:
-    from .indexing_server import erase_journal
-
-    return erase_journal(options.journal)
-
-
-def _stand(options: argparse.Namespace) -> int:
-    from secagg.parameters import Suite
-
-    from .standing_server import StandingSetting, stand
-
-    known = {suite.name.lower(): suite for suite in Suite}
-    names = [name.strip() for name in options.suites.split(",")]
-    if unknown := [name for name in names if name not in known]:
-        raise InvalidParameters(f"--suites are {', '.join(known)}; got {unknown[0]!r}")
-    setting = StandingSetting(
-        socket_path=options.socket,
-        keys=options.keys,
-        servers=options.servers,
-        journal=options.journal,
-        task_prefix=options.task,
-        minimum_cohort=options.minimum_cohort,
-        maximum_cohort=options.maximum_cohort,
-        maximum_lanes=options.maximum_lanes,
-        maximum_hours=options.maximum_hours,
-        suites=tuple(known[name] for name in names),
-        threads=options.threads,
-    )
-    return stand(setting)
 
 
 def _sizes(options: argparse.Namespace) -> int:
@@ -312,5 +177,5 @@ def _flower_keys(options: argparse.Namespace) -> int:
     from .flower import run_flower_keys
 
     return run_flower_keys(
-        clients=options.clients, first=options.first, out=options.out, two_servers=options.two_servers
+        clients=options.clients, first=options.first, out=options.out, trial_servers=options.trial_servers
     )

@@ -7,14 +7,14 @@ from pathlib import Path
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.flower.keys.identities import AUTHORITY_FILE, ROSTER_FILE, make_identities
-from secagg.flower.keys.server_pair import SERVERS_FILE, make_server_pair, server_file
+from secagg.flower.keys.server_pair import SERVERS_FILE, make_trial_pair, server_file
 from secagg.identifiers import ClientId
 
 _MOST_CLIENTS = 100_000
 
 
-def run_flower_keys(*, clients: int, first: int, out: Path, two_servers: bool = False) -> int:
-    """Write an authority's key, a key for each client, and the roster; or those of two servers besides.
+def run_flower_keys(*, clients: int, first: int, out: Path, trial_servers: bool = False) -> int:
+    """Write an authority's key, a key for each client, and the roster; for a trial those of two servers besides.
 
     Keys that are there already stay.
     """
@@ -25,11 +25,9 @@ def run_flower_keys(*, clients: int, first: int, out: Path, two_servers: bool = 
         print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
     print(f"{out}/client-<id>.key: {made} new of {clients}; hand each client its own, and nobody else's")
     print(f"{out / ROSTER_FILE}: public; the server's secagg-roster names it")
-    if two_servers:
-        is_new = make_server_pair(out, SystemCoins())
-        print(
-            f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; hand each of two"
-        )
-        print("  operators its own, and keep neither: whoever holds both files is both servers")
+    if trial_servers:
+        is_new = make_trial_pair(out, SystemCoins())
+        print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
+        print("  because whoever has held both files is both servers; two operators use `secagg two-servers keys`")
         print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
     return 0

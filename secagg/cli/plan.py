@@ -14,7 +14,7 @@ from secagg.planning.costs import TRUST, Comparison, Option, Protocol, compare
 from secagg.planning.pairwise_costs import ONE_IN
 from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
 from secagg.planning.planned_update import WHOLE_UPDATES, PlanRequest, shapes_of_blocks
-from secagg.protocols.two_servers.run import BATCH
+from secagg.protocols.two_servers.server_messages import BATCH
 
 from .figures import in_bytes
 
@@ -182,8 +182,8 @@ def _notes(request: PlanRequest, protocols: set[Protocol]) -> Iterator[str]:
         )
     if Protocol.ENCLAVE in protocols:
         yield "Enclave: between is what enters it. Its evidence, some kilobytes, more or less by vendor, comes on top."
-    if protocols & {Protocol.POINT_FUNCTIONS, Protocol.INDEX_SHARING}:
-        yield f"Two servers: between is for batches of {BATCH} uploads, with what a dealer sends besides its proofs."
+    if Protocol.POINT_FUNCTIONS in protocols:
+        yield f"Two servers: between is for batches of {BATCH} uploads."
         yield "The shares of the sum, which are exchanged once a round, come on top."
 
 

@@ -17,8 +17,8 @@ from secagg.protocols.pairwise_mask.thresholds import CURIOUS_PRIVACY_BITS
 PREFIX: Final = "secagg-"
 PAIRWISE: Final = "pairwise"
 ENCLAVE: Final = "enclave"
-TWO_SERVER: Final = "two-server"
-PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVER)
+TWO_SERVERS: Final = "two-servers"
+PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS)
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 GRAPHS: Final = {"full": Topology.FULL, "sparse": Topology.SPARSE}
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
@@ -72,7 +72,7 @@ class SecAggSettings:
     enclave_socket: str = ""
     """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
     second_server: str = ""
-    """Where ``secagg indexing-server stand`` listens; without it server 1 is simulated in the server's own process."""
+    """Where ``secagg two-servers serve`` listens; without it server 1 is simulated in the server's own process."""
     servers: str = ""
     """The file with both servers' public keys, beside a second server."""
     server_keys: str = ""
@@ -108,7 +108,7 @@ class SecAggSettings:
                 raise _invalid(
                     name, f"belongs to {PREFIX}protocol = {protocol!r}; leave it out, or change {PREFIX}protocol"
                 )
-        if self.protocol == TWO_SERVER:
+        if self.protocol == TWO_SERVERS:
             self._check_two_servers()
 
     def _check_two_servers(self) -> None:
@@ -136,7 +136,7 @@ class SecAggSettings:
             raise _invalid(
                 "compression",
                 f"is {self.compression}, which sends indices, and pairwise masks sum vectors alone; change "
-                f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVER!r}, or this to fixed-point, scalar-8 or pruning-0.9",
+                f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9",
             )
 
     def _chosen(self, part: str) -> str | None:
@@ -237,9 +237,9 @@ _BELONGING: Final = (
     ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
     ("graph", "full", PAIRWISE),
     ("enclave_socket", "", ENCLAVE),
-    ("second_server", "", TWO_SERVER),
-    ("servers", "", TWO_SERVER),
-    ("server_keys", "", TWO_SERVER),
+    ("second_server", "", TWO_SERVERS),
+    ("servers", "", TWO_SERVERS),
+    ("server_keys", "", TWO_SERVERS),
 )
 """What one protocol alone has, and its value where it is left out."""
 _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (

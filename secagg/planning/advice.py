@@ -125,13 +125,6 @@ def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
                 f"Of what can be used today with {name}, {found.described} has the shortest upload: "
                 f"{found.bits_per_weight:.2f} bits a weight."
             )
-    without_hardware = [option for option in giving if option.protocol is not Protocol.ENCLAVE]
-    if without_hardware and without_hardware[0].protocol is Protocol.INDEX_SHARING:
-        yield (
-            "Without an enclave the shortest upload is that of shared indices, "
-            f"{without_hardware[0].bits_per_weight:.2f} bits a weight, for two servers and a dealer that are all "
-            "semi-honest."
-        )
 
 
 def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:

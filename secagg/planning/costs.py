@@ -29,14 +29,13 @@ from secagg.protocols.enclave.trusted.messages import (
     UploadHeader,
 )
 from secagg.protocols.enclave.vector_digest import VECTOR_NONCE_BYTES
-from secagg.protocols.two_servers.configuration import NO_DEALER, SERVERS, IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.configuration import SERVERS, IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.less_protected import UNCHECKED_POINT_FUNCTIONS
 from secagg.protocols.two_servers.message_sizes import batch_bytes, half_bytes, offers_bytes
 from secagg.protocols.two_servers.one_hot.statement import DIGEST_BYTES
 from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
 from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
-from secagg.protocols.two_servers.point_functions.seeds import SEED_BYTES
-from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
-from secagg.protocols.two_servers.run import BATCH
+from secagg.protocols.two_servers.server_messages import BATCH
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 
 from .pairwise_costs import ONE_IN, Work, mask_cipher_calls, pairwise_costs
@@ -52,7 +51,6 @@ class Protocol(StrEnum):
     PAIRWISE = "pairwise masks"
     ENCLAVE = "enclave"
     POINT_FUNCTIONS = "point functions"
-    INDEX_SHARING = "shared indices"
 
 
 class Status(StrEnum):
@@ -68,7 +66,6 @@ PROTOCOL_STATUS: Final[Mapping[Protocol, Status]] = {
     Protocol.PAIRWISE: Status.AVAILABLE,
     Protocol.ENCLAVE: Status.AVAILABLE,
     Protocol.POINT_FUNCTIONS: Status.AVAILABLE,
-    Protocol.INDEX_SHARING: Status.AVAILABLE,
 }
 """The one place that says which protocols there are."""
 SCHEMES_TO_BRING: Final = frozenset({Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT})
@@ -80,8 +77,6 @@ TRUST: Final[Mapping[Protocol, str]] = {
     Protocol.ENCLAVE: "the enclave's hardware and its attestation; an authority apart from the host",
     Protocol.POINT_FUNCTIONS: "two servers that do not collude, of which one may be active; a client that is not "
     "checked can vote as often as it likes",
-    Protocol.INDEX_SHARING: "two servers and a dealer that do not collude, all of them semi-honest: an active one "
-    "reads the indices that it chooses",
 }
 
 
@@ -151,11 +146,10 @@ def compare(request: PlanRequest) -> Comparison:
     makers: dict[str, Callable[[], Iterator[Option]]] = {
         "pairwise masks": lambda: _pairwise(request),
         "the enclave": lambda: _enclave(request),
-        "point functions": lambda: _point_functions(request, SharingMode.UNCHECKED_POINT_FUNCTIONS),
+        "point functions": lambda: _point_functions(request, UNCHECKED_POINT_FUNCTIONS),
         "checked point functions": lambda: _point_functions(request, SharingMode.CHECKED_POINT_FUNCTIONS),
         "peak codes of two servers": lambda: _peaks(request),
         "rings of two servers": lambda: _rings(request),
-        "shared indices": lambda: _index_sharing(request),
     }
     for name, maker in makers.items():
         try:
@@ -245,13 +239,12 @@ def _configured(
     request: PlanRequest, mode: SharingMode, depth: int | None = None, scheme: Scheme = Scheme.PRODUCT
 ) -> IndexingConfiguration:
     """Return the configuration of a round, with keys that nobody has."""
-    keys = [bytes([number]) * IDENTITY_KEY_BYTES for number in range(1, 5)]
+    keys = [bytes([number]) * IDENTITY_KEY_BYTES for number in range(1, 4)]
     return IndexingConfiguration(
         task=b"a plan",
         suite=request.suite,
         authority=keys[0],
         server_keys=(keys[1], keys[2]),
-        dealer_key=keys[3] if mode is SharingMode.SEMI_HONEST_INDEX_SHARING else NO_DEALER,
         layout=request.layout(scheme),
         mode=mode,
         depth=depth,
@@ -297,7 +290,6 @@ def _point_functions(request: PlanRequest, mode: SharingMode, scheme: Scheme = S
             request,
             configuration,
             payload_bytes=payload,
-            dealt_bytes=0,
             cipher_calls=sum((Fraction(shape.cipher_calls) * blocks for shape, blocks in shapes), Fraction(0)),
             word_operations=operations,
             scheme=scheme,
@@ -313,38 +305,11 @@ def _variant(depths: set[int], configuration: IndexingConfiguration) -> str:
     return f"{depth}, checked" if configuration.is_checked else depth
 
 
-def _index_sharing(request: PlanRequest) -> Iterator[Option]:
-    """Yield the mode in which the servers turn shares of an index into shares of its vector, with what a dealer dealt.
-
-    For each client the dealer sends one server a seed and the other one an explicit share, of lanes that a field has;
-    its proof is one for a whole batch of clients, and not counted.
-    """
-    configuration = _configured(request, SharingMode.SEMI_HONEST_INDEX_SHARING)
-    dealt = [
-        (
-            PointFunctionShape(codewords=segment.codewords, group=configuration.group, depth=0, derives_last_lane=True),
-            segment.blocks,
-        )
-        for _, segment in configuration.index_segments
-    ]
-    yield _two_servers(
-        request,
-        configuration,
-        payload_bytes=sum(segment.payload_bytes for _, segment in configuration.index_segments),
-        dealt_bytes=sum(SEED_BYTES + ExplicitShare.encoded_bytes(shape, blocks) for shape, blocks in dealt),
-        cipher_calls=sum((Fraction(shape.cipher_calls) * blocks for shape, blocks in dealt), Fraction(0)),
-        word_operations=sum(shape.codewords * blocks for shape, blocks in dealt),
-        scheme=Scheme.PRODUCT,
-        variant="",
-    )
-
-
 def _two_servers(  # noqa: PLR0913 -- what the modes differ in
     request: PlanRequest,
     configuration: IndexingConfiguration,
     *,
     payload_bytes: int,
-    dealt_bytes: int,
     cipher_calls: Fraction,
     word_operations: int,
     scheme: Scheme,
@@ -352,14 +317,13 @@ def _two_servers(  # noqa: PLR0913 -- what the modes differ in
 ) -> Option:
     """Add what is sent plain, which one server expands and the other one is sent; envelopes, proofs and signatures."""
     segments = configuration.ring_segments
-    is_dealt = configuration.mode is SharingMode.SEMI_HONEST_INDEX_SHARING
     full, rest = divmod(request.clients, BATCH)
     between = full * batch_bytes(configuration, BATCH).total
     between += batch_bytes(configuration, rest).total if rest else 0
     operations = word_operations + sum(segment.length for segment in segments)
     return Option(
         scheme=scheme,
-        protocol=Protocol.INDEX_SHARING if is_dealt else Protocol.POINT_FUNCTIONS,
+        protocol=Protocol.POINT_FUNCTIONS,
         described=request.describe(scheme),
         variant=variant,
         learned=Learned.HISTOGRAM if scheme in INDEXED else Learned.SUM,
@@ -367,6 +331,6 @@ def _two_servers(  # noqa: PLR0913 -- what the modes differ in
         payload_bytes=payload_bytes + sum(segment.payload_bytes for segment in segments),
         up_bytes=sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
         down_bytes=offers_bytes(configuration) + request.public_bytes(scheme),
-        between_bytes=round(between / request.clients) + dealt_bytes,
+        between_bytes=round(between / request.clients),
         work=Work(ceil(request.clients * (cipher_calls + mask_cipher_calls(segments))), request.clients * operations),
     )

@@ -19,8 +19,8 @@ from secagg.errors import PeerError
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.release import RoundResult
-from secagg.protocols.two_servers.run import BATCH
 from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import BATCH
 from secagg.protocols.two_servers.upload import Upload
 
 Progress = Callable[[int, int], None]

@@ -57,7 +57,7 @@ def with_lanes(shares: Shares, added: dict[tuple[int, int], int]) -> Shares:
     for (block, lane), value in added.items():
         place = lane // shape.lanes_per_piece, block, lane % shape.lanes_per_piece
         leaf[place] = (int(leaf[place]) + value) % order
-    correction = replace(zero.correction, leaf=leaf)
+    correction = replace(zero.correction, leaf=leaf).freeze()
     return (
         TreeShare(0, zero.binding, zero.seed, correction),
         TreeShare(1, one.binding, one.seed, correction),

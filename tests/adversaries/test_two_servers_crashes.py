@@ -346,7 +346,7 @@ def finish(rehearsal: Rehearsal, step: str) -> Any:
     if step in {"receive", "answer", "settle"}:
         for upload in rehearsal.uploads if step == "receive" else rehearsal.uploads[3:]:
             made.deliver(upload)
-        if made.one.last_conclusion is not None:
-            made.zero.settle(made.one.last_conclusion)
+        with suppress(StopIteration):
+            made.zero.settle(rehearsal.last(1, "conclude"))
         made.check()
     return made.finish()[0]

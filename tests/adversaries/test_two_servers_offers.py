@@ -27,8 +27,8 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.journal import NoJournal
 from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
 from secagg.session.certificates import issue_certificate
@@ -86,10 +86,6 @@ def key_of(party: str) -> bytes:
 WEAKER: dict[str, tuple[dict[str, Any], str]] = {
     "suite": ({"suite": Suite.CLASSIC}, "suite"),
     "mode": ({"mode": SharingMode.UNCHECKED_POINT_FUNCTIONS}, "mode unchecked_point_functions"),
-    "dealer": (
-        {"mode": SharingMode.SEMI_HONEST_INDEX_SHARING, "dealer_key": bytes(range(32))},
-        "mode semi_honest_index_sharing",
-    ),
     "authority": ({"authority": key_of("client 9")}, "another authority"),
     "server 0": ({"server_keys": (key_of("client 9"), key_of("server 1"))}, "the servers are not the two"),
     "server 1": ({"server_keys": (key_of("server 0"), key_of("client 9"))}, "the servers are not the two"),
@@ -131,22 +127,12 @@ def test_a_client_with_default_floors_refuses_all_modes_but_the_checked_one() ->
     )
     assert default.modes == {SharingMode.CHECKED_POINT_FUNCTIONS}
     for mode in set(SharingMode) - default.modes:
-        dealer: Any = {"dealer_key": bytes(range(32))} if mode is SharingMode.SEMI_HONEST_INDEX_SHARING else {}
         is_below(
             made,
             client_of(made, default),
             "mode",
-            configuration=replace(made.configuration, mode=mode, **dealer),
+            configuration=replace(made.configuration, mode=mode),
         )
-
-
-@pytest.mark.parametrize("believed_in", [None, bytes(32), bytes(range(1, 33))])
-def test_a_dealer_is_one_whom_the_client_names(believed_in: bytes | None) -> None:
-    made = InsecureIndexingRound(SETUP)
-    mode = SharingMode.SEMI_HONEST_INDEX_SHARING
-    floors = replace(made.floors, modes=frozenset({mode}), dealer_key=believed_in)
-    configuration = replace(made.configuration, mode=mode, dealer_key=bytes(range(32)))
-    is_below(made, client_of(made, floors), "dealer", configuration=configuration)
 
 
 def test_longer_vectors_than_a_client_will_share_are_refused() -> None:
@@ -179,25 +165,11 @@ def test_a_client_has_a_weight_that_is_allowed(weight: Any) -> None:
         {"server_keys": (key_of("server 0"), key_of("server 0"))},
         {"authority": key_of("server 0")},
         {"authority": key_of("server 1")},
-        {
-            "mode": SharingMode.SEMI_HONEST_INDEX_SHARING,
-            "dealer_key": key_of("server 1"),
-        },
-        {"authority": bytes(32)},
     ],
 )
 def test_no_party_has_two_parts(keys: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters, match="keys of their own"):
         replace(SETUP.configuration, **keys)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"mode": SharingMode.SEMI_HONEST_INDEX_SHARING}, {"dealer_key": bytes(range(32))}],
-)
-def test_a_dealer_belongs_to_index_sharing_and_to_nothing_else(changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="index sharing has a dealer"):
-        replace(SETUP.configuration, **changes)
 
 
 @pytest.mark.parametrize("party", ["server 1", "client 1", "authority"])

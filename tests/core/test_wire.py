@@ -318,18 +318,17 @@ def test_the_kinds_are_pinned() -> None:
         "OUTPUT_COMMITMENT": 74,
         "OUTPUT_SHARE": 75,
         "UPLOAD_LEDGER": 76,
-        "DEALT_CORRELATIONS": 77,
         "INDEXING_RECORD": 78,
         "INDEXING_KEYS": 80,
-        "OFFER_REQUEST": 81,
-        "CLOSE_ROUND": 82,
-        "RESULT_REQUEST": 83,
         "INDEXING_DONE": 84,
-        "ROUND_RESULT": 85,
         "BEGIN_ROUND": 86,
         "PROPOSE_UPLOADS": 87,
         "UPLOAD_HALVES": 88,
         "ROUND_OFFERS": 89,
+        "OPERATOR_KEYS": 90,
+        "PEER_CHALLENGE": 91,
+        "PEER_PROOF": 92,
+        "PEER_WELCOME": 93,
     }
 
 

@@ -24,7 +24,7 @@ import pytest
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.flower.keys.identities import make_identities
-from secagg.flower.keys.server_pair import make_server_pair
+from secagg.flower.keys.server_pair import make_trial_pair
 from secagg.identifiers import ClientId
 
 APPS = Path(__file__).resolve().parent / "apps"
@@ -145,7 +145,7 @@ def make_workplace() -> Callable[[Path], Workplace]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     place = Workplace(tmp_path_factory.mktemp("flower"))
     make_identities(place.folder / "keys", map(ClientId, range(24)), SystemCoins())
-    make_server_pair(place.folder / "keys", SystemCoins())
+    make_trial_pair(place.folder / "keys", SystemCoins())
     try:
         yield place
     finally:

@@ -139,7 +139,7 @@ def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(attack
         ("other_task", 0, "another task than this client"),
         ("other_round", 0, "another round_number than this client"),
         ("other_layout", 0, "the layout belongs to other tensors or schemes"),
-        ("unknown_protocol", 0, "'two-server-of-tomorrow', which this version has not"),
+        ("unknown_protocol", 0, "'two-servers-of-tomorrow', which this version has not"),
         ("two_models", 2, "the message has 2 array records"),
         ("unreadable_model", 2, "a message could not be read"),
     ],

@@ -43,8 +43,8 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("secagg-protocol", "two-servers", "secagg-protocol is one of pairwise, enclave, two-server"),
-        ("secagg-protocol", "two-server", "secagg-roster names the roster file"),
+        ("secagg-protocol", "two-server", "secagg-protocol is one of pairwise, enclave, two-servers"),
+        ("secagg-protocol", "two-servers", "secagg-roster names the roster file"),
         ("secagg-protocol", "enclave", "secagg-roster names the roster file"),
         ("secagg-mode", "secure", "secagg-mode is one of semi_honest, active"),
         ("secagg-graph", "ring", "secagg-graph is one of full, sparse"),
@@ -61,7 +61,7 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-compression", "scalar-1", "secagg-compression"),
         ("secagg-compression", "pruning-1.0", "secagg-compression"),
         ("secagg-compression", "pq-64", "secagg-compression"),
-        ("secagg-compression", "pq", "change secagg-protocol to 'enclave' or 'two-server', or this to fixed-point"),
+        ("secagg-compression", "pq", "change secagg-protocol to 'enclave' or 'two-servers', or this to fixed-point"),
         ("secagg-modulus-bits", 65, "secagg-modulus-bits lies in"),
         ("secagg-clip", 0.0, "secagg-clip is a positive number"),
         ("secagg-clip", float("nan"), "secagg-clip is a positive number"),
@@ -92,7 +92,7 @@ def test_what_only_pairwise_masks_have_is_refused_beside_an_enclave(key: str, va
         SecAggSettings.from_run_config({"secagg-protocol": "enclave", "secagg-roster": "roster.json", key: value})
 
 
-TWO = {"secagg-protocol": "two-server", "secagg-roster": "roster.json", "secagg-weighting": "uniform"}
+TWO = {"secagg-protocol": "two-servers", "secagg-roster": "roster.json", "secagg-weighting": "uniform"}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_two_servers_take_codewords_and_half_of_the_clients() -> None:
 
 @pytest.mark.parametrize("key", ["secagg-second-server", "secagg-servers", "secagg-server-keys"])
 def test_what_only_two_servers_have_is_refused_beside_others(key: str) -> None:
-    with pytest.raises(InvalidParameters, match=f"{key} belongs to secagg-protocol = 'two-server'"):
+    with pytest.raises(InvalidParameters, match=f"{key} belongs to secagg-protocol = 'two-servers'"):
         SecAggSettings.from_run_config({key: "a file"})
 
 

@@ -17,7 +17,6 @@ REFUSED = {
 }
 TO_SERVER_ONE = {
     "two_offered_low_cohort": "a cohort of 2 is below 3",
-    "two_own_key": "server 0 has another key than its operator knows",
 }
 TOLD_OTHERWISE = {
     "two_other_terms": "its layout or codebooks are not those that this client encodes with",
@@ -27,7 +26,7 @@ TOLD_OTHERWISE = {
 SCENARIOS = [
     *("two", "two_twin", "two_dropped", "two_too_few", "two_pq", "two_scalar", "two_pruning", "two_hybrid"),
     *("two_served", "two_restarted", "two_lost", "two_absent", *REFUSED, *TO_SERVER_ONE, *TOLD_OTHERWISE),
-    *("two_other_models", "two_again", "two_silent"),
+    *("two_other_models", "two_again", "two_silent", "two_own_key"),
 ]
 
 
@@ -121,6 +120,12 @@ def test_server_1_takes_no_part_in_what_its_operator_would_not_configure(shared:
     assert shared[name]["error"].startswith("InvalidParameters: server 1 takes no part in this round")
     assert TO_SERVER_ONE[name] in shared[name]["log"]
     assert counts(shared[name]) == []
+
+
+def test_server_1_does_not_speak_with_a_server_0_that_its_operator_does_not_know(shared: dict[str, Any]) -> None:
+    assert shared["two_own_key"]["error"].startswith("InvalidParameters: what answers at ")
+    assert "both operators write servers.json from the same public keys" in shared["two_own_key"]["log"]
+    assert counts(shared["two_own_key"]) == []
 
 
 @pytest.mark.parametrize("name", TOLD_OTHERWISE)

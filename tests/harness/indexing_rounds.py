@@ -24,11 +24,11 @@ from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
-from secagg.protocols.two_servers.configuration import NO_DEALER, IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.index_sharing.dealer import SemiHonestDealer
-from secagg.protocols.two_servers.journal import Journal, NoJournal
+from secagg.protocols.two_servers.journal import Journal
 from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
@@ -87,11 +87,6 @@ class IndexingSetup:
         return Payload(self.layout, tuple(values))
 
     @property
-    def is_dealt(self) -> bool:
-        """Whether the round has a dealer."""
-        return self.mode is SharingMode.SEMI_HONEST_INDEX_SHARING
-
-    @property
     def configuration(self) -> IndexingConfiguration:
         """Return what everybody agrees on."""
         return IndexingConfiguration(
@@ -102,7 +97,6 @@ class IndexingSetup:
                 self.signing_key_of("server 0").public_key,
                 self.signing_key_of("server 1").public_key,
             ),
-            dealer_key=self.signing_key_of("dealer").public_key if self.is_dealt else NO_DEALER,
             layout=self.layout,
             mode=self.mode,
             depth=self.depth,
@@ -185,7 +179,6 @@ class InsecureIndexingRound:
             maximum_length=sum(segment.length for segment in configuration.layout.segments),
             maximum_weight=max(configuration.weights),
             modes=frozenset({configuration.mode}),
-            dealer_key=configuration.dealer_key if self.setup.is_dealt else None,
         )
 
     def share(
@@ -206,24 +199,6 @@ class InsecureIndexingRound:
             now=NOW,
             weight=weight,
         )
-
-    def dealer(self) -> SemiHonestDealer:
-        """Make the dealer of the round, which has dealt nothing yet."""
-        return SemiHonestDealer(
-            self.configuration,
-            round_number=self.setup.round_number,
-            offers=(self.zero.offer, self.one.offer),
-            signing_key=self.setup.signing_key_of("dealer"),
-            coins=self.setup.coins_of("dealer"),
-        )
-
-    def deal(self, numbers: Iterable[int] | None = None) -> bytes:
-        """Let a dealer deal one batch for these clients, by default all, and the servers check it; return its id."""
-        clients = range(1, self.setup.population + 1) if numbers is None else numbers
-        halves = self.dealer().deal(ClientId(number) for number in clients)
-        batch_id, _ = (server.deal(half.encode()) for server, half in zip(self.servers, halves, strict=True))
-        self.check()
-        return batch_id
 
     def upload(self, number: int, *, weight: int = 1, payload: Payload | None = None) -> None:
         """Let a client upload to both servers."""

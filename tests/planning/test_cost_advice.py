@@ -78,8 +78,6 @@ def test_what_can_be_used_today_is_named_for_each_protocol() -> None:
     said = advice_on(codewords=32)
     assert "linear sketch, 1,676 signs" in starting(said, "Of what can be used today with pairwise masks")
     assert "peak code, 1 of 645" in starting(said, "Of what can be used today with the enclave")
-    # Signs that two servers add up are shorter than indices that they share.
-    assert not [sentence for sentence in said if sentence.startswith("Without an enclave")]
 
 
 def test_no_scheme_is_promised_that_is_not_there() -> None:
@@ -87,11 +85,6 @@ def test_no_scheme_is_promised_that_is_not_there() -> None:
     assert "No scheme of this library gives the histogram with pairwise masks." in said
     # Where it is the session that is impossible, it is not said to be the schemes.
     assert not [sentence for sentence in advice_on(clients=2) if "No scheme" in sentence]
-
-
-def test_shared_indices_are_not_praised_where_something_else_is_shorter() -> None:
-    said = advice_on(codewords=4096, block_size=1, sparsity=PlanRequest(shapes={"m": (99, 9)}).sparsity)
-    assert not [sentence for sentence in said if sentence.startswith("Without an enclave")]
 
 
 def test_a_protocol_that_becomes_available_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

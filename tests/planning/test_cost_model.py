@@ -89,8 +89,7 @@ def test_histograms_take_the_bits_of_the_published_table(row: tuple[int, ...]) -
         assert option.work.cipher_calls >= least_cipher_calls(codewords, clients.bit_length(), depth) * BLOCKS * clients
         assert least_cipher_calls(codewords, clients.bit_length(), depth) == calls
     assert block_bits(the_only(comparison, Protocol.PAIRWISE, Scheme.ONE_HOT)) == explicit
-    for protocol in (Protocol.INDEX_SHARING, Protocol.ENCLAVE):
-        assert block_bits(the_only(comparison, protocol, Scheme.PRODUCT)) == index
+    assert block_bits(the_only(comparison, Protocol.ENCLAVE, Scheme.PRODUCT)) == index
 
 
 def test_a_count_of_all_clients_has_room_where_their_number_is_a_power_of_two() -> None:
@@ -124,9 +123,6 @@ def test_masked_values_take_the_bits_of_the_published_table(row: tuple[Any, ...]
                 assert block_bits(the_only(comparison, protocol, Scheme.SCALAR)) == expected[place]
             decoded = the_only(comparison, Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)
             assert block_bits(decoded) == by_width[0][place]
-            # Shared indices are shorter than every masked value, for every length of a block.
-            shared = the_only(comparison, Protocol.INDEX_SHARING, Scheme.PRODUCT)
-            assert block_bits(shared) < min(expected[place], plain)
 
 
 # Codewords; the least block for which a point function is shorter than values of 32, 8, 4 and 2 bits.
@@ -162,7 +158,6 @@ TOTALS = [
     (Scheme.ONE_HOT, Protocol.PAIRWISE, "", 2.71),
     (Scheme.DECODED_CODEWORDS, Protocol.PAIRWISE, "", 0.75),
     (Scheme.SCALAR, Protocol.PAIRWISE, "", 0.55),
-    (Scheme.PRODUCT, Protocol.INDEX_SHARING, "", 0.0625),
     (Scheme.PRODUCT, Protocol.ENCLAVE, "", 0.0625),
 ]
 
@@ -173,13 +168,6 @@ def test_a_client_sends_the_published_total(scheme: Scheme, protocol: Protocol, 
     option = the_only(comparison, protocol, scheme, variant)
     assert option.payload_bytes / 1e6 == pytest.approx(megabytes, abs=0.005 if megabytes > 0.1 else 0)
     assert 0 < option.up_bytes - option.payload_bytes < 5000
-
-
-def test_a_dealer_sends_the_explicit_share_and_the_servers_their_differences() -> None:
-    shared = the_only(compare(request_of(codewords=32)), Protocol.INDEX_SHARING, Scheme.PRODUCT)
-    said = shared.between_bytes - ((217 + 2 * 5) * BLOCKS // 8 + 16)
-    # Ids and lengths of an upload, three times.
-    assert 3 * 32 < said < 200
 
 
 # --- What is really sent ----------------------------------------------------------------------------------------------
@@ -224,7 +212,7 @@ def test_a_round_of_two_servers_sends_what_the_model_says(
 ) -> None:
     # More clients than one batch, and codewords for which a tree is shorter.
     report = report_of(
-        *("--protocol", "two-server", "--clients", "19", "--dimension", "4608", "--drop", "0", "--codewords", "64"),
+        *("--protocol", "two-servers", "--clients", "19", "--dimension", "4608", "--drop", "0", "--codewords", "64"),
         *("--suite", suite, "--mode", mode, *(() if depth is None else ("--depth", "0"))),
     )
     shapes: Shapes = {"matrix": (32, 144), "biases": (16,)}
@@ -276,7 +264,7 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
         Scheme.SKETCH: 36,
     }
     for option in compare(request).options:
-        if option.protocol in {Protocol.POINT_FUNCTIONS, Protocol.INDEX_SHARING}:
+        if option.protocol is Protocol.POINT_FUNCTIONS:
             # Two offers: a key and a signature, stamped.
             assert option.down_bytes == told[option.scheme] + 2 * (7 + 32 + 8 + 1 + 32 + 64)
     difference = {
@@ -313,8 +301,6 @@ def test_work_is_that_of_the_busiest_machine_for_all_clients() -> None:
     flat = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0")
     # 31 lanes, each a word of 8 bits.
     assert flat.work == Work(100 * (1600 * 31 // 16 + 10), 100 * (1600 * 32 + 40))
-    shared = the_only(comparison, Protocol.INDEX_SHARING, Scheme.PRODUCT)
-    assert shared.work == flat.work
 
 
 def test_what_is_plain_is_sent_once_because_a_seed_stands_for_the_other_share() -> None:
@@ -322,9 +308,8 @@ def test_what_is_plain_is_sent_once_because_a_seed_stands_for_the_other_share() 
         compare(PlanRequest(shapes={"matrix": (1600, 4), **more}, codewords=32, block_size=4))
         for more in ({}, {"bias": (40,)})
     )
-    for protocol, variant in ((Protocol.POINT_FUNCTIONS, "depth 0"), (Protocol.INDEX_SHARING, "")):
-        without, beside = (the_only(both, protocol, Scheme.PRODUCT, variant) for both in (bare, biased))
-        assert beside.up_bytes - without.up_bytes == 40 * 4
+    without, beside = (the_only(both, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0") for both in (bare, biased))
+    assert beside.up_bytes - without.up_bytes == 40 * 4
 
 
 def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
@@ -333,9 +318,8 @@ def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
     assert plain == 4 * 32 + 2 * 32 + 2
     comparison = compare(request)
     indices = sum(cut.blocks * 4 for cut in request.tensors) // 8
-    for protocol in (Protocol.ENCLAVE, Protocol.INDEX_SHARING):
-        option = the_only(comparison, protocol, Scheme.PRODUCT)
-        assert option.payload_bytes == indices + 4 * plain
+    option = the_only(comparison, Protocol.ENCLAVE, Scheme.PRODUCT)
+    assert option.payload_bytes == indices + 4 * plain
     flat = comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
     assert flat is not None
     assert flat.payload_bytes == sum(cut.blocks * (cut.codewords - 1) * 7 for cut in request.tensors) // 8 + 4 * plain
@@ -402,7 +386,6 @@ def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
         (Protocol.ENCLAVE, Scheme.PEAK),
         (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT),
         (Protocol.POINT_FUNCTIONS, Scheme.PEAK),
-        (Protocol.INDEX_SHARING, Scheme.PRODUCT),
     }
     assert comparison.giving(Learned.SUM) == list(comparison.options)
 
@@ -419,8 +402,8 @@ def test_what_is_not_there_is_not_called_available() -> None:
     assert status.pop((Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)) is Status.PROTOCOL_ONLY
     assert status.pop((Protocol.PAIRWISE, Scheme.ONE_HOT)) is Status.PROTOCOL_ONLY
     assert set(status.values()) == {Status.AVAILABLE}
-    # Two schemes with indices and four without by two, rings by pairwise masks as well, and one more.
-    assert len(status) == 2 * (2 + 4) + 4 + 1
+    # Two schemes with indices and four without by two, and rings by pairwise masks as well.
+    assert len(status) == 2 * (2 + 4) + 4
 
 
 def test_one_entry_makes_a_protocol_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +434,6 @@ def test_more_codewords_than_a_point_function_has_leave_two_servers_out() -> Non
     assert [sentence.partition(":")[0] for sentence in comparison.left_out] == [
         "point functions",
         "checked point functions",
-        "shared indices",
     ]
 
 
@@ -465,7 +447,7 @@ def test_more_blocks_than_the_kernels_take_leave_two_servers_out() -> None:
     within, beyond = (compare(request_of(blocks=(1 << 26) + more)) for more in (0, 1))
     assert within.left_out == ()
     assert {option.protocol for option in beyond.options if option.scheme is Scheme.PRODUCT} == {Protocol.ENCLAVE}
-    assert len(beyond.left_out) == 3
+    assert len(beyond.left_out) == 2
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
     ("changes", "message"),
     [
         (("secagg.protocol=pairwise",), "take secagg.protocol = 'enclave'"),
-        (("secagg.protocol=two-server",), "take secagg.protocol = 'enclave'"),
+        (("secagg.protocol=two-servers",), "take secagg.protocol = 'enclave'"),
         (("secagg.mode=ideal",), "secagg.mode = 'real'"),
         (("secagg.every=2",), "secagg.every = 1"),
         (("local.clip=",), "set local.clip"),

@@ -46,8 +46,8 @@ CASES = [
     (SumProtocol.ENCLAVE, PRODUCT),
     (SumProtocol.ENCLAVE, replace(PRODUCT, stages=2)),
     (SumProtocol.ENCLAVE, SCALAR),
-    (SumProtocol.TWO_SERVER, PRODUCT),
-    (SumProtocol.TWO_SERVER, SCALAR),
+    (SumProtocol.TWO_SERVERS, PRODUCT),
+    (SumProtocol.TWO_SERVERS, SCALAR),
 ]
 
 
@@ -113,7 +113,7 @@ def test_histograms_that_leave_the_enclave_decode_to_the_same_bits() -> None:
 
 
 def test_the_bytes_of_two_servers_are_those_of_their_messages() -> None:
-    run = configuration(SumProtocol.TWO_SERVER, PRODUCT)
+    run = configuration(SumProtocol.TWO_SERVERS, PRODUCT)
     made = codecs(run)
     lost = {Stage.BETWEEN_HALVES: frozenset({2}), Stage.BEFORE_UPLOAD: frozenset({3})}
     run = replace(run, dropouts=DropoutSettings(rate=0.1))
@@ -141,7 +141,7 @@ def test_the_bytes_of_two_servers_are_those_of_their_messages() -> None:
 )
 def test_what_two_servers_do_not_offer_is_refused_by_name(more: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameters, match=message):
-        secure_sum(configuration(SumProtocol.TWO_SERVER, PRODUCT, **more))
+        secure_sum(configuration(SumProtocol.TWO_SERVERS, PRODUCT, **more))
 
 
 class WrongSum:

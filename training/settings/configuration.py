@@ -338,7 +338,7 @@ def _require_ranges(run: Configuration) -> None:
     if run.secagg.protocol is SumProtocol.PAIRWISE and scheme in {Scheme.PRODUCT, Scheme.PEAK}:
         raise InvalidParameters(
             f"pairwise masks add ring elements, and {scheme.value!r} sends indices: take secagg.protocol = "
-            "'enclave' or 'two-server'"
+            "'enclave' or 'two-servers'"
         )
 
 

@@ -68,7 +68,7 @@ class SumProtocol(StrEnum):
 
     PAIRWISE = "pairwise"
     ENCLAVE = "enclave"
-    TWO_SERVER = "two-server"
+    TWO_SERVERS = "two-servers"
 
 
 class Stage(StrEnum):

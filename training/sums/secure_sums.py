@@ -38,7 +38,7 @@ def secure_sum(configuration: Configuration, staleness_weights: tuple[int, ...] 
             real = PairwiseSum(configuration)
         case SumProtocol.ENCLAVE:
             real = EnclaveSum(configuration, staleness_weights)
-        case SumProtocol.TWO_SERVER:
+        case SumProtocol.TWO_SERVERS:
             real = TwoServerSum(configuration)
     return CheckedSum(real, ideal, every=configuration.secagg.every)
 
@@ -74,5 +74,5 @@ def require_feasible(
             enclave = EnclaveSum(configuration, staleness_weights).plan(codec)
             if configuration.privacy.is_on:
                 require_budget(configuration, enclave, available)
-        case SumProtocol.TWO_SERVER:
+        case SumProtocol.TWO_SERVERS:
             TwoServerSum(configuration).plan(codec)

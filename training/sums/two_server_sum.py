@@ -19,8 +19,8 @@ from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.journal import NoJournal
 from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.less_protected import UNCHECKED_POINT_FUNCTIONS, NoJournal
 from secagg.protocols.two_servers.one_hot.statement import SEED_BYTES
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.simulation.measured_indexing import Delivery, IndexingFigures, measured_round
@@ -56,9 +56,7 @@ class TwoServerSum:
                 "for asynchronous clients"
             )
         self._settings = configuration.secagg
-        self._mode = (
-            SharingMode.UNCHECKED_POINT_FUNCTIONS if self._settings.unchecked else SharingMode.CHECKED_POINT_FUNCTIONS
-        )
+        self._mode = UNCHECKED_POINT_FUNCTIONS if self._settings.unchecked else SharingMode.CHECKED_POINT_FUNCTIONS
         self._minimum_cohort = minimum_cohort(configuration)
         self._maximum_cohort = configuration.clients_per_round
         self._keys = ClientKeys()

@@ -1,98 +1,142 @@
-"""One of the two servers in a process of its own: strict messages in over Unix sockets, one answer out for each.
+"""Sockets of a standing server 1, and server 0's connection to it: strict frames in, one answer out for each.
 
-Server 0 listens at two sockets, server 1 at one, and connects to the second one of server 0:
+Whoever connects has to greet within seconds, so strangers and silent connections block nobody. Of peers that greeted
+the newest is served, and the one before is let go: a connection that died without a word does not keep server 0 out.
 
-    --socket       the server's front end and its operator: a request of the offer, an upload or a dealer's batch, a
-                   request to close the round, a request of its result
-    --peer-socket  server 1 alone: a proposal, a conclusion, its signed list, its commitment, its share
-
-Server 1 asks about uploads by itself, as they come. What server 0 does not hold yet is asked about once more when the
-round is closed; so a client uploads to server 0 first. The operator of server 1 closes the round, with CLOSE_ROUND. If
-that is refused because server 0 cannot be reached, or either process ended meanwhile, the operator asks again: whatever
-was signed, committed or opened is said again in the same bytes. Server 0's operator reads the result afterwards.
-
-Whoever may write to a socket is told apart by the file's mode alone. Between two hosts the peer socket needs a
-connection that authenticates both ends, such as mutual TLS, around it; and what clients send goes through a front end
-that relays uploads and no other request, as ``RemoteServer.upload`` does.
+Whoever may write to a socket is told apart by the file's mode, and by the pair key. Between two hosts the socket needs
+a connection that authenticates both ends and hides what is said, such as mutual TLS, around it.
 """
 
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Lock, Thread, Timer
 from typing import Final, NoReturn
 
-from secagg.errors import MalformedMessage
-from secagg.protocols.two_servers.server import IndexingServer
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, MalformedMessage, PeerError
 from secagg.session.frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 from secagg.wire import MessageKind, message_kind
 
-from .service import IndexingService
+from .greeting import GREETING_BYTES, Challenge, Proof
 from .standing_server import StandingServer
 
-MAXIMUM_PEER_BYTES: Final = 1 << 32
-CLIENTS_AT_ONCE: Final = 64
-PATIENCE: Final = 60.0
-"""How many seconds somebody at the front socket may take to go on with a request."""
-_PEER_PATIENCE: Final = 600.0
+GREETING_PATIENCE: Final = 10.0
+"""How many seconds a greeting may take."""
+STRANGERS_AT_ONCE: Final = 16
+PEER_PATIENCE: Final = 600.0
+"""How many seconds server 0 waits for an answer, and server 1 until an answer is read."""
+_RETRY: Final = 0.1
+_REFUSAL_BYTES: Final = 1 << 16
 
 
-def serve(
-    server: IndexingServer, socket_path: Path, peer_socket_path: Path, *, ready: Callable[[], None] = lambda: None
+class _Desk:
+    """Who is served: the newest peer that greeted."""
+
+    def __init__(self, server: StandingServer, coins: Coins) -> None:
+        self._server, self._coins = server, coins
+        self._strangers = BoundedSemaphore(STRANGERS_AT_ONCE)
+        self._turn, self._switch = Lock(), Lock()
+        self._current: socket.socket | None = None
+
+    def meet(self, connection: socket.socket) -> None:
+        """Answer somebody in a thread, unless too many strangers are there already."""
+        if not self._strangers.acquire(blocking=False):
+            connection.close()
+            return
+        # A daemon: the end of the process is the end of whatever it waits for, and the journal knows the rest.
+        Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def close(self) -> None:
+        """Overwrite what a round left in memory; its journal stays."""
+        with self._turn:
+            self._server.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, MemoryError, PeerError):
+            try:
+                self._greet(connection)
+            finally:
+                self._strangers.release()
+            self._replace(connection)
+            while True:
+                try:
+                    request = receive_frame(connection, self._server.request_bytes)
+                except MalformedMessage as error:
+                    connection.settimeout(GREETING_PATIENCE)
+                    send_frame(connection, encode_refusal(error))
+                    return
+                with self._turn:
+                    if self._current is not connection:
+                        return
+                    answer = self._server.answer(request)
+                connection.settimeout(PEER_PATIENCE)
+                send_frame(connection, answer)
+                connection.settimeout(None)
+
+    def _greet(self, connection: socket.socket) -> None:
+        timer = Timer(GREETING_PATIENCE, _hang_up, [connection])
+        timer.start()
+        try:
+            with self._server.pair_key() as pair_key:
+                challenge = Challenge(pair_key, self._coins)
+                send_frame(connection, challenge.message)
+                try:
+                    welcome = challenge.welcome(receive_frame(connection, GREETING_BYTES))
+                except PeerError as error:
+                    send_frame(connection, encode_refusal(error))
+                    raise
+                send_frame(connection, welcome)
+        finally:
+            timer.cancel()
+
+    def _replace(self, connection: socket.socket) -> None:
+        with self._switch:
+            earlier, self._current = self._current, connection
+        if earlier is not None:
+            _hang_up(earlier)
+
+
+def serve_standing(
+    server: StandingServer, socket_path: Path, coins: Coins, *, ready: Callable[[], None] = lambda: None
 ) -> NoReturn:
-    """Answer until the process is told to end; then remove the sockets.
-
-    Args:
-        server: the server of one round; its journal is open in no other process.
-        peer_socket_path: where server 0 listens for server 1.
-        ready: called once, when anybody can connect.
-    Raises:
-        InvalidParameters: no socket can be made at a path.
-    """
-    with listening(socket_path, replaces_dead=True) as front:
-        if server.server.index == 1:
-            link = PeerLink(peer_socket_path)
-            service = IndexingService(server, link.ask)
-            _start(service.keep_asking)
-            ready()
-            _answer_everybody(front, service)
-        with listening(peer_socket_path, replaces_dead=True) as peers:
-            service = IndexingService(server)
-            _start(_answer_peer, peers, service)
-            ready()
-            _answer_everybody(front, service)
-
-
-def serve_standing(server: StandingServer, socket_path: Path, *, ready: Callable[[], None] = lambda: None) -> NoReturn:
-    """Answer one server 0 after the other, until the process is told to end; then remove the socket.
-
-    A round lives no longer than the connection on which it was begun.
+    """Answer server 0 until the process is told to end; then remove the socket, and keep the round's journal.
 
     Args:
         ready: called once, when server 0 can connect.
     Raises:
         InvalidParameters: no socket can be made at the path.
     """
+    desk = _Desk(server, coins)
     try:
         with listening(socket_path, replaces_dead=True) as listener:
             ready()
             while True:
-                connection = listener.accept()[0]
-                _answer_one(connection, server.answer, MAXIMUM_PEER_BYTES)
-                server.end_round()
+                desk.meet(listener.accept()[0])
     finally:
-        server.end_round()
+        desk.close()
 
 
 class PeerLink:
-    """A server's connection to the other one, made when it is needed, and anew after it was lost."""
+    """Server 0's connection to server 1, made when it is needed, and anew after it was lost."""
 
-    def __init__(self, path: Path) -> None:
-        """Connect to nothing yet."""
-        self._path = path
+    def __init__(
+        self, path: Path, pair_key: Secret, coins: Coins, *, answer_bytes: int, patience: float = GREETING_PATIENCE
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            pair_key: the caller keeps it, and wipes it.
+            answer_bytes: no answer is longer; see ``message_sizes.exchange_bytes``.
+            patience: for how many seconds to try to connect, while server 1 is started again.
+        """
+        self._path, self._pair_key, self._coins = path, pair_key, coins
+        self._answer_bytes, self._patience = answer_bytes, patience
         self._connection: socket.socket | None = None
 
     def ask(self, message: bytes) -> bytes:
@@ -100,10 +144,13 @@ class PeerLink:
 
         Raises:
             OSError: the other server cannot be reached, or went away; the message may have arrived or not.
+            InvalidParameters: what answers does not know the pair key.
             SecAggError: what the other server refused with.
         """
         try:
-            answer = self._asked(message)
+            connection = self._connection or self._connect()
+            send_frame(connection, message)
+            answer = receive_frame(connection, self._answer_bytes)
             if message_kind(answer) is not MessageKind.REFUSAL:
                 return answer
             refusal = decode_refusal(answer)
@@ -119,50 +166,40 @@ class PeerLink:
             self._connection.close()
         self._connection = None
 
-    def _asked(self, message: bytes) -> bytes:
-        if self._connection is None:
-            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._connection.settimeout(_PEER_PATIENCE)
-            self._connection.connect(str(self._path))
-        send_frame(self._connection, message)
-        return receive_frame(self._connection, MAXIMUM_PEER_BYTES)
-
-
-def _start(target: Callable[..., object], *arguments: object) -> None:
-    # A daemon: the end of the process is the end of whatever it waits for, and the journal knows the rest.
-    Thread(target=target, args=arguments, daemon=True).start()
-
-
-def _answer_peer(listener: socket.socket, service: IndexingService) -> NoReturn:
-    """Answer one connection of server 1 after the other."""
-    while True:
-        connection = listener.accept()[0]
-        _answer_one(connection, service.answer_peer, MAXIMUM_PEER_BYTES)
-
-
-def _answer_everybody(listener: socket.socket, service: IndexingService) -> NoReturn:
-    """Answer all who connect to the front socket, so many at a time; who is too slow is let go."""
-    places = BoundedSemaphore(CLIENTS_AT_ONCE)
-
-    def answer(connection: socket.socket) -> None:
-        try:
-            connection.settimeout(PATIENCE)
-            _answer_one(connection, service.answer, service.request_bytes)
-        finally:
-            places.release()
-
-    while True:
-        places.acquire()
-        _start(answer, listener.accept()[0])
-
-
-def _answer_one(connection: socket.socket, answer: Callable[[bytes], bytes], limit: int) -> None:
-    """Answer until the other end goes away, is too slow, or announces a frame that is too long."""
-    with connection, suppress(OSError, MemoryError):
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + self._patience
         while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                request = receive_frame(connection, limit)
-            except MalformedMessage as error:
-                send_frame(connection, encode_refusal(error))
-                return
-            send_frame(connection, answer(request))
+                connection.settimeout(GREETING_PATIENCE)
+                connection.connect(str(self._path))
+                self._greet(connection)
+                connection.settimeout(PEER_PATIENCE)
+            except OSError:
+                connection.close()
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_RETRY)
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                self._connection = connection
+                return connection
+
+    def _greet(self, connection: socket.socket) -> None:
+        proof = Proof(self._pair_key, receive_frame(connection, GREETING_BYTES), self._coins)
+        send_frame(connection, proof.message)
+        try:
+            proof.check(receive_frame(connection, _REFUSAL_BYTES))
+        except PeerError as error:
+            raise InvalidParameters(
+                f"what answers at {self._path} is not the server 1 that shares a key with this server ({error}); both "
+                "operators write servers.json from the same public keys"
+            ) from error
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread reads from."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from secagg.errors import MalformedMessage, Reason
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.server_messages import MAXIMUM_BATCH
+from secagg.protocols.two_servers.server_messages import BATCH
 from secagg.protocols.two_servers.upload import DIGEST_BYTES, ROUND_BYTES, Upload
 from secagg.wire import MessageKind, Reader, Writer
 
 _LENGTH_BYTES = 8
+MAXIMUM_BEGINNING_BYTES = 1 << 16
+"""No request to begin a round is longer; see ``configuration.MAXIMUM_SEGMENTS``."""
 _MAXIMUM_OFFER_BYTES = 1 << 14
 
 
@@ -52,9 +54,9 @@ def decode_batch_request(message: bytes) -> list[bytes]:
     """
     reader = Reader(message, MessageKind.PROPOSE_UPLOADS)
     count = reader.integer(4)
-    if count > MAXIMUM_BATCH:
+    if count > BATCH:
         raise MalformedMessage(
-            f"a batch names {count} uploads and {MAXIMUM_BATCH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
+            f"a batch names {count} uploads and {BATCH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
         )
     uploads = [reader.fixed(DIGEST_BYTES) for _ in range(count)]
     reader.finish()

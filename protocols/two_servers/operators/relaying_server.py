@@ -14,9 +14,8 @@ from secagg.crypto.secret import Confined
 from secagg.errors import PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.release import RoundResult
-from secagg.protocols.two_servers.run import BATCH
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
+from secagg.protocols.two_servers.server_messages import BATCH, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.upload import DIGEST_BYTES
 from secagg.wire import MessageKind, Reader
 
@@ -37,6 +36,7 @@ class RelayingServer(Confined):
         """
         self._zero = zero
         self._ask = ask
+        self._offer = b""
         self._unasked = list[bytes]()
         self._failure: SecAggError | None = None
 
@@ -47,11 +47,8 @@ class RelayingServer(Confined):
             InvalidParameters, PeerMisbehaved: server 1 does not take part; the message says what to change.
             AuthenticationFailed: what answers is not the server 1 that the configuration names.
         """
-        zero = self._zero
-        offer = self._ask(encode_beginning(zero.configuration, zero.round_number))
-        stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=_ONE)
-        ServerOffer.decode(offer, zero.configuration, stamp)
-        return zero.offer, offer
+        self._offer = self._begin()
+        return self._zero.offer, self._offer
 
     def receive(self, message: bytes) -> None:
         """Take both halves of an upload: this server's own, and the one that it hands on.
@@ -61,7 +58,7 @@ class RelayingServer(Confined):
         """
         first, second = decode_halves(message)
         upload_id = self._zero.receive(first)
-        if _read_done(self._ask(second)) != upload_id:
+        if _read_done(self._tell(second)) != upload_id:
             raise PeerMisbehaved(
                 "the two halves are of two uploads, or server 1 says so",
                 reason=Reason.WRONG_SESSION,
@@ -94,13 +91,38 @@ class RelayingServer(Confined):
         """
         self.settle()
         zero = self._zero
-        commitment = zero.agree(self._ask(zero.close()))
-        share = zero.open(self._ask(commitment))
-        return zero.combine(self._ask(share))
+        commitment = zero.agree(self._tell(zero.close()))
+        share = zero.open(self._tell(commitment))
+        return zero.combine(self._tell(share))
+
+    def _begin(self) -> bytes:
+        zero = self._zero
+        offer = self._ask(encode_beginning(zero.configuration, zero.round_number))
+        stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=_ONE)
+        ServerOffer.decode(offer, zero.configuration, stamp)
+        return offer
+
+    def _tell(self, message: bytes) -> bytes:
+        """Return server 1's answer; if the connection is lost on the way, begin the round again and ask once more.
+
+        Server 1 goes on with its journal, and says the same again.
+        """
+        try:
+            return self._ask(message)
+        except ConnectionError:
+            if self._begin() != self._offer:
+                raise PeerMisbehaved(
+                    "server 1 offers another key for a round that was begun; what it was sent is lost",
+                    reason=Reason.WRONG_SESSION,
+                    culprits=[_ONE],
+                    round_name="upload",
+                ) from None
+            return self._ask(message)
 
     def _check(self) -> None:
         while batch := self._unasked[:BATCH]:
-            self._zero.settle(self._ask(self._zero.answer(self._ask(encode_batch_request(batch)))))
+            proposal = self._tell(encode_batch_request(batch))
+            self._zero.settle(self._tell(self._zero.answer(proposal)))
             del self._unasked[: len(batch)]
 
     def __repr__(self) -> str:

@@ -1,44 +1,122 @@
-"""What one server keeps from round to round: the seed of its signing key, and the key that the two servers share."""
+"""The keys of one server's operator, the public half that he gives the other one, and the key that both derive.
+
+Each operator draws his own keys, and nobody else ever holds them. What they exchange is public and signed; with the
+other's half and his own secret each computes the same pair key. Whoever knows a pair key can pass a server off as the
+other's peer and can foresee at which points uploads are checked; it opens no upload and signs nothing.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 from secagg.crypto.entropy import Coins
+from secagg.crypto.key_derivation import derive
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import MalformedMessage, Misuse, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.configuration import SERVERS
 from secagg.protocols.two_servers.one_hot.statement import SEED_BYTES
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader, Writer
+
+EXCHANGE_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorKeys:
+    """What is public of a server's keys; the signature says that one party has both."""
+
+    server: ServerId
+    signing_key: bytes
+    exchange_key: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.OPERATOR_KEYS).integer(self.server.index, 1)
+        writer.fixed(self.signing_key, IDENTITY_KEY_BYTES).fixed(self.exchange_key, EXCHANGE_KEY_BYTES)
+        return writer.fixed(self.signature, SIGNATURE_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> OperatorKeys:
+        """Read what an operator has given away, and check its signature.
+
+        Raises:
+            MalformedMessage, UnexpectedMessage: it is no such message.
+            AuthenticationFailed: it is not signed with the key that it names.
+        """
+        reader = Reader(message, MessageKind.OPERATOR_KEYS)
+        server = _read_server(reader)
+        signing_key, exchange_key = reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(EXCHANGE_KEY_BYTES)
+        signature = reader.fixed(SIGNATURE_BYTES)
+        reader.finish()
+        verify_signature(signing_key, signature, Label.INDEXING_OPERATOR, bytes([server.index]), exchange_key)
+        return cls(server, signing_key, exchange_key, signature)
 
 
 class ServerKeys(Confined):
-    """The keys of server 0 or server 1.
+    """The secret keys of server 0 or server 1.
 
     Security: ``encode`` returns them in the clear; store it where nobody but this server's operator reads it.
     """
 
-    def __init__(self, server: ServerId, signing_seed: Secret, pair_key: Secret) -> None:
+    def __init__(self, server: ServerId, signing_seed: Secret, exchange_seed: Secret) -> None:
         """Take the keys, and wipe them when this is wiped."""
-        if type(server) is not ServerId or type(signing_seed) is not Secret or type(pair_key) is not Secret:
-            raise Misuse("the keys of a server are those of a ServerId: two Secrets")
-        if (len(signing_seed), len(pair_key)) != (IDENTITY_KEY_BYTES, SEED_BYTES):
-            raise Misuse(f"a signing seed has {IDENTITY_KEY_BYTES} bytes, and a pair key {SEED_BYTES}")
+        if (len(signing_seed), len(exchange_seed)) != (IDENTITY_KEY_BYTES, EXCHANGE_KEY_BYTES):
+            raise Misuse(f"a server has a signing seed and an exchange seed of {EXCHANGE_KEY_BYTES} bytes each")
         self.server = server
         self.signing_seed = signing_seed
-        self.pair_key = pair_key
+        self.exchange_seed = exchange_seed
+
+    @classmethod
+    def random(cls, server: ServerId, coins: Coins) -> ServerKeys:
+        """Draw the keys of one server, as its operator does for himself."""
+        return cls(
+            server,
+            Secret.random("signing seed", IDENTITY_KEY_BYTES, coins),
+            Secret.random("exchange seed", EXCHANGE_KEY_BYTES, coins),
+        )
 
     def signing_key(self) -> SigningKey:
         """Return the key with which this server signs."""
         return SigningKey(self.signing_seed)
 
+    @property
+    def public(self) -> OperatorKeys:
+        """What the other operator, clients and server 0's platform are given."""
+        signing_key = self.signing_key()
+        exchange_key = self._exchange_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        signature = signing_key.sign(Label.INDEXING_OPERATOR, bytes([self.server.index]), exchange_key)
+        return OperatorKeys(self.server, signing_key.public_key, exchange_key, signature)
+
+    def pair_key(self, peer: OperatorKeys) -> Secret:
+        """Return the key that this server shares with the other one; the caller wipes it.
+
+        Implements: [RFC 7748] §6.1, and [RFC 5869] over its output, with both servers' public keys in ``info``.
+        Raises:
+            InvalidParameters: these are the keys of the same server, or a point of low order.
+        """
+        own = self.public
+        if peer.server == own.server or peer.exchange_key == own.exchange_key:
+            raise InvalidParameters(f"{own.server} shares a key with the other server; name its operator's public keys")
+        try:
+            exchanged = self._exchange_key().exchange(X25519PublicKey.from_public_bytes(peer.exchange_key))
+        except ValueError:
+            raise InvalidParameters(f"the exchange key of {peer.server} is a point of low order; refuse it") from None
+        both = [part for one in sorted((own, peer), key=lambda one: one.server.index) for part in _parts(one)]
+        with Secret("shared secret", exchanged) as shared:
+            return derive("pair key", SEED_BYTES, shared, b"", Label.INDEXING_PAIR_KEY, *both)
+
     def encode(self) -> bytes:
         """Return what a key file holds."""
         writer = Writer(MessageKind.INDEXING_KEYS).integer(self.server.index, 1)
         writer.fixed(bytes(self.signing_seed.expose()), IDENTITY_KEY_BYTES)
-        return writer.fixed(bytes(self.pair_key.expose()), SEED_BYTES).finish()
+        return writer.fixed(bytes(self.exchange_seed.expose()), EXCHANGE_KEY_BYTES).finish()
 
     @classmethod
     def decode(cls, message: bytes) -> ServerKeys:
@@ -48,17 +126,18 @@ class ServerKeys(Confined):
             MalformedMessage, UnexpectedMessage: it is none.
         """
         reader = Reader(message, MessageKind.INDEXING_KEYS)
-        index = reader.integer(1)
-        seed, pair_key = reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SEED_BYTES)
+        server = _read_server(reader)
+        seed, exchange_seed = reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(EXCHANGE_KEY_BYTES)
         reader.finish()
-        if index >= SERVERS:
-            raise MalformedMessage(f"there is no server {index}", reason=Reason.NOT_CANONICAL)
-        return cls(ServerId(index), Secret("signing seed", seed), Secret("pair key", pair_key))
+        return cls(server, Secret("signing seed", seed), Secret("exchange seed", exchange_seed))
 
     def wipe(self) -> None:
         """Overwrite the keys."""
         self.signing_seed.wipe()
-        self.pair_key.wipe()
+        self.exchange_seed.wipe()
+
+    def _exchange_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.exchange_seed.expose())
 
     def __enter__(self) -> Self:
         return self
@@ -70,20 +149,18 @@ class ServerKeys(Confined):
         return f"<ServerKeys of {self.server}>"
 
 
-def new_server_keys(coins: Coins) -> tuple[ServerKeys, ServerKeys]:
-    """Draw the keys of both servers.
-
-    Security: whoever draws them could sign for both. The operators of two servers draw their own signing seeds, and
-        agree on a pair key.
-    """
-    pair_key = Secret.random("pair key", SEED_BYTES, coins)
-    zero, one = (
-        ServerKeys(
-            ServerId(index),
-            Secret.random("signing seed", IDENTITY_KEY_BYTES, coins),
-            Secret("pair key", pair_key.expose()),
-        )
-        for index in range(SERVERS)
-    )
-    pair_key.wipe()
+def trial_server_keys(coins: Coins) -> tuple[ServerKeys, ServerKeys]:
+    """Draw the keys of both servers, for a trial: whoever draws them is both servers."""
+    zero, one = (ServerKeys.random(ServerId(index), coins) for index in range(SERVERS))
     return zero, one
+
+
+def _parts(keys: OperatorKeys) -> tuple[bytes, bytes]:
+    return keys.signing_key, keys.exchange_key
+
+
+def _read_server(reader: Reader) -> ServerId:
+    index = reader.integer(1)
+    if index >= SERVERS:
+        raise MalformedMessage(f"there is no server {index}", reason=Reason.NOT_CANONICAL)
+    return ServerId(index)

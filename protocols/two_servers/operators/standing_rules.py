@@ -1,8 +1,7 @@
 """Which rounds a standing server 1 takes part in: what its operator insists on, and no round twice.
 
 Pure rules. Server 0 offers a configuration for each round, and it is another party's: whatever is not within these
-floors is refused before a key is drawn. What was accepted is written down before the offer that answers it is sent, so
-a server that is started again has forgotten its round and not that there was one.
+floors is refused before a key is drawn. What was accepted is written down before the offer that answers it is sent.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from secagg.protocols.two_servers.journal import Event, Journal
 from secagg.protocols.two_servers.upload import DIGEST_BYTES, ROUND_BYTES
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
+MAXIMUM_STEP: Final = 1 << 32
+"""How far the number of a round may lie above the last one: no server 0 ends a task by offering the last number."""
 MAXIMUM_TASKS: Final = 1 << 16
 """How many tasks are remembered; server 0 names them, and their number is not to be what ends this server."""
 
@@ -117,23 +118,26 @@ class StandingRounds(Confined):
         self.floors = floors
         self._journal = journal
         self._last = dict[bytes, tuple[int, bytes]]()
+        self._latest: tuple[bytes, int, bytes] | None = None
         for event, fields in journal.records():
             if event is not Event.BEGUN or [len(part) for part in fields[1:]] != [ROUND_BYTES, DIGEST_BYTES]:
                 raise MalformedMessage(
                     "this is no journal of a standing server; name another one", reason=Reason.NOT_CANONICAL
                 )
-            self._last[fields[0]] = int.from_bytes(fields[1], "big"), fields[2]
+            self._remember(fields[0], int.from_bytes(fields[1], "big"), fields[2])
 
-    def accept(self, configuration: IndexingConfiguration, round_number: int, now: datetime) -> None:
-        """Accept a round, and write that down; or refuse it, and change nothing.
+    def admit(self, configuration: IndexingConfiguration, round_number: int, now: datetime) -> bool:
+        """Return whether a round is new; it is not if it is the one that was begun last of all, and goes on.
 
         Raises:
-            InvalidParameters: the configuration is not within the operator's floors.
-            PeerMisbehaved: the round, or a later one of its task, was begun before.
+            InvalidParameters: the configuration is not within the operator's floors, or the number is too far ahead.
+            PeerMisbehaved: a later round of its task was begun before, or this one under another configuration.
         """
         self.floors.admit(configuration, now)
         task, digest = configuration.task, configuration.context.digest
         last, known = self._last.get(task, (-1, b""))
+        if self._latest == (task, round_number, digest):
+            return False
         if round_number <= last:
             was = "under this configuration" if known == digest else "under another configuration"
             said = (
@@ -142,13 +146,27 @@ class StandingRounds(Confined):
             raise PeerMisbehaved(
                 f"{said} one than {round_number}", reason=Reason.ALREADY_ANSWERED, culprits=[ServerId(0)]
             )
+        if round_number > max(last, 0) + MAXIMUM_STEP:
+            raise InvalidParameters(
+                f"round {round_number} lies further than {MAXIMUM_STEP} above the last one, which was {max(last, 0)}; "
+                "count rounds one by one"
+            )
         if last < 0 and len(self._last) >= MAXIMUM_TASKS:
             raise InvalidParameters(
                 f"{MAXIMUM_TASKS} tasks were begun with this journal; its operator starts server 1 with other keys and "
                 "a new journal"
             )
+        return True
+
+    def begin(self, configuration: IndexingConfiguration, round_number: int) -> None:
+        """Write down that a round which was admitted begins."""
+        task, digest = configuration.task, configuration.context.digest
         self._journal.append(Event.BEGUN, task, round_number.to_bytes(ROUND_BYTES, "big"), digest)
+        self._remember(task, round_number, digest)
+
+    def _remember(self, task: bytes, round_number: int, digest: bytes) -> None:
         self._last[task] = round_number, digest
+        self._latest = task, round_number, digest
 
     def __repr__(self) -> str:
         return f"<StandingRounds of {len(self._last)} tasks>"

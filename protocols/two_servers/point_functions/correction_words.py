@@ -14,7 +14,7 @@ The bits of the second and the third part each fill up their last byte with zero
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -46,6 +46,10 @@ class CorrectionWords:
     """(level, block, word): 0 or 1."""
     leaf: Lanes
     """(piece, block, lane), with zeros in lanes that a leaf does not have."""
+    encoded: bytes = b""
+    """Kept where they were made, for whoever sends them; see ``freeze``."""
+    digest: bytes = b""
+    """What is compared where another party relayed the bytes, and what a proof is bound to."""
 
     def __post_init__(self) -> None:
         require_tree(self.shape)
@@ -71,12 +75,15 @@ class CorrectionWords:
         """How many blocks there are."""
         return int(self.leaf.shape[1])
 
-    @property
-    def digest(self) -> bytes:
-        """The digest that is compared where another party relayed the bytes, and that a proof is bound to."""
-        return hashlib.sha256(
-            bind(Label.POINT_FUNCTION_CORRECTION_DIGEST, *self.shape.encode(), self.encode())
-        ).digest()
+    def freeze(self) -> CorrectionWords:
+        """Return them with their encoding and digest, which are computed once; nothing may change afterwards."""
+        encoded = self._pack()
+        return replace(self, encoded=encoded, digest=_digest(self.shape, encoded))
+
+    def _pack(self) -> bytes:
+        lanes = self.leaf.transpose(1, 0, 2).reshape(self.blocks, -1)[:, : self.shape.leaf_lanes]
+        bits = _BITS.pack(self.difference.reshape(-1))
+        return b"".join([self.left.tobytes(), bits, self.shape.group.pack(lanes.reshape(-1))])
 
     @staticmethod
     def encoded_bytes(shape: PointFunctionShape, blocks: int) -> int:
@@ -85,9 +92,7 @@ class CorrectionWords:
 
     def encode(self) -> bytes:
         """Return the canonical encoding; the shape and the number of blocks are known from the session."""
-        lanes = self.leaf.transpose(1, 0, 2).reshape(self.blocks, -1)[:, : self.shape.leaf_lanes]
-        bits = _BITS.pack(self.difference.reshape(-1))
-        return b"".join([self.left.tobytes(), bits, self.shape.group.pack(lanes.reshape(-1))])
+        return self.encoded or self._pack()
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, shape: PointFunctionShape, blocks: int) -> CorrectionWords:
@@ -117,7 +122,12 @@ class CorrectionWords:
         padded = np.zeros((blocks, shape.pieces * shape.lanes_per_piece), dtype=shape.group.word)
         padded[:, : shape.leaf_lanes] = lanes.reshape(blocks, -1)
         words.leaf[...] = padded.reshape(blocks, shape.pieces, -1).transpose(1, 0, 2)
-        return cls(shape, left, bits.astype(np.uint8, copy=False).reshape(levels), words.leaf)
+        difference = bits.astype(np.uint8, copy=False).reshape(levels)
+        return cls(shape, left, difference, words.leaf, digest=_digest(shape, bytes(view)))
+
+
+def _digest(shape: PointFunctionShape, encoded: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.POINT_FUNCTION_CORRECTION_DIGEST, *shape.encode(), encoded)).digest()
 
 
 def require_tree(shape: PointFunctionShape) -> None:

@@ -90,6 +90,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
         correction = CorrectionWords.zeros(shape, place.blocks)
         job = _Tree(place, binding, (seed_0, seed_1), correction, hash_family)
         over_threads(shape, place.blocks, threads, job.run)
+        correction = correction.freeze()
         share_0 = TreeShare(0, binding, seed_0, correction, hash_family=hash_family)
         return share_0, TreeShare(1, binding, seed_1, correction, hash_family=hash_family)
 

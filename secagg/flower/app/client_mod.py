@@ -16,7 +16,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.errors import InvalidParameters, Reason, SecAggError
 from secagg.flower.floors import NodeSettings
-from secagg.flower.settings import ENCLAVE, PAIRWISE, PROTOCOLS, TWO_SERVER
+from secagg.flower.settings import ENCLAVE, PAIRWISE, PROTOCOLS, TWO_SERVERS
 from secagg.protocols.enclave.verified_enclave import Judge
 from secagg.session.sealed_state import StateDirectory
 
@@ -120,9 +120,9 @@ class SecAggMod:
             invitation = Invitation.from_record(record)
             settings.require_protocol(ENCLAVE)
             return seal_update(message, context, invitation, settings, states, self._judge, call_next)
-        if is_training and record.get("protocol") == TWO_SERVER:
+        if is_training and record.get("protocol") == TWO_SERVERS:
             invitation = Invitation.from_record(record)
-            settings.require_protocol(TWO_SERVER)
+            settings.require_protocol(TWO_SERVERS)
             return share_update(message, context, invitation, settings, states, call_next)
         settings.require_protocol(PAIRWISE)
         if is_offer:

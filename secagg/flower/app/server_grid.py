@@ -22,7 +22,7 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.flower.keys.identities import Roster, load_roster
 from secagg.flower.model_tensors import TENSOR, Arrays, aggregated_names, applied, is_integer, model_digest
 from secagg.flower.schemes import SchemeChoice
-from secagg.flower.settings import ENCLAVE, PAIRWISE, TWO_SERVER, SecAggSettings
+from secagg.flower.settings import ENCLAVE, PAIRWISE, TWO_SERVERS, SecAggSettings
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
 
 from .enclave_round import EnclaveRound
@@ -37,7 +37,7 @@ _SEED_BYTES: Final = 32
 _SESSIONS: Final[dict[str, type[SecureRound | EnclaveRound | TwoServerRound]]] = {
     PAIRWISE: SecureRound,
     ENCLAVE: EnclaveRound,
-    TWO_SERVER: TwoServerRound,
+    TWO_SERVERS: TwoServerRound,
 }
 _ROUNDS: Final = dict[int, int]()
 """How many rounds each run of this process had; a client refuses a number twice, so a run's grids count together."""

@@ -18,6 +18,7 @@ from flwr.app import Message, RecordDict
 
 from secagg.contract import Aggregate, Layout
 from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.flower.keys.server_pair import load_server_keys, load_server_pair
 from secagg.flower.model_tensors import model_digest
@@ -25,11 +26,12 @@ from secagg.flower.settings import PREFIX, SUITES
 from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.journal import NoJournal
+from secagg.protocols.two_servers.less_protected import NoJournal, NoRoundFile
+from secagg.protocols.two_servers.message_sizes import exchange_bytes
 from secagg.protocols.two_servers.operators.process import PeerLink
 from secagg.protocols.two_servers.operators.relay_messages import RoundOffers
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
-from secagg.protocols.two_servers.operators.server_keys import ServerKeys, new_server_keys
+from secagg.protocols.two_servers.operators.server_keys import OperatorKeys, ServerKeys, trial_server_keys
 from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
 from secagg.protocols.two_servers.operators.standing_server import StandingServer, asking
 from secagg.protocols.two_servers.server import IndexingServer
@@ -51,7 +53,7 @@ class SecondServerLost(ConnectionError):
     def __init__(self, path: Path, cause: str) -> None:
         super().__init__(
             f"{PREFIX}second-server is {path}, and nothing answers there ({cause}); its operator starts `secagg "
-            "indexing-server stand` with the same keys and journal. This round is over; the next one has another number"
+            "two-servers serve` with the same keys and journal. This round is over; the next one has another number"
         )
 
 
@@ -83,18 +85,24 @@ class TwoServerRound:
 
     def _run(self, invited: Sequence[Message], timeout: float | None, stack: ExitStack) -> RoundResult:
         task, carrier, settings = self._task, list[Message](), self._task.settings
-        keys, public_keys, link = self._link(stack)
+        zero, one = self._keys(stack)
+        peer = one.public if isinstance(one, ServerKeys) else one
         # The layout of the configuration binds the model and the terms as well; clients compute the same one.
         unbound = task.invitation(b"")
         layout = bound_layout(task.update.layout, model_digest(task.sent), unbound)
+        public_keys = zero.public.signing_key, peer.signing_key
         configuration = self._configuration(len(invited), layout, public_keys)
-        ask = link or self._simulated(keys[1], configuration, stack)
+        pair_key = stack.enter_context(zero.pair_key(peer))
+        if isinstance(one, ServerKeys):
+            ask = self._simulated(one, zero.public, configuration, stack)
+        else:
+            ask = self._linked(pair_key, configuration, stack)
         server = IndexingServer(
             configuration,
             ServerId(0),
             round_number=task.round_number,
-            signing_key=keys[0].signing_key(),
-            pair_key=keys[0].pair_key,
+            signing_key=zero.signing_key(),
+            pair_key=pair_key,
             # A round that this process forgets is over; its clients answer no more, and the next has another number.
             journal=NoJournal(),
             coins=self._coins,
@@ -149,19 +157,27 @@ class TwoServerRound:
             expiry=int((datetime.now(UTC) + _LIFETIME).timestamp()),
         )
 
-    def _link(self, stack: ExitStack) -> tuple[list[ServerKeys], tuple[bytes, bytes], Ask | None]:
-        """Return the keys that this process holds, both public keys, and what asks a second server if there is one."""
+    def _keys(self, stack: ExitStack) -> tuple[ServerKeys, ServerKeys | OperatorKeys]:
+        """Return the keys of server 0, and those of server 1: the public ones if there is a second operator."""
         settings = self._task.settings
         if not settings.second_server:
             LOG.warning(
                 "a simulated second server protects no client from this one; %ssecond-server names another's", PREFIX
             )
-            zero, one = (stack.enter_context(keys) for keys in new_server_keys(self._coins))
-            return [zero, one], (zero.signing_key().public_key, one.signing_key().public_key), None
+            zero, one = (stack.enter_context(keys) for keys in trial_server_keys(self._coins))
+            return zero, one
         pair = load_server_pair(Path(settings.servers))
         zero = stack.enter_context(load_server_keys(Path(settings.server_keys), 0))
-        path = Path(settings.second_server)
-        link = PeerLink(path)
+        if zero.public != pair.operators[0]:
+            raise InvalidParameters(
+                f"{PREFIX}server-keys is not the key file of the server 0 that {settings.servers} names"
+            )
+        return zero, pair.operators[1]
+
+    def _linked(self, pair_key: Secret, configuration: IndexingConfiguration, stack: ExitStack) -> Ask:
+        """Return what asks the second operator's server."""
+        path = Path(self._task.settings.second_server)
+        link = PeerLink(path, pair_key, self._coins, answer_bytes=exchange_bytes(configuration))
         stack.callback(link.close)
 
         def ask(request: bytes) -> bytes:
@@ -170,9 +186,11 @@ class TwoServerRound:
             except OSError as error:
                 raise SecondServerLost(path, str(error)) from error
 
-        return [zero], pair.server_keys, ask
+        return ask
 
-    def _simulated(self, keys: ServerKeys, configuration: IndexingConfiguration, stack: ExitStack) -> Ask:
+    def _simulated(
+        self, keys: ServerKeys, peer: OperatorKeys, configuration: IndexingConfiguration, stack: ExitStack
+    ) -> Ask:
         """Return what asks a second server in this process, for which any configuration will do."""
         floors = StandingFloors(
             task_prefix=configuration.task,
@@ -183,6 +201,7 @@ class TwoServerRound:
             maximum_lanes=lanes_of(configuration),
             maximum_lifetime=2 * _LIFETIME,
         )
-        standing = StandingServer(keys, StandingRounds(floors, NoJournal()), coins=self._coins)
+        rounds = StandingRounds(floors, NoJournal())
+        standing = StandingServer(keys, peer, rounds, NoRoundFile(), coins=self._coins)
         stack.callback(standing.end_round)
         return asking(standing.answer)

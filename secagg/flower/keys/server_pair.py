@@ -1,22 +1,27 @@
-"""The keys of two servers for a Flower app: a file for each operator, and one that is public and names both.
+"""The keys of two servers in files: a private and a public one of each operator, and one that names both servers.
 
-Whoever writes both files could sign for both servers, as whoever writes clients' keys could be any client. The
-operators of a deployment therefore make their keys apart, agree on the key that they share, and write ``servers.json``
-by hand; ``secagg flower keys --two-servers`` is for a trial, or for somebody whom everybody believes to forget.
+Each operator writes his own (``secagg two-servers keys --role``), gives the public file to the other one, and writes
+``servers.json`` from both public files; the two come out alike, and both compare its fingerprint. Whoever writes both
+private files is both servers: ``make_trial_pair`` is for a trial.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, PeerError
-from secagg.protocols.two_servers.operators.server_keys import ServerKeys, new_server_keys
+from secagg.identifiers import ServerId
+from secagg.protocols.two_servers.configuration import SERVERS
+from secagg.protocols.two_servers.operators.server_keys import OperatorKeys, ServerKeys
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .identities import FORMAT, ROSTER_FILE, load_roster, write_private
@@ -24,6 +29,9 @@ from .identities import FORMAT, ROSTER_FILE, load_roster, write_private
 SERVERS_FILE: Final = "servers.json"
 _KIND: Final = "servers"
 _MOST_BYTES: Final = 1 << 12
+_KEYS: Final = 5
+_KEY_BYTES: Final = IDENTITY_KEY_BYTES
+_FINGERPRINT_DIGITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +39,78 @@ class ServerPair:
     """Which two servers somebody believes to be in two hands, and who certifies their clients."""
 
     authority: bytes
-    server_keys: tuple[bytes, bytes]
+    operators: tuple[OperatorKeys, OperatorKeys]
+
+    @property
+    def server_keys(self) -> tuple[bytes, bytes]:
+        """The keys with which the servers sign."""
+        return self.operators[0].signing_key, self.operators[1].signing_key
+
+    @property
+    def fingerprint(self) -> str:
+        """What both operators compare, by telephone for instance."""
+        parts = (self.authority, *(keys.encode() for keys in self.operators))
+        return hashlib.sha256(bind(Label.INDEXING_FINGERPRINT, *parts)).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
 def server_file(index: int) -> str:
-    """Return the name of a server's key file."""
+    """Return the name of a server's private key file."""
     return f"server-{index}.keys"
 
 
-def make_server_pair(folder: Path, coins: Coins) -> bool:
-    """Write the servers' keys into a folder with a roster, unless they are there; return whether they are new.
+def public_file(index: int) -> str:
+    """Return the name of the file that an operator gives away."""
+    return f"server-{index}.public"
 
-    Security: the folder holds both servers' keys until they are handed out.
+
+def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
+    """Write one operator's private and public file, and return what is public.
+
+    Raises:
+        InvalidParameters: one of them is there already.
     """
-    files = [folder / server_file(index) for index in (0, 1)]
-    there = [file for file in (*files, folder / SERVERS_FILE) if file.exists()]
-    if there:
-        if len(there) <= len(files):
-            raise InvalidParameters(f"{there[0]} is there and the other server's file is not; remove it, or add that")
-        return False
-    both = new_server_keys(coins)
-    public_keys = [keys.signing_key().public_key.hex() for keys in both]
-    for keys, file in zip(both, files, strict=True):
-        with keys:
-            write_private(file, keys.encode())
+    private, public = folder / server_file(index), folder / public_file(index)
+    for file in (private, public):
+        if file.exists():
+            raise InvalidParameters(f"{file} exists; name another --out, or remove the keys that are there")
+    with ServerKeys.random(ServerId(index), coins) as keys:
+        write_private(private, keys.encode())
+        public.write_text(keys.public.encode().hex() + "\n", encoding="ascii")
+        return keys.public
+
+
+def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKeys]) -> ServerPair:
+    """Write ``servers.json`` from both operators' public keys and the authority of a roster.
+
+    Raises:
+        InvalidParameters: the keys are not those of two servers, or another file is there.
+    """
+    zero, one = sorted(operators, key=lambda keys: keys.server.index)
+    pair = _checked(ServerPair(load_roster(roster).authority, (zero, one)), "these public keys")
     fields = {
         "format": FORMAT,
         "kind": _KIND,
-        "authority": load_roster(folder / ROSTER_FILE).authority.hex(),
-        "servers": public_keys,
+        "authority": pair.authority.hex(),
+        "servers": [keys.encode().hex() for keys in pair.operators],
     }
-    (folder / SERVERS_FILE).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    path = folder / SERVERS_FILE
+    if path.exists() and load_server_pair(path) != pair:
+        raise InvalidParameters(f"{path} names other servers; remove it first")
+    path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    return pair
+
+
+def make_trial_pair(folder: Path, coins: Coins) -> bool:
+    """Write the keys of both servers into a folder with a roster, unless they are there; return whether they are new.
+
+    Security: for a trial. Who has this folder is both servers.
+    """
+    there = [file for file in (server_file(0), server_file(1), SERVERS_FILE) if (folder / file).exists()]
+    if there:
+        if len(there) <= SERVERS:
+            raise InvalidParameters(f"{folder / there[0]} is there and other files are not; remove it, or add them")
+        return False
+    write_server_pair(folder, folder / ROSTER_FILE, [make_server_keys(folder, index, coins) for index in (0, 1)])
     return True
 
 
@@ -73,14 +122,33 @@ def load_server_pair(path: Path) -> ServerPair:
     """
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        zero, one = (bytes.fromhex(key) for key in fields["servers"])
+        zero, one = (OperatorKeys.decode(bytes.fromhex(keys)) for keys in fields["servers"])
         pair = ServerPair(bytes.fromhex(fields["authority"]), (zero, one))
-        is_whole = {len(key) for key in (pair.authority, *pair.server_keys)} == {IDENTITY_KEY_BYTES}
         is_ours = (fields["format"], fields["kind"]) == (FORMAT, _KIND)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, PeerError) as error:
         raise InvalidParameters(f"{path} names no two servers ({error}); {_ADVICE}") from None
-    if not is_whole or not is_ours or zero == one:
-        raise InvalidParameters(f"{path} names no two servers with keys of their own; {_ADVICE}")
+    if not is_ours:
+        raise InvalidParameters(f"{path} names no two servers; {_ADVICE}")
+    return _checked(pair, str(path))
+
+
+def load_operator_keys(path: Path) -> OperatorKeys:
+    """Read the file that an operator has given away.
+
+    Raises:
+        InvalidParameters: it is missing, or no such file.
+    """
+    try:
+        return OperatorKeys.decode(bytes.fromhex(path.read_text(encoding="ascii")))
+    except (OSError, ValueError, PeerError) as error:
+        raise InvalidParameters(f"{path} holds no public keys of a server ({error}); {_ADVICE}") from None
+
+
+def _checked(pair: ServerPair, name: str) -> ServerPair:
+    zero, one = pair.operators
+    keys = {pair.authority, *pair.server_keys, zero.exchange_key, one.exchange_key}
+    if (zero.server.index, one.server.index) != (0, 1) or len(keys) != _KEYS or len(pair.authority) != _KEY_BYTES:
+        raise InvalidParameters(f"{name}: not an authority and two servers, each with keys of its own; {_ADVICE}")
     return pair
 
 
@@ -103,4 +171,4 @@ def load_server_keys(path: Path, index: int) -> ServerKeys:
     return keys
 
 
-_ADVICE: Final = "make some with `secagg flower keys --two-servers`"
+_ADVICE: Final = "make some with `secagg two-servers keys`"

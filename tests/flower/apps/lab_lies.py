@@ -148,7 +148,7 @@ LIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "other_task": field_for_some("OFFER", "task", "flower run 1"),
     "other_round": field_for_some("OFFER", "round", 1 << 40),
     "other_layout": field_for_some("OFFER", "parameters", coarser_parameters()),
-    "unknown_protocol": field_for_some("OFFER", "protocol", "two-server-of-tomorrow"),
+    "unknown_protocol": field_for_some("OFFER", "protocol", "two-servers-of-tomorrow"),
     "two_models": two_models,
     "unreadable_model": unreadable_model,
     "unlisted_client": unlisted_client,

@@ -22,7 +22,7 @@ from lab_strategies import Lenient, PlainTwin
 from secagg.crypto.entropy import SystemCoins
 from secagg.flower.app import server_grid, two_server_round
 from secagg.flower.keys.identities import make_identities
-from secagg.flower.keys.server_pair import make_server_pair
+from secagg.flower.keys.server_pair import make_trial_pair
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers.operators.relay_messages import RoundOffers, encode_beginning
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
@@ -35,7 +35,7 @@ Scenario = Callable[[Any], dict[str, Any]]
 def simulated(lab: Any, **changes: Any) -> dict[str, Any]:
     """Return the settings of a round whose second server is simulated, which its clients accept."""
     return {
-        "protocol": "two-server",
+        "protocol": "two-servers",
         "roster": f"{os.environ['LAB_KEYS']}/roster.json",
         "weighting": "uniform",
         "weights": dict.fromkeys(range(lab.count), 1),
@@ -60,7 +60,7 @@ def start_second_server() -> subprocess.Popen[bytes]:
     """Start the second server as its operator does, with the journal that it had before."""
     folder, keys = Path(os.environ["LAB_KEYS"]).parent, Path(os.environ["LAB_KEYS"])
     command = [
-        *(str(Path(sys.executable).parent / "secagg"), "indexing-server", "stand"),
+        *(str(Path(sys.executable).parent / "secagg"), "two-servers", "serve"),
         *("--socket", os.environ["LAB_SECOND"], "--keys", str(keys / "server-1.keys")),
         *("--servers", str(keys / "servers.json"), "--journal", str(folder / "second.journal")),
         *("--minimum-cohort", "3", "--task", "flower run "),
@@ -218,7 +218,7 @@ def with_own_key(lab: Any) -> dict[str, Any]:
     """Name server 1 a server 0 that its operator does not know."""
     folder = Path(os.environ["LAB_KEYS"]).parent / "own-pair"
     make_identities(folder, map(ClientId, range(1)), SystemCoins())
-    make_server_pair(folder, SystemCoins())
+    make_trial_pair(folder, SystemCoins())
     with second_server():
         own = {"servers": str(folder / "servers.json"), "server_keys": str(folder / "server-0.keys")}
         outcome: dict[str, Any] = lab.secure(**served(lab, **own))

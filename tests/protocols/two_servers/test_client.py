@@ -31,7 +31,7 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.envelope import seal_body
 from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.protocols.two_servers.point_function_halves import body_bytes, public_bytes
+from secagg.protocols.two_servers.point_function_halves import index_body_bytes, public_bytes
 from secagg.protocols.two_servers.ring_halves import ring_bytes
 from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
 from secagg.protocols.two_servers.upload import Upload
@@ -116,8 +116,8 @@ def test_two_halves_have_one_header_one_signature_and_one_id(depth: int) -> None
     zero.verify(made)
     one.verify(made)
     assert len(zero.header.segments) == 1
-    assert len(zero.body) == body_bytes(made, ZERO) + 16
-    assert len(one.body) == body_bytes(made, ONE) + ring_bytes(made) + 16
+    assert len(zero.body) == index_body_bytes(made, ZERO) + 16
+    assert len(one.body) == index_body_bytes(made, ONE) + ring_bytes(made) + 16
     assert len(zero.public_part) == 0
     assert len(one.public_part) == public_bytes(made)
     assert bool(depth) == bool(len(one.public_part))

@@ -12,18 +12,12 @@ import pytest
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.configuration import (
-    MAXIMUM_TOTAL_WEIGHT,
-    NO_DEALER,
-    IndexingConfiguration,
-    SharingMode,
-)
+from secagg.protocols.two_servers.configuration import MAXIMUM_TOTAL_WEIGHT, IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.lanes.groups import FieldLanes, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)
-CHECKED, UNCHECKED, SHARED = SharingMode
-DEALER = {"mode": SHARED, "dealer_key": b"d" * 32}
+CHECKED, UNCHECKED = SharingMode
 
 
 def configuration(**changes: Any) -> IndexingConfiguration:
@@ -45,7 +39,6 @@ def configuration(**changes: Any) -> IndexingConfiguration:
 KINDS = {
     "checked": configuration(),
     "unchecked": configuration(mode=UNCHECKED),
-    "index sharing": configuration(**DEALER),
     "explicit": configuration(depth=0),
     "a tree": configuration(depth=2, suite=Suite.CLASSIC),
     "only rings": configuration(layout=Layout((RingSegment(20, 6),))),
@@ -75,10 +68,9 @@ def test_the_encoding_is_the_documented_one() -> None:
     after = (
         number(3, 4) + number(9, 4) + number(2, 4) + b"\x02" + number(1, 4) + number(5, 4) + number(1_800_000_000, 8)
     )
-    assert KINDS["checked"].encode() == before + b"\x01" + keys + bytes(32) + layout + b"\x01\xff" + after
-    assert KINDS["unchecked"].encode() == before + b"\x01" + keys + bytes(32) + layout + b"\x02\xff" + after
-    assert KINDS["index sharing"].encode() == before + b"\x01" + keys + b"d" * 32 + layout + b"\x03\xff" + after
-    assert KINDS["a tree"].encode() == before + b"\x00" + keys + bytes(32) + layout + b"\x01\x02" + after
+    assert KINDS["checked"].encode() == before + b"\x01" + keys + layout + b"\x01\xff" + after
+    assert KINDS["unchecked"].encode() == before + b"\x01" + keys + layout + b"\x02\xff" + after
+    assert KINDS["a tree"].encode() == before + b"\x00" + keys + layout + b"\x01\x02" + after
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +80,7 @@ def test_the_digest_is_of_the_encoding_under_its_label(kind: str) -> None:
     assert KINDS[kind].context.digest == hashlib.sha256(statement).digest()
 
 
-@pytest.mark.parametrize("kind", ["checked", "index sharing"])
+@pytest.mark.parametrize("kind", ["checked", "unchecked"])
 def test_a_flipped_bit_is_refused_or_another_configuration(kind: str) -> None:
     original = KINDS[kind]
     encoded = original.encode()
@@ -125,11 +117,11 @@ WEIGHTS_AT = -(1 + 4 + 4 + 8)
     ("place", "value"),
     [
         (7 + 4 + 6, 2),  # no suite
-        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()), 0),  # no mode
-        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()), 4),
-        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()) + 1, 3),  # deeper than the first codebook's tree
-        (7 + 4 + 6 + 1 + 4 * 32 + 4 + len(LAYOUT.encode()) + 1, 254),
-        (7 + 4 + 6 + 1 + 4 * 32 + 4 + 6, 9),  # a layout of another kind
+        (7 + 4 + 6 + 1 + 3 * 32 + 4 + len(LAYOUT.encode()), 0),  # no mode
+        (7 + 4 + 6 + 1 + 3 * 32 + 4 + len(LAYOUT.encode()), 4),
+        (7 + 4 + 6 + 1 + 3 * 32 + 4 + len(LAYOUT.encode()) + 1, 3),  # deeper than the first codebook's tree
+        (7 + 4 + 6 + 1 + 3 * 32 + 4 + len(LAYOUT.encode()) + 1, 254),
+        (7 + 4 + 6 + 1 + 3 * 32 + 4 + 6, 9),  # a layout of another kind
     ],
 )
 def test_values_out_of_range_do_not_decode(place: int, value: int) -> None:
@@ -160,7 +152,7 @@ def test_weights_that_no_configuration_has_do_not_decode(weights: Any) -> None:
 
 def test_a_layout_or_task_of_any_declared_length_allocates_nothing() -> None:
     encoded = KINDS["checked"].encode()
-    for place in (7, 7 + 4 + 6 + 1 + 4 * 32):
+    for place in (7, 7 + 4 + 6 + 1 + 3 * 32):
         altered = encoded[:place] + b"\xff" * 4 + encoded[place + 4 :]
         with pytest.raises(MalformedMessage) as caught:
             IndexingConfiguration.decode(altered)
@@ -176,8 +168,6 @@ CHANGES: list[dict[str, Any]] = [
     {"authority": b"b" * 32},
     {"server_keys": (b"1" * 32, b"0" * 32)},
     {"server_keys": (b"0" * 32, b"2" * 32)},
-    DEALER,
-    {"mode": SHARED, "dealer_key": b"e" * 32},
     {"mode": UNCHECKED},
     {"layout": replace(LAYOUT, version=b"w" * 32)},
     {"layout": Layout((RingSegment(21, 6), *LAYOUT.segments[1:]), LAYOUT.version)},
@@ -213,7 +203,7 @@ def test_a_configuration_does_not_change() -> None:
 
 EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "task": ([b"t", b"t" * 256], [b"", b"t" * 257, "text", bytearray(b"t")]),
-    "authority": ([b"\1" * 32], [b"", b"a" * 31, b"a" * 33, bytearray(32), None, bytes(32)]),
+    "authority": ([b"\1" * 32], [b"", b"a" * 31, b"a" * 33, bytearray(32), None]),
     "server_keys": (
         [(b"\1" * 32, b"\2" * 32)],
         [(b"0" * 32,), (b"0" * 32, b"1" * 32, b"2" * 32), [b"0" * 32, b"1" * 32], None, (b"0" * 31, b"1" * 32)],
@@ -258,10 +248,6 @@ SAME: list[dict[str, Any]] = [
     {"server_keys": (b"0" * 32, b"0" * 32)},
     {"authority": b"0" * 32},
     {"authority": b"1" * 32},
-    {"mode": SHARED, "dealer_key": b"a" * 32},
-    {"mode": SHARED, "dealer_key": b"0" * 32},
-    {"mode": SHARED, "dealer_key": b"1" * 32},
-    {"server_keys": (bytes(32), b"1" * 32)},
 ]
 
 
@@ -269,22 +255,6 @@ SAME: list[dict[str, Any]] = [
 def test_no_two_roles_are_in_one_hand(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameters, match="keys of their own"):
         configuration(**changes)
-
-
-@pytest.mark.parametrize("mode", SharingMode)
-def test_index_sharing_has_a_dealer_and_nothing_else_does(mode: SharingMode) -> None:
-    for dealer_key in (NO_DEALER, b"d" * 32):
-        if (mode is SHARED) == (dealer_key != NO_DEALER):
-            configuration(mode=mode, dealer_key=dealer_key)
-        else:
-            with pytest.raises(InvalidParameters, match="dealer"):
-                configuration(mode=mode, dealer_key=dealer_key)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_dealers_votes_have_no_trees(depth: int) -> None:
-    with pytest.raises(InvalidParameters, match="no trees"):
-        configuration(**DEALER, depth=depth)
 
 
 def test_an_expiry_is_a_time_that_can_be_told() -> None:

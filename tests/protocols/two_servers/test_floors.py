@@ -14,11 +14,11 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
 
-CHECKED, UNCHECKED, SHARED = SharingMode
+CHECKED, UNCHECKED = SharingMode
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(8, 5)))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EXPIRY = int(NOW.timestamp()) + 60
-AUTHORITY, ZERO, ONE, DEALER, OTHER = (bytes([byte] * 32) for byte in (1, 2, 3, 4, 5))
+AUTHORITY, ZERO, ONE, OTHER = (bytes([byte] * 32) for byte in (1, 2, 3, 4))
 
 
 def configuration(**changes: Any) -> IndexingConfiguration:
@@ -64,7 +64,6 @@ def test_what_just_meets_the_floors_is_admitted() -> None:
 WEAK: dict[str, tuple[dict[str, Any], str]] = {
     "suite": ({"suite": Suite.CLASSIC}, "suite"),
     "unchecked": ({"mode": UNCHECKED}, "mode unchecked_point_functions"),
-    "index sharing": ({"mode": SHARED, "dealer_key": DEALER}, "mode semi_honest_index_sharing"),
     "authority": ({"authority": OTHER}, "another authority"),
     "server 0": ({"server_keys": (OTHER, ONE)}, "not the two"),
     "server 1": ({"server_keys": (ZERO, OTHER)}, "not the two"),
@@ -110,12 +109,11 @@ def test_the_time_has_a_zone(now: Any) -> None:
 
 @pytest.mark.parametrize("mode", SharingMode)
 def test_a_mode_is_admitted_where_it_is_named(mode: SharingMode) -> None:
-    dealer: dict[str, Any] = {"dealer_key": DEALER} if mode is SHARED else {}
-    made = configuration(mode=mode, **dealer)
-    admit(floors(modes=frozenset({mode}), **dealer), made)
-    admit(floors(modes=frozenset(SharingMode), **dealer), made)
+    made = configuration(mode=mode)
+    admit(floors(modes=frozenset({mode})), made)
+    admit(floors(modes=frozenset(SharingMode)), made)
     with pytest.raises(InvalidParameters, match="mode"):
-        admit(floors(modes=frozenset(SharingMode) - {mode}, **dealer), made)
+        admit(floors(modes=frozenset(SharingMode) - {mode}), made)
 
 
 def test_by_default_clients_are_checked_and_weigh_one() -> None:
@@ -126,25 +124,10 @@ def test_by_default_clients_are_checked_and_weigh_one() -> None:
         minimum_cohort=5,
         maximum_length=11,
     )
-    assert (kept.modes, kept.maximum_weight, kept.dealer_key) == (frozenset({CHECKED}), 1, None)
+    assert (kept.modes, kept.maximum_weight) == (frozenset({CHECKED}), 1)
     admit(kept, configuration(weights=(1,)))
     with pytest.raises(InvalidParameters, match="weigh 3"):
         admit(kept, configuration())
-
-
-def test_a_dealer_is_one_that_a_client_believes_in() -> None:
-    made = configuration(mode=SHARED, dealer_key=DEALER)
-    modes = frozenset({SHARED})
-    admit(floors(modes=modes, dealer_key=DEALER), made)
-    for other in (OTHER, None):
-        kept: IndexingFloors | None = None
-        try:
-            kept = floors(modes=modes, dealer_key=other)
-        except InvalidParameters:
-            assert other is None, "floors that name the mode may insist on a dealer"
-        if kept is not None:
-            with pytest.raises(InvalidParameters, match="dealer"):
-                admit(kept, made)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +144,6 @@ def test_a_dealer_is_one_that_a_client_believes_in() -> None:
         {"authority": None},
         {"server_keys": (ZERO, b"1" * 33)},
         {"server_keys": (None, ONE)},
-        {"dealer_key": b"d" * 31},
-        {"dealer_key": "a dealer"},
         {"minimum_cohort": 1},
         {"minimum_cohort": True},
         {"minimum_cohort": 2.0},

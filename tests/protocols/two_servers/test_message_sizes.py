@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.message_sizes import (
     batch_bytes,
-    dealt_bytes,
     half_bytes,
     offers_bytes,
     release_bytes,
@@ -55,34 +54,3 @@ def test_every_message_of_a_round_is_as_long_as_computed(
     shares = rig.zero.open(commitments[1]), rig.one.open(commitments[0])
     assert {len(share) for share in shares} == {share_bytes(configuration)}
     assert sum(map(len, (*lists, *commitments, *shares))) == release_bytes(configuration)
-
-
-def test_shared_indices_take_as_many_bytes_as_computed() -> None:
-    rig = InsecureIndexingRound(IndexingSetup(population=2, mode=SharingMode.SEMI_HONEST_INDEX_SHARING))
-    halves = rig.share(1)
-    due = [half_bytes(rig.configuration, ServerId(index)) for index in (0, 1)]
-    assert [len(half.encode()) for half in halves] == due
-
-
-def test_a_dealers_message_for_the_largest_batch_takes_as_many_bytes_as_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    checked = IndexingSetup()
-    assert dealt_bytes(checked.configuration, ServerId(0)) == dealt_bytes(checked.configuration, ServerId(1)) == 0
-    rig = InsecureIndexingRound(IndexingSetup(population=3, mode=SharingMode.SEMI_HONEST_INDEX_SHARING))
-    dealt = rig.dealer().deal(ClientId(number) for number in (1, 2, 3))
-    monkeypatch.setattr("secagg.protocols.two_servers.index_sharing.dealt_correlations.MAXIMUM_DEALT_CLIENTS", 3)
-    due = [dealt_bytes(rig.configuration, ServerId(index)) for index in (0, 1)]
-    assert [len(half.encode()) for half in dealt] == due
-
-
-def test_servers_that_share_indices_say_as_many_bytes_as_computed() -> None:
-    rig = InsecureIndexingRound(IndexingSetup(population=2, mode=SharingMode.SEMI_HONEST_INDEX_SHARING))
-    rig.deal()
-    for number in (1, 2):
-        rig.upload(number)
-    proposal = rig.one.propose(rig.one.waiting())
-    answer = rig.zero.answer(proposal)
-    conclusion = rig.one.conclude(answer)
-    due = batch_bytes(rig.configuration, 2)
-    assert (due.proposal, due.answer, due.conclusion) == (len(proposal), len(answer), len(conclusion))

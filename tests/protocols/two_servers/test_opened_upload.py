@@ -19,7 +19,6 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.class_totals import ClassTotals
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.envelope import open_body, seal_body
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
 from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
@@ -298,14 +297,3 @@ def test_nothing_of_an_upload_is_shown_and_an_opener_is_not_copied(server: Serve
     for call in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(Misuse):
             call(by)
-
-
-def test_index_sharing_is_no_mode_of_point_functions() -> None:
-    """Nothing of one mode is understood in another: the header already differs."""
-    made: IndexingConfiguration = replace(
-        CONFIGURATION, mode=SharingMode.SEMI_HONEST_INDEX_SHARING, dealer_key=b"d" * 32, depth=None
-    )
-    with SETUP.pair_key() as pair_key, Secret("root", bytes(32)) as root:
-        by = HalfOpener(made, ONE, 7, root, RoundChallenges(pair_key, made.context, 7))
-    with pytest.raises(PeerError):
-        by.read(HALVES[1].encode())

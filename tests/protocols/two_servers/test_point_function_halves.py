@@ -26,7 +26,7 @@ from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.point_function_halves import (
     PointFunctionExchange,
     SharedIndices,
-    body_bytes,
+    index_body_bytes,
     public_bytes,
 )
 from secagg.protocols.two_servers.upload import UploadHeader
@@ -172,7 +172,7 @@ def test_a_server_that_starts_again_says_the_same(kind: str) -> None:
 def test_lengths_follow_from_the_configuration(kind: str) -> None:
     upload = shared(kind)
     made = upload.configuration
-    assert [len(body) for body in upload.bodies] == [body_bytes(made, server) for server in (ZERO, ONE)]
+    assert [len(body) for body in upload.bodies] == [index_body_bytes(made, server) for server in (ZERO, ONE)]
     assert len(upload.public_part) == public_bytes(made)
     proposal, answer, conclusion = said(*upload.both())
     assert proposal.startswith(upload.public_part)
@@ -189,8 +189,8 @@ def test_each_half_is_as_long_as_documented() -> None:
     explicit, tree = configuration("unchecked"), configuration("an unchecked tree")
     bits = explicit.group.bits
     assert bits == (4 * 3).bit_length()
-    assert body_bytes(explicit, ZERO) == body_bytes(tree, ZERO) == body_bytes(tree, ONE) == 2 * 16
-    assert body_bytes(explicit, ONE) == (3 * 4 * bits + 7) // 8 + (2 * 8 * bits + 7) // 8
+    assert index_body_bytes(explicit, ZERO) == index_body_bytes(tree, ZERO) == index_body_bytes(tree, ONE) == 2 * 16
+    assert index_body_bytes(explicit, ONE) == (3 * 4 * bits + 7) // 8 + (2 * 8 * bits + 7) // 8
     assert public_bytes(explicit) == 0
     assert public_bytes(tree) > 0
 

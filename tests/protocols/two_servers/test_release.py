@@ -89,14 +89,17 @@ class End:
         return self.release.signed_list
 
     def commitment(self) -> bytes:
-        return self.release.commitment(self.totals, ENTRIES)
+        if self.release.share is None:
+            with Secret("nonce key", bytes(32)) as key:
+                self.release.share = self.release.encode_share(key, self.totals, ENTRIES)
+        return self.release.commitment()
 
     def take(self, commitment: bytes) -> bytes:
         self.release.peer_commitment = self.release.read_commitment(commitment)
-        return self.release.share(self.totals, ENTRIES)
+        return share_of(self)
 
     def combined(self, share: bytes) -> Any:
-        return self.release.combined(share, self.totals, ENTRIES)
+        return self.release.combined(share, ENTRIES)
 
 
 def ends(**named: Any) -> tuple[End, End]:
@@ -118,7 +121,8 @@ def is_refused(call: Callable[[], object], reason: Reason, *culprits: ServerId) 
 
 
 def share_of(end: End) -> bytes:
-    return end.release.share(end.totals, ENTRIES)
+    end.commitment()
+    return end.release.own_share()
 
 
 # --- The sum ----------------------------------------------------------------------------------------------------------
@@ -252,7 +256,7 @@ def committed_to(share: bytes) -> End:
 @pytest.mark.parametrize("place", ["cut", "extended", "lane"])
 def test_a_share_that_does_not_decode_is_the_other_servers_doing(place: str) -> None:
     share = bytearray(share_of(ends()[1]))
-    share[7 + 41 + 2] |= 0x7F
+    share[7 + 41 + 32 + 2] |= 0x7F
     wrong = {"cut": bytes(share[:-1]), "extended": share_of(ends()[1]) + b"\0", "lane": bytes(share)}[place]
     zero = committed_to(wrong)
     with pytest.raises(MalformedMessage) as caught:
@@ -262,7 +266,7 @@ def test_a_share_that_does_not_decode_is_the_other_servers_doing(place: str) -> 
 
 def test_a_share_of_another_round_is_the_other_servers_doing() -> None:
     values = Totals(CONFIGURATION, ONE).values
-    wrong = OutputShare(stamp=stamp(ONE, 8), values=values).encode(CONFIGURATION)
+    wrong = OutputShare(stamp=stamp(ONE, 8), nonce=bytes(32), values=values).encode(CONFIGURATION)
     zero = committed_to(wrong)
     is_refused(lambda: zero.combined(wrong), Reason.WRONG_SESSION, ONE)
 

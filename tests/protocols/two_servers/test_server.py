@@ -154,10 +154,9 @@ COLLECTING, CLOSED = {"collecting"}, {"signed", "agreed", "opened"}
 AGREED = {"agreed", "opened"}
 CALLS: dict[str, tuple[Callable[[Round], object], set[str], type[SecAggError]]] = {
     "receive": (lambda made: made.zero.receive(made.halves[1][0].encode()), COLLECTING, UnexpectedMessage),
-    "deal": (lambda made: made.zero.deal(b"a batch"), NEVER, UnexpectedMessage),
     "waiting": (lambda made: made.zero.waiting(), ALWAYS, Misuse),
     "rejected": (lambda made: made.zero.rejected, ALWAYS, Misuse),
-    "last_conclusion": (lambda made: made.one.last_conclusion, ALWAYS, Misuse),
+    "commitment": (lambda made: made.zero.commitment, AGREED, UnexpectedMessage),
     "propose": (lambda made: made.one.propose([]), COLLECTING, Misuse),
     "answer": (lambda made: made.zero.answer(empty(made, ONE)), COLLECTING, UnexpectedMessage),
     "conclude": (lambda made: made.one.conclude(empty(made, ZERO)), COLLECTING, UnexpectedMessage),
@@ -545,7 +544,6 @@ def test_every_step_again_gives_the_same_bytes(setup: IndexingSetup, restarts: b
     proposal = step(1, lambda server: server.propose(uploads))
     answer = step(0, lambda server: server.answer(proposal))
     conclusion = step(1, lambda server: server.conclude(answer))
-    assert made.one.last_conclusion == conclusion
     step(0, lambda server: server.settle(conclusion))
     lists = [step(index, lambda server: server.close()) for index in (0, 1)]
     commitments = [step(index, lambda server, index=index: server.agree(lists[1 - index])) for index in (0, 1)]  # type: ignore[misc]
@@ -618,7 +616,7 @@ def test_a_server_that_starts_again_is_where_it_was(state: str, index: int) -> N
     made = at(state)
     before = made.servers[index]
     after = made.start_again(index)
-    for name in ("offer", "rejected", "last_conclusion"):
+    for name in ("offer", "rejected"):
         assert getattr(after, name) == getattr(before, name)
     assert after.waiting() == before.waiting()
     assert repr(after) == repr(before)

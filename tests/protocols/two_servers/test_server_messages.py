@@ -21,7 +21,6 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server_messages import (
-    BATCH_KINDS,
     MAXIMUM_BATCH,
     AcceptedList,
     BatchItem,
@@ -36,6 +35,7 @@ from secagg.protocols.two_servers.server_messages import (
 from secagg.session.certificates import SigningKey, verify_signature
 from secagg.wire import MessageKind
 
+BATCH_KINDS = (MessageKind.INDEXING_PROPOSAL, MessageKind.INDEXING_ANSWER, MessageKind.INDEXING_CONCLUSION)
 ZERO, ONE = ServerId(0), ServerId(1)
 
 
@@ -76,6 +76,7 @@ ENTRIES = [Entry(ClientId(number), bytes([number] * 32), 1) for number in (5, 2,
 ITEMS: list[BatchItem] = [(b"u" * 32, b"what is said"), (b"v" * 32, b""), (b"w" * 32, None)]
 SHARE = OutputShare(
     stamp=STAMP,
+    nonce=b"n" * 32,
     values=(
         np.array([1, 1 << 19, 5], dtype=np.uint32),
         np.arange(15, dtype=np.uint8) * 9,
@@ -161,7 +162,7 @@ def test_the_encodings_are_the_documented_ones() -> None:
     assert COMMITMENT.encode() == start(74) + COMMITMENT.digest
     ring, lanes, bits = (segment for segment in CONFIGURATION.layout.segments)
     assert (ring.payload_bytes, lanes.length * 5, bits.payload_bytes) == (8, 15, 3)
-    assert len(SHARE.encode(CONFIGURATION)) == len(start(75)) + 8 + (15 * 7 + 7) // 8 + 3
+    assert len(SHARE.encode(CONFIGURATION)) == len(start(75)) + 32 + 8 + (15 * 7 + 7) // 8 + 3
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -391,8 +392,8 @@ def test_a_share_has_lanes_and_ring_elements_at_exactly_their_bits(made: Indexin
         generator.integers(0, 1 << 7, 3).astype(np.uint8),
     )
     due = stamp(made=made)
-    encoded = OutputShare(stamp=due, values=values).encode(made)
-    assert len(encoded) == 7 + 41 + 8 + (15 * made.group.bits + 7) // 8 + 3
+    encoded = OutputShare(stamp=due, nonce=bytes(32), values=values).encode(made)
+    assert len(encoded) == 7 + 41 + 32 + 8 + (15 * made.group.bits + 7) // 8 + 3
     again = OutputShare.decode(encoded, made, due)
     for value, expected in zip(again.values, values, strict=True):
         assert value.dtype == expected.dtype
@@ -401,7 +402,7 @@ def test_a_share_has_lanes_and_ring_elements_at_exactly_their_bits(made: Indexin
 
 def test_a_lane_is_below_the_order_of_its_group() -> None:
     encoded = bytearray(SHARE.encode(CONFIGURATION))
-    lanes_at = 7 + 41 + 8
+    lanes_at = 7 + 41 + 32 + 8
     encoded[lanes_at] |= 0x7F
     with pytest.raises(MalformedMessage) as caught:
         OutputShare.decode(bytes(encoded), CONFIGURATION, STAMP)
@@ -410,7 +411,7 @@ def test_a_lane_is_below_the_order_of_its_group() -> None:
 
 def test_bits_that_only_fill_a_byte_are_zero() -> None:
     encoded = SHARE.encode(CONFIGURATION)
-    for end in (7 + 41 + 8, 7 + 41 + 8 + 14, len(encoded)):
+    for end in (7 + 41 + 32 + 8, 7 + 41 + 32 + 8 + 14, len(encoded)):
         altered = bytearray(encoded)
         altered[end - 1] |= 0x80
         with pytest.raises(MalformedMessage):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.identifiers import ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.journal import Event, FileJournal, NoJournal, Record
+from secagg.protocols.two_servers.journal import Event, FileJournal, Record
+from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.operators import standing_rules
 from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
 from tests.harness.indexing_rounds import NOW, IndexingSetup
@@ -48,6 +49,11 @@ class ListJournal:
         return iter(list(self.kept))
 
 
+def accept(rounds: StandingRounds, offered: IndexingConfiguration, number: int, now: datetime) -> None:
+    if rounds.admit(offered, number, now):
+        rounds.begin(offered, number)
+
+
 def changed(**changes: Any) -> IndexingConfiguration:
     return replace(OFFERED, **changes)
 
@@ -78,7 +84,7 @@ def test_a_configuration_beyond_the_floors_is_refused_with_what_is_wrong(
 ) -> None:
     journal = ListJournal()
     with pytest.raises(InvalidParameters) as refused:
-        StandingRounds(FLOORS, journal).accept(offered, 1, NOW)
+        accept(StandingRounds(FLOORS, journal), offered, 1, NOW)
     assert said in str(refused.value)
     assert "offer another configuration, or ask its operator" in str(refused.value)
     assert refused.value.reason is Reason.BELOW_FLOOR
@@ -89,40 +95,62 @@ def test_an_index_segment_counts_with_all_its_counters() -> None:
     assert lanes_of(changed(layout=Layout((RingSegment(20, 6), IndexSegment(8, 5))))) == 46
 
 
-@pytest.mark.parametrize("number", [3, 2, 0])
+@pytest.mark.parametrize("number", [2, 1, 0])
 def test_rounds_of_a_task_go_up(number: int) -> None:
     rounds = StandingRounds(FLOORS, NoJournal())
-    rounds.accept(OFFERED, 3, NOW)
+    accept(rounds, OFFERED, 3, NOW)
     with pytest.raises(PeerMisbehaved, match="under this configuration; rounds go up") as refused:
-        rounds.accept(OFFERED, number, NOW)
+        accept(rounds, OFFERED, number, NOW)
     assert refused.value.reason is Reason.ALREADY_ANSWERED
     assert refused.value.culprits == {ServerId(0)}
-    rounds.accept(OFFERED, 4, NOW)
+    accept(rounds, OFFERED, 4, NOW)
 
 
 def test_a_round_has_one_configuration() -> None:
     rounds = StandingRounds(FLOORS, NoJournal())
-    rounds.accept(OFFERED, 3, NOW)
+    accept(rounds, OFFERED, 3, NOW)
     with pytest.raises(PeerMisbehaved, match="under another configuration"):
-        rounds.accept(changed(minimum_cohort=6), 3, NOW)
+        accept(rounds, changed(minimum_cohort=6), 3, NOW)
 
 
 def test_each_task_counts_its_own_rounds() -> None:
     rounds = StandingRounds(FLOORS, NoJournal())
-    rounds.accept(OFFERED, 3, NOW)
-    rounds.accept(changed(task=b"flower run 8"), 1, NOW)
+    accept(rounds, OFFERED, 3, NOW)
+    accept(rounds, changed(task=b"flower run 8"), 1, NOW)
 
 
 def test_a_server_that_is_started_again_knows_which_rounds_it_began(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "journal")
-    StandingRounds(FLOORS, journal).accept(OFFERED, 3, NOW)
+    accept(StandingRounds(FLOORS, journal), OFFERED, 3, NOW)
     journal.close()
     again = FileJournal(tmp_path / "journal")
     rounds = StandingRounds(FLOORS, again)
+    assert not rounds.admit(OFFERED, 3, NOW), "it goes on"
     with pytest.raises(PeerMisbehaved, match="was begun before"):
-        rounds.accept(OFFERED, 3, NOW)
-    rounds.accept(OFFERED, 4, NOW)
+        accept(rounds, OFFERED, 2, NOW)
+    accept(rounds, OFFERED, 4, NOW)
+    with pytest.raises(PeerMisbehaved, match="was begun before"):
+        rounds.admit(OFFERED, 3, NOW)
     again.close()
+
+
+@pytest.mark.parametrize("number", [(1 << 32) + 4, (1 << 63), (1 << 64) - 1])
+def test_no_round_number_ends_a_task(number: int) -> None:
+    """After round 2^64 - 1 there would be no later one."""
+    rounds = StandingRounds(FLOORS, NoJournal())
+    accept(rounds, OFFERED, 3, NOW)
+    with pytest.raises(InvalidParameters, match="count rounds one by one"):
+        accept(rounds, OFFERED, number, NOW)
+    accept(rounds, OFFERED, (1 << 32) + 3, NOW)
+
+
+def test_of_two_tasks_only_the_round_that_was_begun_last_goes_on() -> None:
+    rounds, other = StandingRounds(FLOORS, NoJournal()), changed(task=b"flower run 8")
+    accept(rounds, OFFERED, 3, NOW)
+    accept(rounds, other, 3, NOW)
+    assert not rounds.admit(other, 3, NOW)
+    with pytest.raises(PeerMisbehaved, match="was begun before, under this configuration"):
+        rounds.admit(OFFERED, 3, NOW)
 
 
 def test_a_round_that_cannot_be_written_down_is_not_begun() -> None:
@@ -132,17 +160,17 @@ def test_a_round_that_cannot_be_written_down_is_not_begun() -> None:
 
     rounds = StandingRounds(FLOORS, Full())
     with pytest.raises(OSError, match="no space"):
-        rounds.accept(OFFERED, 3, NOW)
+        accept(rounds, OFFERED, 3, NOW)
     assert repr(rounds) == "<StandingRounds of 0 tasks>"
 
 
 def test_tasks_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing_rules, "MAXIMUM_TASKS", 1)
     rounds = StandingRounds(FLOORS, NoJournal())
-    rounds.accept(OFFERED, 1, NOW)
-    rounds.accept(OFFERED, 2, NOW)
+    accept(rounds, OFFERED, 1, NOW)
+    accept(rounds, OFFERED, 2, NOW)
     with pytest.raises(InvalidParameters, match="1 tasks were begun with this journal"):
-        rounds.accept(changed(task=b"flower run 8"), 1, NOW)
+        accept(rounds, changed(task=b"flower run 8"), 1, NOW)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
-from secagg.contract.layout import Layout, RingSegment
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
@@ -25,8 +23,8 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.journal import NoJournal
-from secagg.protocols.two_servers.operators.process import PeerLink, serve_standing
+from secagg.protocols.two_servers.journal import Event, Record
+from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.operators.relay_messages import (
     RoundOffers,
     decode_batch_request,
@@ -40,12 +38,52 @@ from secagg.protocols.two_servers.operators.relaying_server import RelayingServe
 from secagg.protocols.two_servers.operators.server_keys import ServerKeys
 from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
 from secagg.protocols.two_servers.operators.standing_server import StandingServer, asking
+from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.frames import decode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 SETUP = IndexingSetup(population=4)
 Ask = Callable[[bytes], bytes]
+
+
+def keys_of(setup: IndexingSetup, index: int) -> ServerKeys:
+    seed = Secret.random("signing key", 32, setup.coins_of(f"identity of server {index}"))
+    exchange_seed = Secret.random("exchange key", 32, setup.coins_of(f"exchange of server {index}"))
+    return ServerKeys(ServerId(index), seed, exchange_seed)
+
+
+class ListJournal:
+    """Records in memory, as a file keeps them that outlives its server."""
+
+    def __init__(self) -> None:
+        self.kept = list[Record]()
+
+    @property
+    def count(self) -> int:
+        return len(self.kept)
+
+    def append(self, event: Event, *fields: bytes) -> None:
+        self.kept.append((event, fields))
+
+    def records(self) -> Iterator[Record]:
+        return iter(list(self.kept))
+
+
+class ListStore:
+    """The journal of one round, in memory."""
+
+    def __init__(self) -> None:
+        self.journal = ListJournal()
+
+    def open(self) -> ListJournal:
+        return self.journal
+
+    def close(self) -> None:
+        pass
+
+    def erase(self) -> None:
+        self.journal = ListJournal()
 
 
 @dataclass
@@ -68,14 +106,34 @@ class Pair:
             maximum_lanes=lanes_of(configuration),
             maximum_lifetime=timedelta(days=2),
         )
-        self.standing = StandingServer(
-            self.keys(1), StandingRounds(self.floors, NoJournal()), coins=self.setup.coins_of("one"), clock=lambda: NOW
-        )
+        self.journals = ListJournal(), ListStore()
+        self.start()
+        with self.keys(0).pair_key(self.keys(1).public) as pair_key:
+            self.rig.servers[0] = IndexingServer(
+                configuration,
+                ServerId(0),
+                round_number=self.setup.round_number,
+                signing_key=self.setup.signing_key_of("server 0"),
+                pair_key=pair_key,
+                journal=NoJournal(),
+                coins=self.setup.coins_of("server 0"),
+            )
         self.zero = RelayingServer(self.rig.zero, self.ask)
 
+    def start(self) -> None:
+        """Start server 1, or start it again with what its journals hold."""
+        rounds, store = self.journals
+        self.standing = StandingServer(
+            self.keys(1),
+            self.keys(0).public,
+            StandingRounds(self.floors, rounds),
+            store,
+            coins=self.setup.coins_of("one"),
+            clock=lambda: NOW,
+        )
+
     def keys(self, index: int) -> ServerKeys:
-        seed = Secret.random("signing key", 32, self.setup.coins_of(f"identity of server {index}"))
-        return ServerKeys(ServerId(index), seed, self.setup.pair_key())
+        return keys_of(self.setup, index)
 
     def ask(self, message: bytes) -> bytes:
         self.heard.append(message)
@@ -170,8 +228,6 @@ def test_nothing_is_released_below_the_cohort() -> None:
 def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
     pair = Pair()
     pair.begin()
-    with pytest.raises(PeerMisbehaved, match="was begun before"):
-        pair.zero.begin()
     weaker = replace(pair.rig.configuration, maximum_cohort=21)
     answer = pair.standing.answer(encode_beginning(weaker, 8))
     assert isinstance(refused(answer), InvalidParameters)
@@ -198,7 +254,7 @@ def test_nothing_is_answered_before_a_round_begins(kind: MessageKind) -> None:
 def test_steps_come_in_order_and_a_round_ends_once() -> None:
     pair = Pair()
     pair.begin()
-    for kind in (MessageKind.OUTPUT_COMMITMENT, MessageKind.OUTPUT_SHARE, MessageKind.CLOSE_ROUND):
+    for kind in (MessageKind.OUTPUT_COMMITMENT, MessageKind.OUTPUT_SHARE, MessageKind.OUTPUT_COMMITMENT):
         answer = refused(pair.standing.answer(Writer(kind).finish()))
         assert isinstance(answer, UnexpectedMessage)
         assert answer.culprits == {ServerId(0)}
@@ -233,9 +289,13 @@ def test_a_list_that_server_0_did_not_sign_ends_nothing() -> None:
 
 def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
     pair = Pair()
-    for keys in (pair.keys(0), ServerKeys(ServerId(1), pair.keys(0).signing_seed, SETUP.pair_key())):
+    zero, one = pair.keys(0), pair.keys(1)
+    crossed = ServerKeys(ServerId(1), zero.signing_seed, one.exchange_seed)
+    for keys, peer in ((zero, one), (crossed, zero), (one, crossed)):
         with pytest.raises(InvalidParameters, match="not those that the floors name for server 1"):
-            StandingServer(keys, StandingRounds(pair.floors, NoJournal()), coins=SETUP.coins_of("one"))
+            StandingServer(
+                keys, peer.public, StandingRounds(pair.floors, NoJournal()), ListStore(), coins=SETUP.coins_of("one")
+            )
 
 
 def test_an_error_that_nobody_thought_of_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,28 +362,120 @@ def test_what_declares_much_or_says_neither_is_refused() -> None:
         RoundOffers.decode(bytes(neither))
 
 
-# --- Over a socket ----------------------------------------------------------------------------------------------------
+# --- A round that goes on ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no Unix sockets")
-def test_a_round_lives_no_longer_than_its_connection(tmp_path: Path) -> None:
-    pair, path, listens = Pair(), tmp_path / "second.sock", Event()
-    Thread(target=serve_standing, args=(pair.standing, path), kwargs={"ready": listens.set}, daemon=True).start()
-    assert listens.wait(60)
-    assert path.stat().st_mode & 0o077 == 0
-    link = PeerLink(path)
-    pair.zero = RelayingServer(pair.rig.zero, link.ask)
+def test_a_round_is_begun_once_and_goes_on_with_the_same_offer() -> None:
+    pair = Pair()
     pair.begin()
-    pair.zero.receive(pair.halves(1))
-    link.close()
-    with pytest.raises(Misuse, match="no round runs at server 1"):
-        pair.zero.receive(pair.halves(2))
+    assert pair.zero.begin() == pair.offers
+    pair.start()
+    assert pair.zero.begin() == pair.offers
+    for number in (1, 2):
+        pair.zero.receive(pair.halves(number))
+    pair.zero.finish()
+    for _ in range(2):
+        with pytest.raises(PeerMisbehaved, match="round 7 is over, and each is begun once"):
+            pair.zero.begin()
+        pair.start()
+
+
+def test_a_round_whose_journal_is_gone_does_not_begin_anew() -> None:
+    """It would offer another key, and sign another list."""
+    pair = Pair()
+    pair.begin()
+    pair.journals[1].erase()
+    pair.start()
+    with pytest.raises(PeerMisbehaved, match="is over"):
+        pair.zero.begin()
+
+
+def test_of_two_tasks_the_one_that_was_begun_before_the_other_does_not_go_on() -> None:
+    pair, other = Pair(), Pair(replace(SETUP, task=b"a task too"))
+    other.standing = pair.standing
+    pair.begin()
+    other.begin()
     with pytest.raises(PeerMisbehaved, match="was begun before"):
         pair.zero.begin()
-    later = Pair(replace(SETUP, round_number=8))
-    later.zero = RelayingServer(later.rig.zero, link.ask)
-    later.begin()
-    for number in (1, 2, 3):
-        later.zero.receive(later.halves(number))
-    assert later.zero.finish().aggregate.encode() == later.rig.ideal((1, 2, 3)).encode()
-    link.close()
+    assert other.zero.begin() == other.offers
+
+
+@pytest.mark.parametrize("step", range(11))
+@pytest.mark.parametrize("arrived", [False, True], ids=["before", "after"])
+def test_a_connection_that_is_lost_at_any_message_loses_nothing(step: int, *, arrived: bool) -> None:
+    """Whether server 1 got the message or not, and whether it is started again or not."""
+    for restarts in (False, True):
+        pair, asked = Pair(IndexingSetup(population=3)), list[bytes]()
+
+        def lossy(message: bytes, pair: Pair = pair, asked: list[bytes] = asked, *, restarts: bool = restarts) -> bytes:
+            asked.append(message)
+            if len(asked) != step + 1:
+                return pair.ask(message)
+            if arrived:
+                pair.ask(message)
+            if restarts:
+                pair.standing.close()
+                pair.start()
+            raise ConnectionResetError("lost")
+
+        pair.begin()
+        pair.zero._ask = lossy  # noqa: SLF001 -- a connection that was there, and breaks
+        for number in (1, 2, 3):
+            pair.zero.receive(pair.halves(number))
+        if step == LAST and arrived:
+            # Server 1 has let its share go and forgotten the round: its answer is lost with it.
+            with pytest.raises(PeerMisbehaved, match="is over"):
+                pair.zero.finish()
+            continue
+        result = pair.zero.finish()
+        assert result.aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
+        assert len(asked) == (LAST + 3 if step <= LAST else LAST + 1)
+
+
+LAST = 3 + 2 + 3 - 1
+"""The place of the last message of a round of three clients: uploads, a check, and the end."""
+
+
+def test_a_damaged_journal_is_not_server_0s_doing() -> None:
+    pair = Pair()
+    pair.begin()
+    pair.journals[1].journal.kept.append((Event.TAKEN, ()))
+    pair.start()
+    answer = refused(pair.standing.answer(pair.heard[0]))
+    assert isinstance(answer, InvalidParameters)
+    assert "server 1 cannot go on with round 7" in str(answer)
+
+
+# --- What a request may cost ------------------------------------------------------------------------------------------
+
+
+def test_no_request_is_longer_than_the_round_needs() -> None:
+    pair = Pair()
+    assert pair.standing.request_bytes == 1 << 16
+    pair.begin()
+    assert pair.standing.request_bytes <= 1 << 18
+    assert pair.standing.request_bytes >= max(map(len, decode_halves(pair.halves(1))))
+
+
+def test_a_configuration_of_many_segments_is_refused_within_a_moment() -> None:
+    """65,536 segments in 852 kB took 9 s before any floor was looked at."""
+    segments = tuple(IndexSegment(2 + number % 4000, 1 + number) for number in range(1 << 16))
+    layout = Layout(segments).encode()
+    encoded = SETUP.configuration.encode()
+    place = 7 + 4 + len(SETUP.task) + 1 + 3 * 32
+    old = SETUP.layout.encode()
+    wide = encoded[:place] + len(layout).to_bytes(4, "big") + layout + encoded[place + 4 + len(old) :]
+    request = Writer(MessageKind.BEGIN_ROUND).integer(7, 8).borrowed(wide).finish()
+    started = time.process_time()
+    answer = refused(Pair().standing.answer(request))
+    assert time.process_time() - started < 0.1
+    assert isinstance(answer, MalformedMessage)
+    with pytest.raises(InvalidParameters, match="65536 segments, and two servers take 1024"):
+        replace(SETUP.configuration, layout=Layout(segments))
+
+
+def test_a_batch_is_as_small_as_the_servers_agreed_on() -> None:
+    pair = Pair()
+    pair.begin()
+    request = Writer(MessageKind.PROPOSE_UPLOADS).integer(17, 4).borrowed(bytes(17 * 32)).finish()
+    assert isinstance(refused(pair.standing.answer(request)), MalformedMessage)

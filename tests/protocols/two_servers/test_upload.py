@@ -25,7 +25,6 @@ from secagg.protocols.two_servers.upload import (
     check_context,
     key_binding,
     segment_context,
-    segment_headers_due,
 )
 from secagg.session.certificates import Certificate, SigningKey, verify_signature
 from secagg.wire import MessageKind
@@ -55,7 +54,7 @@ KINDS = {
     "classic": CONFIGURATION,
     "hybrid": configuration(suite=Suite.HYBRID),
     "only rings": configuration(layout=Layout((RingSegment(20, 6),))),
-    "index sharing": configuration(mode=SharingMode.SEMI_HONEST_INDEX_SHARING, dealer_key=b"d" * 32),
+    "unchecked": configuration(mode=SharingMode.UNCHECKED_POINT_FUNCTIONS),
 }
 HEADER = UploadHeader(
     round_number=7,
@@ -69,7 +68,7 @@ def upload(kind: str = "classic", server: ServerId = ONE, **changes: Any) -> Upl
     made = KINDS[kind]
     sealed = SEALED_BYTES[made.suite]
     chosen: dict[str, Any] = {
-        "header": replace(HEADER, segments=HEADER.segments[: segment_headers_due(made)]),
+        "header": replace(HEADER, segments=HEADER.segments[: len(made.index_segments)]),
         "server": server,
         "sealed_seeds": (b"s" * sealed, b"t" * sealed),
         "signature": b"g" * 64,
@@ -185,15 +184,6 @@ def test_what_is_long_is_not_copied_or_shown() -> None:
     assert "wwww" not in repr(upload())
 
 
-def test_a_header_describes_each_index_segment_that_is_a_point_function() -> None:
-    assert {kind: segment_headers_due(made) for kind, made in KINDS.items()} == {
-        "classic": 2,
-        "hybrid": 2,
-        "only rings": 0,
-        "index sharing": 0,
-    }
-
-
 # --- What an upload is bound to ---------------------------------------------------------------------------------------
 
 
@@ -238,7 +228,7 @@ def test_an_uploads_id_covers_the_header_and_both_sealed_seeds() -> None:
     ]
     ids = {one.upload_id(CONFIGURATION) for one in (made, *others)}
     assert len(ids) == 5
-    assert made.upload_id(KINDS["index sharing"]) not in ids
+    assert made.upload_id(KINDS["unchecked"]) not in ids
 
 
 def test_both_halves_have_one_id_whatever_else_differs() -> None:
@@ -285,7 +275,7 @@ def test_a_signature_on_another_upload_is_refused_in_the_clients_name(name: str)
 
 def test_a_signature_under_another_configuration_is_refused() -> None:
     with pytest.raises(AuthenticationFailed):
-        signed().verify(KINDS["index sharing"])
+        signed().verify(KINDS["unchecked"])
 
 
 # --- What point functions and proofs are bound to ---------------------------------------------------------------------

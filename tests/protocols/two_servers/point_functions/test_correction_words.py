@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract.layout import IndexSegment, Layout
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions import correction_words
@@ -15,6 +16,7 @@ from secagg.protocols.two_servers.point_functions.explicit_share import Explicit
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
 
@@ -173,3 +175,24 @@ def test_correction_words_belong_to_trees() -> None:
             CorrectionWords.decode(b"", shape, blocks)  # type: ignore[arg-type]
     with pytest.raises(Misuse, match="contiguous"):
         CorrectionWords.decode(memoryview(bytes(80))[::2], shape, 1)
+
+
+def test_correction_words_are_hashed_once_by_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are most of an upload: hashed for the header, the proof and each share anew, they took a third of it."""
+    hashed = list[int]()
+    genuine = correction_words._digest  # noqa: SLF001
+
+    def counted(shape: PointFunctionShape, encoded: bytes) -> bytes:
+        hashed.append(len(encoded))
+        return genuine(shape, encoded)
+
+    monkeypatch.setattr(correction_words, "_digest", counted)
+    made = InsecureIndexingRound(IndexingSetup(layout=Layout((IndexSegment(200, 4),))))
+    zero, one = made.share(1)
+    assert len(hashed) == 1
+    made.one.receive(one.encode())
+    assert len(hashed) == 2
+    made.zero.receive(zero.encode())
+    made.check()
+    assert len(hashed) == 3
+    assert made.zero.waiting() == made.one.waiting() == ()

@@ -1,1 +1,0 @@
-"""Index sharing with a dealer."""

@@ -1,0 +1,254 @@
+"""``secagg two-servers``: keys of two operators, a server that stands and ends, what its files say, what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from secagg.cli import main
+from secagg.crypto.entropy import SystemCoins
+from secagg.flower.keys.identities import make_identities
+from secagg.flower.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
+from secagg.identifiers import ClientId
+from secagg.protocols.two_servers.journal import Event, FileJournal
+from tests.harness.indexing_rounds import IndexingSetup
+
+if sys.platform == "win32":
+    pytest.skip("there are no Unix sockets", allow_module_level=True)
+
+PATIENCE = 60
+
+
+# --- Keys -------------------------------------------------------------------------------------------------------------
+
+
+def keys(*arguments: str | Path) -> int:
+    return main(["two-servers", "keys", *map(str, arguments)])
+
+
+def test_two_operators_make_their_keys_apart_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders, roster = [tmp_path / "zero", tmp_path / "one"], tmp_path / "authority" / "roster.json"
+    make_identities(roster.parent, [ClientId(0)], SystemCoins())
+    for role, folder in enumerate(folders):
+        assert keys("--role", f"{role}", "--out", folder) == 0
+        assert stat.S_IMODE((folder / f"server-{role}.keys").stat().st_mode) == 0o600
+    capsys.readouterr()
+    printed = list[str]()
+    for role, folder in enumerate(folders):
+        public = folders[1 - role] / f"server-{1 - role}.public"
+        assert keys("--role", f"{role}", "--out", folder, "--peer", public, "--roster", roster) == 0
+        printed.append(next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fingerprint")))
+    assert printed[0] == printed[1]
+    assert (folders[0] / "servers.json").read_bytes() == (folders[1] / "servers.json").read_bytes()
+    pair = load_server_pair(folders[0] / "servers.json")
+    with (
+        load_server_keys(folders[0] / "server-0.keys", 0) as zero,
+        load_server_keys(folders[1] / "server-1.keys", 1) as one,
+        zero.pair_key(pair.operators[1]) as first,
+        one.pair_key(pair.operators[0]) as second,
+    ):
+        assert first == second
+    assert not (folders[0] / "server-1.keys").exists(), "nobody holds both"
+
+
+def test_an_operator_who_was_given_other_keys_sees_another_fingerprint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody between the operators, who gives each one his own public keys."""
+    make_identities(tmp_path, [ClientId(0)], SystemCoins())
+    roster = tmp_path / "roster.json"
+    for role, name in ((0, "zero"), (1, "one"), (1, "between")):
+        assert keys("--role", f"{role}", "--out", tmp_path / name) == 0
+    said = list[str]()
+    for name in ("one", "between"):
+        (tmp_path / "zero" / "servers.json").unlink(missing_ok=True)
+        peer = tmp_path / name / "server-1.public"
+        assert keys("--role", "0", "--out", tmp_path / "zero", "--peer", peer, "--roster", roster) == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said[0] != said[1]
+
+
+def test_what_makes_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_identities(tmp_path, [ClientId(0)], SystemCoins())
+    assert keys("--out", tmp_path) == 2
+    assert "name the server with --role 0 or --role 1; --trial makes the keys of both" in capsys.readouterr().err
+    assert keys("--role", "0", "--out", tmp_path) == 0
+    assert keys("--role", "0", "--out", tmp_path) == 2
+    assert "server-0.keys exists; name another --out" in capsys.readouterr().err
+    own, altered = tmp_path / "server-0.public", tmp_path / "altered.public"
+    assert keys("--role", "0", "--out", tmp_path, "--peer", own) == 2
+    assert "not an authority and two servers, each with keys of its own" in capsys.readouterr().err
+    encoded = bytearray.fromhex(own.read_text())
+    encoded[7] = 1
+    altered.write_text(encoded.hex())
+    assert keys("--role", "0", "--out", tmp_path, "--peer", altered) == 2
+    assert "holds no public keys of a server (authentication failed)" in capsys.readouterr().err
+    assert not (tmp_path / "servers.json").exists()
+
+
+def test_a_trial_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_identities(tmp_path, [ClientId(0)], SystemCoins())
+    assert keys("--trial", "--out", tmp_path) == 0
+    assert "A trial protects nobody" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["flower", "keys", "--clients", "1", "--two-servers"])
+
+
+# --- The standing server ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> dict[str, str]:
+    make_identities(tmp_path, [ClientId(0)], SystemCoins())
+    make_trial_pair(tmp_path, SystemCoins())
+    return {
+        "socket": str(tmp_path / "s"),
+        "keys": str(tmp_path / "server-1.keys"),
+        "servers": str(tmp_path / "servers.json"),
+        "journal": str(tmp_path / "journal"),
+        "minimum-cohort": "3",
+    }
+
+
+def command(arguments: dict[str, str], **changes: str) -> list[str]:
+    given = {**arguments, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    return ["two-servers", "serve", *(part for name, value in given.items() for part in (f"--{name}", value))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"keys": "server-0.keys"}, "holds the keys of server/0, and those of server/1 are due here"),
+        ({"servers": "roster.json"}, "names no two servers"),
+        ({"suites": "classic,rsa"}, "--suites are classic, hybrid; got 'rsa'"),
+        ({"threads": "0"}, "at least one thread evaluates"),
+        ({"minimum_cohort": "1"}, "minimum_cohort is an integer of at least 2"),
+        ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
+        ({"maximum_hours": "0"}, "some time to come"),
+        ({"socket": "servers.json"}, "no socket can be made at"),
+    ],
+)
+def test_what_cannot_stand_is_refused_with_what_to_change(
+    arguments: dict[str, str], changes: dict[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {name: str(tmp_path / value) if "." in value else value for name, value in changes.items()}
+    assert main(command(arguments, **paths)) == 2
+    assert said in capsys.readouterr().err
+
+
+def kept(folder: Path, name: str, *events: Event) -> FileJournal:
+    folder.mkdir(exist_ok=True)
+    journal = FileJournal(folder / name)
+    for event in events:
+        journal.append(event, b"something")
+    return journal
+
+
+def test_a_journal_that_is_another_or_open_elsewhere_is_refused(
+    arguments: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = kept(tmp_path / "journal", "rounds.journal", Event.RECEIVED)
+    assert main(command(arguments)) == 2
+    assert "is open in another process" in capsys.readouterr().err
+    journal.close()
+    assert main(command(arguments)) == 2
+    assert "this is no journal of a standing server" in capsys.readouterr().err
+
+
+def started(arguments: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
+    full = [sys.executable, "-m", "secagg.cli", *command(arguments)]
+    process = subprocess.Popen(full, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- this very program
+    assert process.stdout is not None
+    return process, process.stdout.readline()
+
+
+def test_it_says_when_it_stands_whether_it_is_new_and_ends_when_it_is_told_to(
+    arguments: dict[str, str], tmp_path: Path
+) -> None:
+    said = list[str]()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process, line = started(arguments)
+        with process:
+            try:
+                said.append(line)
+                assert stat.S_IMODE(Path(arguments["socket"]).stat().st_mode) == 0o600
+                limits = Path(f"/proc/{process.pid}/limits")
+                if limits.exists():
+                    core = next(line for line in limits.read_text().splitlines() if "core file" in line)
+                    assert core.split()[4:6] == ["0", "0"]
+                process.send_signal(number)
+                process.send_signal(number)
+                assert process.wait(PATIENCE) == 0
+            finally:
+                process.kill()
+        assert not Path(arguments["socket"]).exists()
+        kept(tmp_path / "journal", "round.journal", Event.BEGUN).close()
+    assert "server/1 stands at" in said[0]
+    assert ", new. Two servers in one hand protect nobody" in said[0]
+    assert ", one of which ran and left 1 records" in said[1]
+
+
+# --- What files say ---------------------------------------------------------------------------------------------------
+
+
+def shown(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    status = main(["two-servers", "show", str(path)])
+    captured = capsys.readouterr()
+    return captured.out if status == 0 else captured.err
+
+
+def test_every_file_says_what_it_holds_and_no_secret(
+    arguments: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair, configuration = load_server_pair(Path(arguments["servers"])), tmp_path / "configuration"
+    configuration.write_bytes(IndexingSetup().configuration.encode())
+    kept(tmp_path / "journal", "rounds.journal", Event.BEGUN, Event.BEGUN).close()
+    assert pair.fingerprint in shown(capsys, Path(arguments["servers"]))
+    assert pair.server_keys[0].hex() in shown(capsys, tmp_path / "server-0.public")
+    private = shown(capsys, Path(arguments["keys"]))
+    assert pair.server_keys[1].hex() in private
+    with load_server_keys(Path(arguments["keys"]), 1) as secret:
+        for seed in (secret.signing_seed, secret.exchange_seed):
+            assert bytes(seed.expose()).hex() not in private
+    said = shown(capsys, configuration)
+    assert IndexingSetup().configuration.context.digest.hex() in said
+    assert "2 to 20 clients of weight 1" in said
+    assert "2 records in one unbroken chain: 2 begun" in shown(capsys, tmp_path / "journal" / "rounds.journal")
+    for path in (tmp_path / "absent.journal", tmp_path / "absent", tmp_path / "absent.public", tmp_path / "s.keys"):
+        assert shown(capsys, path).startswith("secagg: ")
+
+
+def test_a_journal_with_a_record_missing_is_not_shown_as_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(tmp_path, "whole.journal", Event.BEGUN).close()
+    first = (tmp_path / "whole.journal").stat().st_size
+    shutil.copy(tmp_path / "whole.journal", tmp_path / "copy.journal")
+    kept(tmp_path, "whole.journal", Event.RECEIVED, Event.TAKEN).close()
+    data = (tmp_path / "whole.journal").read_bytes()
+    (tmp_path / "copy.journal").write_bytes(data[:first] + data[first + (len(data) - first) // 2 :])
+    assert "is damaged, or not what was written there" in shown(capsys, tmp_path / "copy.journal")
+
+
+def test_a_round_that_is_given_up_is_erased_when_no_server_has_it_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    erase = ["two-servers", "erase", "--journal", str(tmp_path)]
+    journal = kept(tmp_path, "round.journal", Event.BEGUN)
+    other_name = tmp_path / "other name"
+    other_name.hardlink_to(journal.path)
+    assert main(erase) == 2
+    assert "is open in another process" in capsys.readouterr().err
+    journal.close()
+    size = journal.path.stat().st_size
+    assert main(erase) == 0
+    assert "is overwritten and removed" in capsys.readouterr().out
+    assert not journal.path.exists()
+    assert other_name.read_bytes() == bytes(size)
+    assert main(erase) == 2
