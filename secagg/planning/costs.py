@@ -331,6 +331,7 @@ def _two_servers(  # noqa: PLR0913 -- what the modes differ in
         payload_bytes=payload_bytes + sum(segment.payload_bytes for segment in segments),
         up_bytes=sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
         down_bytes=offers_bytes(configuration) + request.public_bytes(scheme),
-        between_bytes=round(between / request.clients),
+        # Server 0 is the one that clients reach, so server 1's half passes through it.
+        between_bytes=round(between / request.clients) + half_bytes(configuration, ServerId(1)),
         work=Work(ceil(request.clients * (cipher_calls + mask_cipher_calls(segments))), request.clients * operations),
     )
