@@ -39,6 +39,7 @@ from secagg.protocols.enclave.attestation.revocation import check_not_revoked
 from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
 from secagg.protocols.pairwise_mask.floors import ClientFloors
+from secagg.protocols.pairwise_mask.transitions import ClientState, advance
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
 from secagg.protocols.two_servers.point_function_halves import PointFunctionExchange, SharedIndices
@@ -46,7 +47,7 @@ from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStam
 from secagg.protocols.two_servers.upload import UploadHeader
 from secagg.session.certificates import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.wire import Reader, Writer, told_to_peer
+from secagg.wire import MessageKind, Reader, Writer
 from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
@@ -240,7 +241,7 @@ PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.CAPACITY_EXCEEDED: lambda: require_capacity(CODEC.capacity + 1, CODEC.capacity),
     Reason.INPUT_OUT_OF_RANGE: lambda: Ring(8).from_integers([128]),
     Reason.CONTRACT_VIOLATION: lambda: encode_update(DeceptiveScheme(), np.zeros(2), InsecureSeededCoins(b"coins")),
-    Reason.INTERNAL_ERROR: lambda: told_to_peer(UnlistedError("unlisted", reason=Reason.API_MISUSE)),
+    Reason.INTERNAL_ERROR: lambda: advance(ClientState.COMPLETED, MessageKind.SESSION_OFFER),
     Reason.ATTESTATION_INVALID: chain_to_a_root_of_nobody,
     Reason.COLLATERAL_STALE: present_last_months_revocation_list,
     Reason.ATTESTATION_REFUSED: attest_without_hardware,

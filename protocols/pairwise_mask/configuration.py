@@ -134,6 +134,11 @@ class SessionConfiguration:
                     )
 
     @property
+    def is_active(self) -> bool:
+        """Whether clients are certified and sign what they send."""
+        return self.mode is SecurityMode.ACTIVE
+
+    @property
     def maximum_total_weight(self) -> int:
         """The largest sum of weights that a session can reach."""
         return self.maximum_population * self.maximum_weight

@@ -31,6 +31,11 @@ class Member:
     certificate: Certificate | None = None
     threads: int = 1
 
+    def require_signing(self) -> None:
+        """Refuse an identity key that was wiped, where there is one."""
+        if self.signing_key is not None:
+            self.signing_key.require_usable()
+
     def sign(self, label: Label, *parts: bytes) -> bytes:
         """Sign with the identity key; nothing in semi-honest mode, where there is none."""
         return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""

@@ -28,7 +28,7 @@ from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, NO_DIGEST
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput, Member
+from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
 from secagg.protocols.pairwise_mask.transitions import ServerState
@@ -79,6 +79,11 @@ class SessionSetup:
             assumed_corrupted=self.corrupted,
             privacy_bits=self.privacy_bits,
         )
+
+    @property
+    def terms(self) -> SessionTerms:
+        """Return what the session is about, as every client knows it."""
+        return SessionTerms(task=b"federated training", model_digest=self.model_digest, round_number=self.round_number)
 
     def next_attempt(self) -> SessionSetup:
         """Return the setup of a retry: the same clients, inputs and coins in another attempt."""
@@ -209,6 +214,7 @@ class InsecurePairwiseSession:
             coins=own_coins,
             authority=self.authority,
             signing_key=key,
+            terms=self.setup.terms,
             certificate=certificate or issue_certificate(self.authority_key, client, key.public_key),
         )
 
