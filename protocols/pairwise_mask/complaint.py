@@ -104,7 +104,7 @@ def check_complaint(settled: Settled, sender: int, message: Complaint) -> tuple[
 
 
 def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: int, corrupted: int) -> PeerMisbehaved:
-    """Return what the server records of a complaint: one of two lies, until one of them is named by too many.
+    """Return what the server records of a complaint: one of two lies, until too many name the same one.
 
     Args:
         complaints: of every client that complained, with this one.
@@ -112,7 +112,7 @@ def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: 
     """
     clients, accused = settled.roster.clients, complaints[sender]
     accusers = {position: sum(position in others for others in complaints.values()) for position in accused}
-    convicted = [position for position in accused if accusers[position] > corrupted]
+    convicted = [position for position in accused if accusers[position] > max(corrupted, 1)]
     culprits = {party for position in accused for party in settled.blame_for(position)}
     if len(convicted) < len(accused):
         culprits |= settled.blame_for(sender)

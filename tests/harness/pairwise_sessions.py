@@ -25,7 +25,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, NO_DIGEST
+from secagg.protocols.pairwise_mask.configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
@@ -54,6 +54,7 @@ class SessionSetup:
     maximum_weight: int = 1
     minimum_cohort: int = 3
     privacy_bits: int = 100
+    check_words: int = LEAST_CHECK_WORDS
     model_digest: bytes = NO_DIGEST
     round_number: int = 0
     attempt: int = 0
@@ -109,6 +110,7 @@ class SessionSetup:
             minimum_cohort=self.minimum_cohort,
             maximum_weight=self.maximum_weight,
             privacy_bits=self.privacy_bits,
+            check_words=self.check_words,
             model_digest=self.model_digest,
             round_number=self.round_number,
             attempt=self.attempt,
