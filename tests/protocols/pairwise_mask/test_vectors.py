@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ from secagg.protocols.pairwise_mask import (
     ServerState,
     SessionConfiguration,
     SessionPlan,
+    SessionTerms,
     Topology,
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
@@ -123,6 +125,9 @@ class Replay:
             )
             certified["authority"], certified["signing_key"] = Authority(authority.public_key), own
             certified["certificate"] = issue_certificate(authority, client, own.public_key)
+            certified["terms"] = SessionTerms(
+                **{term.name: getattr(self.configuration, term.name) for term in fields(SessionTerms)}
+            )
         values = [
             np.array([int(value) for value in written], dtype=segment.ring.word)
             for segment, written in zip(layout.require_rings(), self.vector["inputs"][role], strict=True)
