@@ -51,6 +51,14 @@ class SessionTerms:
     round_number: int
     application_digest: bytes = NO_DIGEST
 
+    @classmethod
+    def of(cls, configuration: SessionConfiguration) -> SessionTerms:
+        """Return the terms of a configuration that the client has from somebody whom it believes.
+
+        Security: taken from an offer they refuse nothing; simulations, which hold both ends, may do that.
+        """
+        return cls(**{field_.name: getattr(configuration, field_.name) for field_ in fields(cls)})
+
     def require(self, configuration: SessionConfiguration) -> None:
         """Refuse a session about something else.
 

@@ -114,11 +114,13 @@ class Authority:
             raise InvalidParameters("the authority's key is of small order or not canonical; anybody signs under it")
 
     def verify(self, certificate: Certificate, *, culprits: Iterable[Party] = ()) -> VerifiedIdentity:
-        """Check that this authority issued the certificate.
+        """Check that this authority issued the certificate, for a key that somebody has to have drawn.
 
         Raises:
-            AuthenticationFailed: it did not.
+            AuthenticationFailed: it did not, or the key is of small order or not canonical.
         """
+        if not is_strong_key(certificate.public_key):
+            raise AuthenticationFailed(culprits=culprits)
         try:
             return _certified(self.public_key, certificate)
         except AuthenticationFailed:

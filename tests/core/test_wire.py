@@ -284,6 +284,7 @@ def test_the_kinds_are_pinned() -> None:
         "UNMASKING_SHARES": 25,
         "SERVER_SNAPSHOT": 26,
         "CLIENT_SNAPSHOT": 27,
+        "COMPLAINT": 28,
         "ENCLAVE_CONFIGURATION": 32,
         "ENCLAVE_OFFER": 33,
         "ENCLAVE_UPLOAD": 34,

@@ -319,10 +319,7 @@ class Play:
             authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
             signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
             signed["certificate"] = issue_certificate(authority, client, own.public_key)
-            configuration = self._server.configuration
-            signed["terms"] = SessionTerms(
-                **{term.name: getattr(configuration, term.name) for term in fields(SessionTerms)}
-            )
+            signed["terms"] = SessionTerms.of(self._server.configuration)
         return Client(
             client,
             ClientInput(_payload(layout, self._vector["inputs"][role]), int(self._vector["weights"][role])),

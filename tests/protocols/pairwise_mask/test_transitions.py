@@ -758,3 +758,47 @@ def test_an_input_that_is_no_payload_is_misuse() -> None:
     numbers: Any = [1, 2, 3]
     with pytest.raises(Misuse, match="an input is a Payload"):
         ClientInput(numbers)
+
+
+# --- What a client brings ---------------------------------------------------------------------------------------------
+
+
+class RepeatingCoins:
+    """Coins that a broken machine gives: the same bytes, over and over."""
+
+    def __init__(self, period: bytes) -> None:
+        self._period = period
+
+    def draw(self, count: int) -> bytearray:
+        return bytearray((self._period * (count // len(self._period) + 1))[:count])
+
+
+@pytest.mark.parametrize("period", [b"\0", b"\x01", bytes(range(32))])
+@pytest.mark.parametrize("mode", MODES)
+def test_coins_that_repeat_are_refused_before_anything_is_sent(mode: SecurityMode, period: bytes) -> None:
+    session = InsecurePairwiseSession(setup_of(mode))
+    client = session.enrol(session.client_ids[0], coins=RepeatingCoins(period))
+    with pytest.raises(Misuse, match="coins repeat"):
+        client.receive(session.server.offer)
+    assert client.state is ClientState.AWAITING_OFFER
+
+
+def test_an_active_client_takes_no_offer_without_terms_of_its_own() -> None:
+    """A server that deviates would choose the task, and give each client a model of its own to train from."""
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    who = session.client_ids[0]
+    member = session.member(who)
+    client = Client(
+        who,
+        ClientInput(session.payloads[who]),
+        floors=member.floors,
+        capacity=1 << 40,
+        coins=member.coins,
+        authority=member.authority,
+        signing_key=member.signing_key,
+        certificate=member.certificate,
+    )
+    with pytest.raises(InvalidParameters, match="SessionTerms") as caught:
+        client.receive(session.server.offer)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert client.state is ClientState.AWAITING_OFFER

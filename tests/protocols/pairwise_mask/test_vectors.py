@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -125,9 +124,7 @@ class Replay:
             )
             certified["authority"], certified["signing_key"] = Authority(authority.public_key), own
             certified["certificate"] = issue_certificate(authority, client, own.public_key)
-            certified["terms"] = SessionTerms(
-                **{term.name: getattr(self.configuration, term.name) for term in fields(SessionTerms)}
-            )
+            certified["terms"] = SessionTerms.of(self.configuration)
         values = [
             np.array([int(value) for value in written], dtype=segment.ring.word)
             for segment, written in zip(layout.require_rings(), self.vector["inputs"][role], strict=True)
