@@ -40,6 +40,7 @@ from secagg.protocols.enclave.attestation.revocation import check_not_revoked
 from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
 from secagg.protocols.pairwise_mask.floors import ClientFloors
+from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.transitions import ClientState, advance
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
@@ -94,7 +95,7 @@ def offer_a_small_cohort() -> None:
         privacy_bits=40,
     )
     offer = {"cohort": 2, "threshold": 67, "modulus_bits": 20, "length": 1000, "population": 500}
-    floors.admit(suite=Suite.CLASSIC, mode=SecurityMode.ACTIVE, **offer)
+    floors.admit(suite=Suite.CLASSIC, mode=SecurityMode.ACTIVE, topology=Topology.FULL, degree=499, **offer)
 
 
 def use_a_backend_without_mlkem() -> None:

@@ -236,6 +236,8 @@ class SessionConfiguration:
             modulus_bits=min(segment.modulus_bits for segment in self.layout.require_rings()),
             length=sum(segment.length for segment in self.layout.segments),
             population=self.maximum_population,
+            topology=self.topology,
+            degree=self.degree_among(self.maximum_population),
         )
 
     def encode(self) -> bytes:
