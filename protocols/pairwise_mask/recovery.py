@@ -218,8 +218,10 @@ class Recovery:
     def _recover_despite_liars(self, dealer: int, secret: SharedSecret, shown: Sequence[_Shown]) -> Secret:
         """Find out whose shares are wrong, and recover the secret from the others if they are enough."""
         threshold = self._settled.configuration.threshold
-        liars, culprits = set[int](), set[Party]()
+        liars, culprits, dealt = set[int](), set[Party](), frozenset[Party]()
         if self._settled.is_active:
+            # Of the shares that are left each is as it was dealt, so what is wrong with them is their dealer's doing.
+            dealt = self._settled.blame_for(dealer)
             liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
             culprits = {self._roster.clients[holder] for holder in liars}
             shown = [item for item in shown if item.holder not in liars]
@@ -230,14 +232,12 @@ class Recovery:
         try:
             corrected = correct([item.share for item in shown], threshold=threshold, kind=secret.value.decode())
         except PeerMisbehaved:
-            # Where shares are committed to, those that are left are as they were dealt.
-            blamed = self._settled.blame_for(dealer) if self._settled.is_active else frozenset[Party]()
-            raise self._wrong_shares(dealer, secret, culprits | blamed) from None
-        if corrected.wrong_points and self._settled.is_active:
-            culprits |= self._settled.blame_for(dealer)
+            raise self._wrong_shares(dealer, secret, culprits | dealt) from None
         if not self._is_genuine(dealer, secret, corrected.secret):
             corrected.secret.wipe()
-            raise self._wrong_shares(dealer, secret, culprits)
+            raise self._wrong_shares(dealer, secret, culprits | dealt)
+        if corrected.wrong_points:
+            culprits |= dealt
         if self._settled.is_active:
             self._faults.append(self._wrong_shares(dealer, secret, culprits))
         else:
