@@ -312,7 +312,7 @@ def test_a_bad_key_that_a_corrupted_client_advertises_is_stopped_by_the_server(
     kind, reason = DEFECTS[defect]
     assert isinstance(error, PeerError)
     assert (sender, type(error), error.reason) == (attacker, kind, reason)
-    both = {attacker, honest} if defect.startswith("another") else {attacker}
+    both: set[Party] = {attacker, honest} if defect.startswith("another") else {attacker}
     # Where nobody signs, the way may have put the key there.
     assert error.culprits == (both if mode is SecurityMode.ACTIVE else both | {ServerId()})
     goes_on(session, without=[attacker])

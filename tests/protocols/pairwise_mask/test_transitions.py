@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from secagg.protocols.pairwise_mask.transitions import (
 )
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
+from tests.harness.state_diagrams import diagram_of
 
 MODES = list(SecurityMode)
 CONTEXT_AT = 7
@@ -802,3 +804,10 @@ def test_an_active_client_takes_no_offer_without_terms_of_its_own() -> None:
         client.receive(session.server.offer)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert client.state is ClientState.AWAITING_OFFER
+
+
+@pytest.mark.parametrize("table", [CLIENT_TRANSITIONS, SERVER_TRANSITIONS], ids=["client", "server"])
+def test_the_readme_shows_the_tables(table: Any, repository: Path) -> None:
+    """To make it anew: print ``diagram_of`` and put it there."""
+    readme = (repository / "protocols" / "pairwise_mask" / "README.md").read_text(encoding="utf-8")
+    assert f"```mermaid\n{diagram_of(table, 'aborted')}\n```" in readme
