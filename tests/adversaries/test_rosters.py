@@ -32,7 +32,7 @@ from secagg.errors import (
     SecAggError,
     ThresholdNotMet,
 )
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
+from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, sign_advertisement
@@ -312,7 +312,7 @@ def test_a_bad_key_that_a_corrupted_client_advertises_is_stopped_by_the_server(
     kind, reason = DEFECTS[defect]
     assert isinstance(error, PeerError)
     assert (sender, type(error), error.reason) == (attacker, kind, reason)
-    both: set[Party] = {attacker, honest} if defect.startswith("another") else {attacker}
+    both = frozenset[Party]({attacker, honest}) if defect.startswith("another") else frozenset[Party]({attacker})
     # Where nobody signs, the way may have put the key there.
     assert error.culprits == (both if mode is SecurityMode.ACTIVE else both | {ServerId()})
     goes_on(session, without=[attacker])
