@@ -46,8 +46,9 @@ class SessionTerms:
     """What a client knows a session to be about; it is bound to what a server says, and compares it with this."""
 
     task: bytes
-    model_digest: bytes
-    """Of the model that the update was trained from, as the client has it."""
+    model_digest: bytes | None
+    """Of the model that the update was trained from, as the client has it; None if the model is still to come, and is
+    compared with the session's when it does."""
     round_number: int
     application_digest: bytes = NO_DIGEST
 
@@ -66,7 +67,8 @@ class SessionTerms:
             InvalidParameters: naming what differs.
         """
         for field_ in fields(self):
-            if getattr(configuration, field_.name) != getattr(self, field_.name):
+            known = getattr(self, field_.name)
+            if known is not None and getattr(configuration, field_.name) != known:
                 raise InvalidParameters(
                     f"the offer has another {field_.name} than this client; offer what the client trained for",
                     reason=Reason.BELOW_FLOOR,
