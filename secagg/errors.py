@@ -80,6 +80,8 @@ class Reason(StrEnum):
     """A certificate holds too few signatures of its committee. Attribution: the server."""
     COMMITMENT_MISMATCH = "commitment_mismatch"
     """What was opened is not what was committed to. Attribution: the committer, if it is authenticated; else no one."""
+    EDGE_UNUSABLE = "edge_unusable"
+    """A client left because a seed that was sealed to it is unusable. Attribution: it, or who sealed the seed."""
     CHECK_WORDS_MISMATCH = "check_words_mismatch"
     """The unmasked sum contradicts its check words. Attribution: nobody; a client or a wrong seed."""
     REPLAYED = "replayed"

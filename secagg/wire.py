@@ -10,20 +10,7 @@ import struct
 from enum import IntEnum
 from typing import Any, Final
 
-from secagg.errors import (
-    AuthenticationFailed,
-    CapacityExceeded,
-    ContractViolation,
-    InternalError,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-    ThresholdNotMet,
-    UnexpectedMessage,
-)
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 
 WIRE_VERSION: Final = 1
 _HEADER = struct.Struct(">4sBH")
@@ -51,6 +38,7 @@ class MessageKind(IntEnum):
     UNMASKING_SHARES = 25
     SERVER_SNAPSHOT = 26
     CLIENT_SNAPSHOT = 27
+    COMPLAINT = 28
     ATTEST_AGAIN = 29
     ENCLAVE_CONFIGURATION = 32
     ENCLAVE_OFFER = 33
@@ -232,32 +220,3 @@ def message_kind(message: bytes) -> MessageKind:
         return MessageKind(received)
     except ValueError:
         raise MalformedMessage(f"{received} is no kind of message", reason=Reason.NOT_CANONICAL) from None
-
-
-class AbortCode(IntEnum):
-    """All that a peer is told when a session ends early: that it ended."""
-
-    ABORTED = 1
-
-
-def told_to_peer(error: SecAggError) -> AbortCode | None:
-    """Return what a peer is told of an error: one fixed code where the session ends, nothing where it goes on.
-
-    The reason stays in the local log; it would tell an active adversary which of its changes was noticed.
-    """
-    match error:
-        case (
-            MalformedMessage()
-            | UnexpectedMessage()
-            | AuthenticationFailed()
-            | PeerMisbehaved()
-            | ThresholdNotMet()
-            | CapacityExceeded()
-            | ContractViolation()
-            | InternalError()
-        ):
-            return AbortCode.ABORTED
-        case InvalidParameters() | Misuse():
-            return None
-        case _:
-            raise InternalError(f"{type(error).__name__} is not in the table of what peers are told") from error

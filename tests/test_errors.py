@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -39,6 +40,8 @@ from secagg.protocols.enclave.attestation.revocation import check_not_revoked
 from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
 from secagg.protocols.pairwise_mask.floors import ClientFloors
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.transitions import ClientState, advance
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
 from secagg.protocols.two_servers.point_function_halves import PointFunctionExchange, SharedIndices
@@ -46,9 +49,10 @@ from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStam
 from secagg.protocols.two_servers.upload import UploadHeader
 from secagg.session.certificates import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.wire import Reader, Writer, told_to_peer
+from secagg.wire import MessageKind, Reader, Writer
 from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup
 
 ALICE, BOB = ClientId(1), ClientId(2)
 CONTEXT = SessionContext(bytes(32))
@@ -91,7 +95,7 @@ def offer_a_small_cohort() -> None:
         privacy_bits=40,
     )
     offer = {"cohort": 2, "threshold": 67, "modulus_bits": 20, "length": 1000, "population": 500}
-    floors.admit(suite=Suite.CLASSIC, mode=SecurityMode.ACTIVE, **offer)
+    floors.admit(suite=Suite.CLASSIC, mode=SecurityMode.ACTIVE, topology=Topology.FULL, degree=499, **offer)
 
 
 def use_a_backend_without_mlkem() -> None:
@@ -215,6 +219,24 @@ def sign_a_list_of_somebody_else() -> None:
     session.zero.agree(other.encode())
 
 
+def leave_for_an_unusable_seed() -> None:
+    """No call raises it: it is among the faults that a server has recorded, on the word of a client that left."""
+    setup = SessionSetup(population=5, corrupted=0, mode=SecurityMode.SEMI_HONEST, suite=Suite.HYBRID)
+    ann, bob, *_ = setup.client_ids
+
+    def alter(delivery: Delivery) -> tuple[Delivery]:
+        if delivery.kind is not MessageKind.DELIVERED_SHARES or delivery.receiver != bob:
+            return (delivery,)
+        message = bytearray(delivery.message)
+        # Behind header, context, set, sealed shares and commitment stands the first seed, which the first client sent.
+        message[7 + 32 + 1 + 1200 + 32] ^= 1
+        return (replace(delivery, message=bytes(message)),)
+
+    session = InsecurePairwiseSession(setup, adversary=alter)
+    session.finish()
+    raise next(fault for fault in session.server.faults if {ann, bob} <= fault.culprits)
+
+
 PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.PARAMETER_OUT_OF_RANGE: lambda: ClientId(-1),
     Reason.BELOW_FLOOR: offer_a_small_cohort,
@@ -240,7 +262,8 @@ PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.CAPACITY_EXCEEDED: lambda: require_capacity(CODEC.capacity + 1, CODEC.capacity),
     Reason.INPUT_OUT_OF_RANGE: lambda: Ring(8).from_integers([128]),
     Reason.CONTRACT_VIOLATION: lambda: encode_update(DeceptiveScheme(), np.zeros(2), InsecureSeededCoins(b"coins")),
-    Reason.INTERNAL_ERROR: lambda: told_to_peer(UnlistedError("unlisted", reason=Reason.API_MISUSE)),
+    Reason.INTERNAL_ERROR: lambda: advance(ClientState.COMPLETED, MessageKind.SESSION_OFFER),
+    Reason.EDGE_UNUSABLE: leave_for_an_unusable_seed,
     Reason.ATTESTATION_INVALID: chain_to_a_root_of_nobody,
     Reason.COLLATERAL_STALE: present_last_months_revocation_list,
     Reason.ATTESTATION_REFUSED: attest_without_hardware,
@@ -274,6 +297,7 @@ BLAME: dict[Reason, set[Party]] = {
     Reason.SHARE_OUT_OF_RANGE: {ALICE},
     Reason.SHARE_DUPLICATE: set(),
     Reason.SHARES_IRRECONCILABLE: set(),
+    Reason.EDGE_UNUSABLE: {ClientId(1000), ClientId(1007), ServerId()},
     Reason.ATTESTATION_INVALID: set(),
     Reason.COLLATERAL_STALE: set(),
     Reason.ATTESTATION_REFUSED: set(),

@@ -34,7 +34,7 @@ from secagg.protocols.pairwise_mask.configuration import (
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput
+from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.merkle import MerkleTree
 from secagg.protocols.pairwise_mask.roster import Roster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
@@ -180,6 +180,7 @@ class World:
             authority=Authority(self.authority.public_key) if active else None,
             signing_key=signing_key if active else None,
             certificate=issue_certificate(issuer, client_id(number), signing_key.public_key) if active else None,
+            terms=SessionTerms.of(self.configurations[attempt]),
         )
 
     @cached_property
@@ -357,7 +358,7 @@ class World:
             context=published.roster.context.digest,
             contributors=set_on(shown, contributors),
             endorsements=tuple(listed),
-            views=tuple(views),
+            views=tuple(round4_unmasking.SignedView(upload=ideal.UPLOADED, signature=view) for view in views),
         ).encode()
 
     # --- Signatures -------------------------------------------------------------------------------------------------
@@ -371,7 +372,9 @@ class World:
 
     def view_statement(self, shown: Shown, signer: int, sharers: Set) -> bytes:
         """Return what a client signs about the sharers under which it masked."""
-        parts = round2_masked_input.signed_view(self.roster(shown).context, client_id(signer), set_on(shown, sharers))
+        parts = round2_masked_input.signed_view(
+            self.roster(shown).context, client_id(signer), set_on(shown, sharers), ideal.UPLOADED
+        )
         return bind(Label.SIGNED_VIEW, *parts)
 
     def sign(self, signer: int, statement: bytes) -> bytes:

@@ -6,7 +6,6 @@ neighbours again, because the server could have written them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from secagg.crypto.labels import Label
@@ -123,16 +122,10 @@ def verify_advertisement(
     advertisement: KeyAdvertisement,
     configuration: SessionConfiguration,
     authority: Authority | None,
-    *,
-    relay: Iterable[Party],
 ) -> VerifiedAdvertiser:
-    """Check keys, certificate and signature of an advertisement.
-
-    Args:
-        relay: who handed it over, if not the client itself; blamed as well for whatever is not signed.
-    """
+    """Check keys, certificate and signature of an advertisement; what no signature covers may be the way's doing."""
     client, suite = advertisement.client, key_suite(configuration.suite)
-    culprits = {client, *relay}
+    culprits: set[Party] = {client, ServerId()}
     identity = None
     if configuration.mode is SecurityMode.ACTIVE:
         credential = advertisement.credential
@@ -178,7 +171,7 @@ def verify_entry(
         self_mask_commitment=commitment,
         credential=credential,
     )
-    return verify_advertisement(advertisement, configuration, authority, relay={ServerId()})
+    return verify_advertisement(advertisement, configuration, authority)
 
 
 def entry_bytes(configuration: SessionConfiguration) -> int:

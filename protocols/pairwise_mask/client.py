@@ -24,7 +24,6 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
 from secagg.wire import MessageKind, message_kind, owned_bytes
@@ -39,7 +38,7 @@ from .round1_share_keys import DeliveredShares, Shared, share_keys
 from .round2_masked_input import Masked, mask_input
 from .round3_consistency_check import Confirmed, SurvivorSet, confirm_survivors
 from .round4_unmasking import UnmaskingRequest, reveal_shares
-from .transitions import CLIENT_TRANSITIONS, ClientState
+from .transitions import CLIENT_TRANSITIONS, ClientState, advance
 
 Step = Advertised | Shared | Masked | Confirmed
 
@@ -76,18 +75,10 @@ class Client(Confined):
             capacity: of the client's own decoder; more weight than that is refused.
             coins: ``SystemCoins()`` in production.
             authority: who certifies identities; for active mode, with the client's own key and certificate.
-            terms: what the session has to be about; an offer about something else is refused.
+            terms: what the session has to be about; an offer about something else is refused. Active mode needs them.
             threads: how many threads expand masks.
             latch: where records of suspended sessions are numbered; a client without one cannot be suspended.
         """
-        for name, value, kind in (
-            ("client", client, ClientId),
-            ("client_input", client_input, ClientInput),
-            ("floors", floors, ClientFloors),
-            ("authority", authority or Authority, Authority if authority else type),
-        ):
-            if not isinstance(value, kind):
-                raise Misuse(f"{name} is a {kind.__name__}; got {type(value).__name__}")
         if certificate is not None and certificate.client != client:
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
         if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
@@ -113,7 +104,7 @@ class Client(Confined):
         self._lock = RLock()
         """Whether a kind was answered and the answer are one step, from whichever thread messages come."""
         self.complaints = list[PeerError]()
-        """What single neighbours sent that could not be used, without ending the session. It is not sent anywhere."""
+        """What neighbours sent that could not be used; of seeds of edges the server is told, of shares nobody."""
 
     @property
     def client(self) -> ClientId:
@@ -140,7 +131,8 @@ class Client(Confined):
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
         Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
             and end the session. What is returned for ``DELIVERED_SHARES`` is the upload: from the moment that it is
-            returned the input counts as released.
+            returned the input counts as released. If the seed of an edge is unusable it is a complaint instead, and
+            the client has left: its state is ``ABORTED``, its input unspent, and ``complaints`` says why.
         """
         with self._lock, blaming(ServerId()):
             return self._receive(owned_bytes(message))
@@ -165,13 +157,17 @@ class Client(Confined):
         if due is None or kind is not due[0]:
             raise self._unexpected(kind)
         try:
-            reply, state = self._answer(kind, message)
+            reply, chosen = self._answer(kind, message)
+            state = advance(self._state, kind, chosen)
         except BaseException as error:
             # An offer that is refused has drawn no secret, so another one may come.
             refused = isinstance(error, InvalidParameters | Misuse) and kind is MessageKind.SESSION_OFFER
             if not refused:
                 self._abort()
             raise
+        if state is ClientState.ABORTED:
+            self._abort()
+            return reply
         self._state = state
         self._answered[kind] = (digest, reply)
         if self._recording is not None:
@@ -191,45 +187,52 @@ class Client(Confined):
         with self._lock:
             self._abort()
 
-    def _answer(self, kind: MessageKind, message: bytes) -> tuple[list[bytes], ClientState]:
+    def _answer(self, kind: MessageKind, message: bytes) -> tuple[list[bytes], ClientState | None]:
+        """Return what is sent back, and which state follows where the table allows several."""
         step, member = self._step, self._member
         match kind, step:
             case MessageKind.SESSION_OFFER, None:
                 configuration = SessionConfiguration.decode(message)
                 self._input.require_fits(configuration)
-                if self._terms is not None:
-                    self._terms.require(configuration)
+                self._require_terms(configuration)
                 advertised, advertisement = advertise_keys(member, configuration)
                 self._step, self._configuration = advertised, configuration
-                return [advertisement.encode()], ClientState.AWAITING_ADVERTISED_KEYS
+                return [advertisement.encode()], None
             case MessageKind.ADVERTISED_KEYS, Advertised():
                 key_set = accept_advertised_keys(member, step, AdvertisedKeys.decode(message, step.configuration))
                 shared, encrypted = share_keys(member, step, key_set)
                 self._step = shared
-                return [encrypted.encode()], ClientState.AWAITING_DELIVERED_SHARES
+                return [encrypted.encode()], None
             case MessageKind.DELIVERED_SHARES, Shared():
-                key_set = step.key_set
-                delivered = DeliveredShares.decode(message, key_set.roster, key_set.position)
+                roster, position = step.key_set.roster, step.key_set.position
+                delivered = DeliveredShares.decode(message, roster, position)
                 masked, upload, complaints = mask_input(member, step, delivered, self._input)
-                self._step = masked
                 self.complaints += complaints
-                active = key_set.roster.configuration.mode is SecurityMode.ACTIVE
-                if active and key_set.position in key_set.roster.committee:
-                    return [upload.encode()], ClientState.AWAITING_SURVIVOR_SET
-                return [upload.encode()], ClientState.AWAITING_UNMASKING_REQUEST
+                self._step = masked or step
+                return [upload.encode()], _state_after_upload(masked)
             case MessageKind.SURVIVOR_SET, Masked():
                 survivors = SurvivorSet.decode(message, step.key_set.roster)
                 confirmed, signature = confirm_survivors(member, step, survivors)
                 self._step = confirmed
-                return [signature.encode()], ClientState.AWAITING_UNMASKING_REQUEST
+                return [signature.encode()], None
             case MessageKind.UNMASKING_REQUEST, Masked() | Confirmed():
                 roster = (step.masked if isinstance(step, Confirmed) else step).key_set.roster
                 reply = reveal_shares(member, step, UnmaskingRequest.decode(message, roster)).encode()
                 step.wipe()
                 self._step = None
-                return [reply], ClientState.COMPLETED
+                return [reply], None
             case _:
                 raise self._unexpected(kind)
+
+    def _require_terms(self, configuration: SessionConfiguration) -> None:
+        """Refuse a session about something else; a server that deviates may choose what it is about."""
+        if self._terms is not None:
+            self._terms.require(configuration)
+        elif configuration.is_active:
+            raise InvalidParameters(
+                "in active mode the server is not believed what a session is about; give the client its SessionTerms",
+                reason=Reason.BELOW_FLOOR,
+            )
 
     def _abort(self) -> None:
         self._state = ClientState.ABORTED
@@ -329,8 +332,7 @@ class Client(Confined):
         try:
             self._configuration = configuration = SessionConfiguration.decode(record.offer)
             configuration.require_floors(self._member.floors)
-            if self._terms is not None:
-                self._terms.require(configuration)
+            self._require_terms(configuration)
             if record.state in BEFORE_UPLOAD:
                 self._input.require_fits(configuration)
             self._step = step_of(record, self._member, configuration)
@@ -347,3 +349,13 @@ class Client(Confined):
 
     def __repr__(self) -> str:
         return f"<Client {self.client}, {self._state}>"
+
+
+def _state_after_upload(masked: Masked | None) -> ClientState:
+    """Return what is awaited next; who complained in place of uploading is out."""
+    if masked is None:
+        return ClientState.ABORTED
+    roster = masked.key_set.roster
+    if roster.configuration.is_active and masked.key_set.position in roster.committee:
+        return ClientState.AWAITING_SURVIVOR_SET
+    return ClientState.AWAITING_UNMASKING_REQUEST

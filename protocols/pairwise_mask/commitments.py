@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import Enum
+from hmac import compare_digest
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret
@@ -50,7 +51,7 @@ class SharePlace:
         """Whether one share and the digest of the other are what the dealer committed to."""
         own = self.digest_of(share, secret)
         digests = (own, other_digest) if secret is SharedSecret.MASK_ROOT else (other_digest, own)
-        return self.commit_to(*digests) == commitment
+        return compare_digest(self.commit_to(*digests), commitment)
 
     def _parts(self) -> tuple[bytes, ...]:
         return self.context.digest, self.dealer.encode(), self.holder.encode(), self.point.to_bytes(2, "big")

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.shamir import MAX_HOLDERS
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
@@ -30,6 +31,8 @@ LEAST_CHECK_WORDS: Final = 8
 WORST_CASE_CHECK_WORDS: Final = 40
 _CHECK_BITS = 64
 """The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
+FORMAT_VERSION: Final = 2
+"""Of the messages of this protocol: 2 since uploads and answers are signed and clients complain."""
 _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
@@ -96,6 +99,7 @@ class SessionConfiguration:
                 most = self.degree
         require_range("threshold", self.threshold, LEAST_THRESHOLD, most)
         self._check_certification()
+        self._check_streams()
         digest = hashlib.sha256(bind(Label.CONFIGURATION, self.encode())).digest()
         object.__setattr__(self, "context", AttemptContext(digest))
 
@@ -132,6 +136,20 @@ class SessionConfiguration:
                         "active mode needs an authority that the server does not control; without one the server can "
                         "invent every client but one"
                     )
+
+    def _check_streams(self) -> None:
+        """Refuse a layout whose masks one key cannot give, before anybody masks."""
+        used = sum(segment_count(s.ring, s.length + self.check_words_of(s)) for s in self.segments)
+        if used > KEY_LIMIT_BYTES // SEGMENT_BYTES:
+            raise InvalidParameters(
+                f"the layout takes {used} parts of a mask's stream, each segment at least one, and a key has "
+                f"{KEY_LIMIT_BYTES // SEGMENT_BYTES}; merge segments of one width, or send less"
+            )
+
+    @property
+    def is_active(self) -> bool:
+        """Whether clients are certified and sign what they send."""
+        return self.mode is SecurityMode.ACTIVE
 
     @property
     def maximum_total_weight(self) -> int:
@@ -218,11 +236,14 @@ class SessionConfiguration:
             modulus_bits=min(segment.modulus_bits for segment in self.layout.require_rings()),
             length=sum(segment.length for segment in self.layout.segments),
             population=self.maximum_population,
+            topology=self.topology,
+            degree=self.degree_among(self.maximum_population),
         )
 
     def encode(self) -> bytes:
         """Return the canonical encoding, which is the server's offer."""
-        writer = Writer(MessageKind.SESSION_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer = Writer(MessageKind.SESSION_OFFER).integer(FORMAT_VERSION, 1)
+        writer.variable(self.task, _MAXIMUM_TASK_BYTES)
         writer.fixed(self.model_digest, DIGEST_BYTES).integer(self.round_number, 8).integer(self.attempt, 4)
         writer.integer(_MODES.index(self.mode), 1).integer(_SUITES.index(self.suite), 1)
         writer.integer(_TOPOLOGIES.index(self.topology), 1).integer(self.degree, 4).integer(self.threshold, 4)
@@ -240,6 +261,12 @@ class SessionConfiguration:
             MalformedMessage: anything that ``encode`` would not have written.
         """
         reader = Reader(message, MessageKind.SESSION_OFFER)
+        version = reader.integer(1)
+        if version != FORMAT_VERSION:
+            raise MalformedMessage(
+                f"the offer has format {version} and this end {FORMAT_VERSION}; both ends need the same",
+                reason=Reason.WRONG_VERSION,
+            )
         try:
             configuration = cls(
                 task=reader.variable(_MAXIMUM_TASK_BYTES),

@@ -10,9 +10,12 @@ from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 
+from .graph import Topology
 from .thresholds import CURIOUS_PRIVACY_BITS, least_privacy_bits
 
 USUAL_LENGTH: Final = 1 << 28
+USUAL_DEGREE: Final = 1024
+"""As many neighbours as plans of 10^4 clients take with room to spare; sharing among them takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,10 @@ class ClientFloors:
     privacy_bits: int
     """The chance that one random graph betrays a client is at most 2^-privacy_bits. In ``active`` mode it is at most
     2^-100 whatever stands here, because the server may try many (``thresholds``)."""
+    topologies: frozenset[Topology] = frozenset(Topology)
+    maximum_degree: int = USUAL_DEGREE
+    """The most neighbours: sharing costs their number times the threshold, seconds for some thousands and minutes for
+    tens of thousands. In a full graph everybody else is a neighbour, whatever ``maximum_population`` allows."""
 
     @classmethod
     def usual(  # noqa: PLR0913 -- one for each floor that an application may have a reason to set
@@ -82,7 +89,9 @@ class ClientFloors:
             self.maximum_population,
             self.assumed_corrupted,
             self.privacy_bits,
+            self.maximum_degree,
         )
+        _require_members("topologies", self.topologies, Topology)
         _require_members("suites", self.suites, Suite)
         _require_members("modes", self.modes, SecurityMode)
         for unsafe, sentence in (
@@ -103,6 +112,7 @@ class ClientFloors:
                 self.maximum_population < self.minimum_cohort,
                 f"maximum_population is {self.maximum_population}, below minimum_cohort {self.minimum_cohort}",
             ),
+            (self.maximum_degree < 1, f"maximum_degree is {self.maximum_degree}; a client has a neighbour"),
             (self.assumed_corrupted < 0, f"assumed_corrupted is {self.assumed_corrupted}; it is not negative"),
             (
                 self.privacy_bits < CURIOUS_PRIVACY_BITS,
@@ -126,16 +136,20 @@ class ClientFloors:
         modulus_bits: int,
         length: int,
         population: int,
+        topology: Topology,
+        degree: int,
     ) -> None:
         """Refuse an offer that is weaker than these floors.
 
         Raises:
             InvalidParameters: with reason ``below_floor``, naming the value and the floor.
         """
-        _require_integers(cohort, threshold, modulus_bits, length, population)
+        _require_integers(cohort, threshold, modulus_bits, length, population, degree)
         for weak, sentence in (
             (suite not in self.suites, f"suite {suite} is not among {_names(self.suites)}"),
             (mode not in self.modes, f"mode {mode} is not among {_names(self.modes)}"),
+            (topology not in self.topologies, f"a {topology} graph is not among {_names(self.topologies)}"),
+            (degree > self.maximum_degree, f"a degree of {degree} exceeds {self.maximum_degree}"),
             (cohort < self.minimum_cohort, f"a cohort of {cohort} is below {self.minimum_cohort}"),
             (threshold < self.minimum_threshold, f"a threshold of {threshold} is below {self.minimum_threshold}"),
             (
@@ -169,5 +183,5 @@ def _require_members(name: str, members: object, kind: type[StrEnum]) -> None:
         raise InvalidParameters(f"{name} is a frozenset of at least one {kind.__name__} that this client accepts")
 
 
-def _names(members: frozenset[Suite] | frozenset[SecurityMode]) -> str:
+def _names(members: frozenset[Suite] | frozenset[SecurityMode] | frozenset[Topology]) -> str:
     return ", ".join(sorted(members))

@@ -31,6 +31,11 @@ class Member:
     certificate: Certificate | None = None
     threads: int = 1
 
+    def require_signing(self) -> None:
+        """Refuse an identity key that was wiped, where there is one."""
+        if self.signing_key is not None:
+            self.signing_key.require_usable()
+
     def sign(self, label: Label, *parts: bytes) -> bytes:
         """Sign with the identity key; nothing in semi-honest mode, where there is none."""
         return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""
@@ -41,10 +46,19 @@ class SessionTerms:
     """What a client knows a session to be about; it is bound to what a server says, and compares it with this."""
 
     task: bytes
-    model_digest: bytes
-    """Of the model that the update was trained from, as the client has it."""
+    model_digest: bytes | None
+    """Of the model that the update was trained from, as the client has it; None if the model is still to come, and is
+    compared with the session's when it does."""
     round_number: int
     application_digest: bytes = NO_DIGEST
+
+    @classmethod
+    def of(cls, configuration: SessionConfiguration) -> SessionTerms:
+        """Return the terms of a configuration that the client has from somebody whom it believes.
+
+        Security: taken from an offer they refuse nothing; simulations, which hold both ends, may do that.
+        """
+        return cls(**{field_.name: getattr(configuration, field_.name) for field_ in fields(cls)})
 
     def require(self, configuration: SessionConfiguration) -> None:
         """Refuse a session about something else.
@@ -53,7 +67,8 @@ class SessionTerms:
             InvalidParameters: naming what differs.
         """
         for field_ in fields(self):
-            if getattr(configuration, field_.name) != getattr(self, field_.name):
+            known = getattr(self, field_.name)
+            if known is not None and getattr(configuration, field_.name) != known:
                 raise InvalidParameters(
                     f"the offer has another {field_.name} than this client; offer what the client trained for",
                     reason=Reason.BELOW_FLOOR,

@@ -2,69 +2,91 @@
 
 A recovered secret is compared with what its owner published before: a self-mask seed with its commitment, a mask root
 with the public key that it gives. Only if they differ are the shares examined. In active mode every share was committed
-to, so one that does not fit names its holder, and if all fit their dealer is to blame. In semi-honest mode wrong shares
-are located by their code, as long as they are few enough.
+to: one that does not fit names its holder and is left out, and what is wrong among the rest was dealt wrongly. In both
+modes wrong shares are then located by their code, as long as they are few enough.
+
+Who was found to be wrong once is asked last from then on, so that a liar costs one search and not one for each client
+whose shares it holds. In semi-honest mode a wrong share says that its dealer or its holder lies, and not which: a
+holder is named alone when it was wrong for more dealers than are assumed to lie, a dealer when it was wrong at so many
+holders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hmac import compare_digest
-from itertools import islice
 from typing import Final
 
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import LagrangeWeights, Share, correct
 from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode
+from secagg.identifiers import Party
 
-from .advertisement import VerifiedAdvertiser
-from .client_set import ClientSet
-from .commitments import SharedSecret, SharePlace, commit_to_self_mask
-from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
-from .revealed_sets import Transcript
-from .roster import Roster
+from .commitments import SharedSecret, commit_to_self_mask
+from .masking import adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .round1_share_keys import RelayedShares
+from .round2_masked_input import share_place
 from .round4_unmasking import ROUND, RevealedShares, revealed_secret
+from .settled import Settled
 from .suites import MaskKeys, key_suite
 
-MASKS_PER_STEP: Final = 1024
-"""Masks removed between two calls of the progress callback; their keys are in memory together."""
 _CACHED_WEIGHTS: Final = 256
 SignedKey = tuple[bool, Secret]
 """Whether the mask of a key is to be added, and the key."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One holder's share of one secret, and the digest of the share that it does not show (active mode)."""
+
+    holder: int
+    share: Share
+    other_digest: bytes
+
+
 class Recovery:
     """The recovery of one session; it holds references, and makes secrets one at a time."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 -- everything the rounds have left
+    def __init__(
         self,
-        roster: Roster,
-        advertisers: Sequence[VerifiedAdvertiser],
+        settled: Settled,
         relayed: Mapping[int, RelayedShares],
-        sharers: ClientSet,
-        contributors: ClientSet,
         answers: Mapping[int, RevealedShares],
+        complaints: Mapping[int, tuple[int, ...]],
+        corrupted: int,
     ) -> None:
-        self._roster = roster
-        self._advertisers = advertisers
-        self._relayed = relayed
-        self._sharers = sharers
-        self._contributors = contributors
-        self._answers = answers
-        self._suite = key_suite(roster.configuration.suite)
-        self.faults = list[PeerError]()
-        """What single clients did wrong without preventing the sum."""
+        """Prepare to recover.
+
+        Args:
+            complaints: of which neighbours each client that left said that it cannot use their seeds.
+            corrupted: how many clients the session assumes to lie.
+        """
+        self._settled, self._roster = settled, settled.roster
+        self._relayed, self._answers, self._complaints = relayed, answers, complaints
+        self._suite = key_suite(settled.configuration.suite)
+        self._enough = max(corrupted, 1) + 1
+        self._wrong = dict[int, set[int]]()
+        """For each holder that showed a wrong share, whose share it was."""
+        self._examined = Counter[int]()
+        self._bad_edges = dict[int, set[int]]()
+        """For each client whose edges are wrong, their other ends."""
+        self._false_complaints = set[int]()
+        self._faults = list[PeerError]()
+
+    @property
+    def faults(self) -> list[PeerError]:
+        """What single clients did wrong without preventing the sum, as far as it is known."""
+        return [*self._faults, *self._judge_shares(), *self._judge_edges()]
 
     @property
     def mask_count(self) -> int:
         """How many masks are left in the sum of the uploads."""
         edges = (len(self._masked_with(dropped)) for dropped in self._dropped())
-        return len(self._contributors) + sum(edges)
+        return len(self._settled.contributors) + sum(edges)
 
     def keys(self) -> Iterator[SignedKey]:
         """Recover the key of every mask that is left, one after another; the caller wipes each.
@@ -72,21 +94,24 @@ class Recovery:
         Implements: [BIK+17] Fig. 4, Round 4, server, the reconstruction.
         Raises:
             ThresholdNotMet: too few shares of a secret that is needed were revealed.
-            PeerMisbehaved: wrong shares prevent a recovery; ``culprits`` names those that the evidence names.
+            PeerMisbehaved: wrong shares or seeds prevent a recovery; ``culprits`` names those that the evidence names.
         """
         roster = self._roster
-        for position in self._contributors:
+        for position in self._settled.contributors:
             with self._recover(position) as seed:
                 yield False, self_mask_key(seed, roster.clients[position], roster.context, roster.configuration)
         for position in self._dropped():
             with self._recover(position) as root:
-                yield from self._edges_of(position, root)
+                yield from self._recover_edges(position, root)
 
-    def _edges_of(self, dropped: int, root: Secret) -> Iterator[SignedKey]:
+    # --- Edges --------------------------------------------------------------------------------------------------------
+
+    def _recover_edges(self, dropped: int, root: Secret) -> Iterator[SignedKey]:
         roster, client = self._roster, self._roster.clients[dropped]
-        attempt = roster.configuration.context
-        keys = MaskKeys(client, self._suite.key_pair(root, KeyRole.MASK, attempt), root)
+        keys = MaskKeys(client, self._suite.key_pair(root, KeyRole.MASK, roster.configuration.context), root)
         try:
+            if self._suite.edge_bytes:
+                self._check_edges(dropped, keys)
             for position in self._masked_with(dropped):
                 contributor = roster.clients[position]
                 with self._edge_seed(dropped, position, keys) as seed:
@@ -95,98 +120,139 @@ class Recovery:
         finally:
             keys.pair.wipe()
 
+    def _check_edges(self, dropped: int, keys: MaskKeys) -> None:
+        """Compare every seed that a dropped client committed to with its root, and judge what it complained of."""
+        accused = self._complaints.get(dropped, ())
+        for neighbour in self._roster.graph.neighbours(dropped):
+            is_sent = self._roster.graph.sends_edge_seed(dropped, neighbour)
+            if neighbour not in self._settled.sharers or not (is_sent or neighbour in accused):
+                continue
+            try:
+                self._seed_by_root(dropped, neighbour, keys).wipe()
+            except PeerError:
+                sender, receiver = (dropped, neighbour) if is_sent else (neighbour, dropped)
+                self._bad_edges.setdefault(sender, set()).add(receiver)
+            else:
+                if not is_sent:
+                    self._false_complaints.add(dropped)
+
     def _edge_seed(self, dropped: int, contributor: int, keys: MaskKeys) -> Secret:
-        roster, peer = self._roster, self._advertisers[contributor].keys
+        """Return the seed of an edge: what the dropped end's root gives, or what the other end shows."""
+        try:
+            return self._seed_by_root(dropped, contributor, keys)
+        except PeerError as error:
+            clients = self._roster.clients
+            is_sent = self._roster.graph.sends_edge_seed(dropped, contributor)
+            sender, receiver = (dropped, contributor) if is_sent else (contributor, dropped)
+            # The contributor masked with the seed that it shows, if it shows the one that was committed to.
+            self._bad_edges.setdefault(sender, set()).add(receiver)
+            seed = self._answers[contributor].edge_seed_with(dropped) if contributor in self._answers else None
+            edge = self._relayed[sender].entry_to(receiver).edge
+            ends = (clients[sender], clients[receiver])
+            if seed is None or not self._suite.check_revealed_seed(seed, *ends, self._roster.context, edge):
+                raise PeerMisbehaved(
+                    f"the seed of the edge from {ends[0]} to {ends[1]} is not the one that {ends[0]} committed to",
+                    reason=Reason.COMMITMENT_MISMATCH,
+                    culprits=self._settled.blame_for(sender),
+                    round_name=ROUND,
+                ) from error
+            return seed
+
+    def _seed_by_root(self, dropped: int, neighbour: int, keys: MaskKeys) -> Secret:
+        roster, peer = self._roster, self._settled.advertisers[neighbour].keys
         if not self._suite.edge_bytes:
             return self._suite.seed_of_sent_edge(keys, peer, roster.context, b"")
-        if not roster.graph.sends_edge_seed(dropped, contributor):
-            edge = self._relayed[contributor].entry_to(dropped).edge
-            try:
-                return self._suite.seed_of_received_edge(keys, peer, roster.context, edge)
-            except PeerError as error:
-                error.culprits, error.round_name = frozenset({peer.client}), ROUND
-                raise
-        edge = self._relayed[dropped].entry_to(contributor).edge
-        try:
+        if roster.graph.sends_edge_seed(dropped, neighbour):
+            edge = self._relayed[dropped].entry_to(neighbour).edge
             return self._suite.seed_of_sent_edge(keys, peer, roster.context, edge)
-        except PeerMisbehaved as error:
-            # The dropped client sealed another seed than its root gives. The contributor masked with the sealed one.
-            error.culprits, error.round_name = frozenset({keys.client}), ROUND
-            seed = self._answers[contributor].edge_seed_from(dropped) if contributor in self._answers else None
-            if seed is None or not self._suite.check_revealed_seed(
-                seed, keys.client, peer.client, roster.context, edge
-            ):
-                raise
-            self.faults.append(error)
-            return seed
+        edge = self._relayed[neighbour].entry_to(dropped).edge
+        return self._suite.seed_of_received_edge(keys, peer, roster.context, edge)
+
+    # --- Shares -------------------------------------------------------------------------------------------------------
 
     def _recover(self, dealer: int) -> Secret:
         """Recover the one secret of a client that its part in the session calls for."""
-        secret = revealed_secret(dealer, self._contributors)
-        shares, digests = list[Share](), list[bytes]()
-        holders = self._roster.graph.neighbours(dealer)
-        for point, holder in enumerate(holders, 1):
+        secret = revealed_secret(dealer, self._settled.contributors)
+        threshold, shown = self._settled.configuration.threshold, list[_Shown]()
+        for point, holder in enumerate(self._roster.graph.neighbours(dealer), 1):
             revealed = self._answers[holder].share_of(dealer) if holder in self._answers else None
             if revealed is not None:
-                shares.append(Share(point, revealed[0]))
-                digests.append(revealed[1])
-        threshold, client = self._roster.configuration.threshold, self._roster.clients[dealer]
+                shown.append(_Shown(holder, Share(point, revealed[0]), revealed[1]))
         try:
-            if len(shares) < threshold:
+            if len(shown) < threshold:
                 raise ThresholdNotMet(
                     needed=threshold,
-                    present=len(shares),
-                    what=f"shares of the {secret.value.decode()} of {client}",
+                    present=len(shown),
+                    what=f"shares of the {secret.value.decode()} of {self._roster.clients[dealer]}",
                     round_name=ROUND,
                 )
-            recovered = _combine(shares[:threshold], threshold, secret)
-            if self._is_genuine(dealer, secret, recovered):
-                return recovered
-            recovered.wipe()
-            return self._recover_despite_liars(dealer, secret, shares, digests)
+            trusted = sorted(shown, key=lambda item: len(self._wrong.get(item.holder, ())))[:threshold]
+            recovered = _combine(trusted, threshold, secret)
+            if not self._is_genuine(dealer, secret, recovered):
+                recovered.wipe()
+                return self._recover_despite_liars(dealer, secret, shown)
+            if not self._settled.is_active:
+                self._examine_suspects(dealer, secret, trusted, shown)
+            return recovered
         finally:
-            for share in shares:
-                share.wipe()
+            for item in shown:
+                item.share.wipe()
 
-    def _recover_despite_liars(
-        self, dealer: int, secret: SharedSecret, shares: list[Share], digests: list[bytes]
-    ) -> Secret:
-        """Find out whose shares are wrong, and recover the secret from the others if they are enough."""
-        client, threshold = self._roster.clients[dealer], self._roster.configuration.threshold
-        holders = self._roster.graph.neighbours(dealer)
-        liars = set[ClientId]()
-        if self._roster.configuration.mode is SecurityMode.ACTIVE:
-            honest = list[Share]()
-            for share, digest in zip(shares, digests, strict=True):
-                holder = holders[share.point - 1]
-                place = SharePlace(self._roster.context, client, self._roster.clients[holder], share.point)
-                commitment = self._relayed[dealer].entry_to(holder).commitment
-                if place.fits(share.value, secret, digest, commitment):
-                    honest.append(share)
-                else:
-                    liars.add(self._roster.clients[holder])
-            if len(honest) < threshold:
-                raise self._wrong_shares(client, secret, liars)
-            recovered = _combine(honest[:threshold], threshold, secret)
-            culprits = {client, *liars}
-        else:
+    def _examine_suspects(
+        self, dealer: int, secret: SharedSecret, trusted: list[_Shown], shown: Sequence[_Shown]
+    ) -> None:
+        """See whether those who were wrong before are wrong again; a few times each, for the sake of blame alone."""
+        holders = {item.holder for item in trusted}
+        for item in shown:
+            wrong = self._wrong.get(item.holder)
+            if not wrong or item.holder in holders or len(wrong) >= self._enough:
+                continue
+            if self._examined[item.holder] >= 2 * self._enough:
+                continue
+            self._examined[item.holder] += 1
             try:
-                corrected = correct(shares, threshold=threshold, kind=secret.value.decode())
+                _combine([*trusted, item], len(trusted), secret).wipe()
             except PeerMisbehaved:
-                raise self._wrong_shares(client, secret, set()) from None
-            recovered = corrected.secret
-            # Without commitments nobody can tell a holder that lies from a dealer that dealt badly, so both are named;
-            # where nothing can be corrected, nobody is.
-            liars = {client, *(self._roster.clients[holders[point - 1]] for point in corrected.wrong_points)}
-            culprits = set[ClientId]()
-        if not self._is_genuine(dealer, secret, recovered):
-            recovered.wipe()
-            raise self._wrong_shares(client, secret, culprits)
-        self.faults.append(self._wrong_shares(client, secret, liars))
-        return recovered
+                wrong.add(dealer)
+
+    def _recover_despite_liars(self, dealer: int, secret: SharedSecret, shown: Sequence[_Shown]) -> Secret:
+        """Find out whose shares are wrong, and recover the secret from the others if they are enough."""
+        threshold = self._settled.configuration.threshold
+        liars, culprits, dealt = set[int](), set[Party](), frozenset[Party]()
+        if self._settled.is_active:
+            # Of the shares that are left each is as it was dealt, so what is wrong with them is their dealer's doing.
+            dealt = self._settled.blame_for(dealer)
+            liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
+            culprits = {self._roster.clients[holder] for holder in liars}
+            shown = [item for item in shown if item.holder not in liars]
+            for holder in liars:
+                self._wrong.setdefault(holder, set()).add(dealer)
+        if len(shown) < threshold:
+            raise self._wrong_shares(dealer, secret, culprits)
+        try:
+            corrected = correct([item.share for item in shown], threshold=threshold, kind=secret.value.decode())
+        except PeerMisbehaved:
+            raise self._wrong_shares(dealer, secret, culprits | dealt) from None
+        if not self._is_genuine(dealer, secret, corrected.secret):
+            corrected.secret.wipe()
+            raise self._wrong_shares(dealer, secret, culprits | dealt)
+        if corrected.wrong_points:
+            culprits |= dealt
+        if self._settled.is_active:
+            self._faults.append(self._wrong_shares(dealer, secret, culprits))
+        else:
+            for item in shown:
+                if item.share.point in corrected.wrong_points:
+                    self._wrong.setdefault(item.holder, set()).add(dealer)
+        return corrected.secret
+
+    def _fits(self, dealer: int, secret: SharedSecret, item: _Shown) -> bool:
+        place = share_place(self._roster, dealer, item.holder)
+        commitment = self._relayed[dealer].entry_to(item.holder).commitment
+        return place.fits(item.share.value, secret, item.other_digest, commitment)
 
     def _is_genuine(self, dealer: int, secret: SharedSecret, recovered: Secret) -> bool:
-        advertiser, attempt = self._advertisers[dealer], self._roster.configuration.context
+        advertiser, attempt = self._settled.advertisers[dealer], self._settled.configuration.context
         if secret is SharedSecret.SELF_MASK_SEED:
             commitment = commit_to_self_mask(recovered, advertiser.keys.client, attempt)
             return compare_digest(commitment, advertiser.self_mask_commitment)
@@ -196,17 +262,48 @@ class Recovery:
         finally:
             pair.wipe()
 
-    def _dropped(self) -> Iterator[int]:
-        """Go through those that shared keys and did not contribute, and whose masks some contributor has added."""
-        for position in self._sharers:
-            if position not in self._contributors and self._masked_with(position):
-                yield position
+    # --- Blame --------------------------------------------------------------------------------------------------------
 
-    def _masked_with(self, dropped: int) -> list[int]:
-        return [position for position in self._roster.graph.neighbours(dropped) if position in self._contributors]
+    def _judge_shares(self) -> Iterator[PeerMisbehaved]:
+        """Name who showed or dealt the wrong shares that no commitment tells apart."""
+        if self._settled.is_active:
+            return
+        recurring = {holder for holder, dealers in self._wrong.items() if len(dealers) >= self._enough}
+        left = dict[int, set[int]]()
+        for holder, dealers in self._wrong.items():
+            for dealer in dealers if holder not in recurring else ():
+                left.setdefault(dealer, set()).add(holder)
+        dealing = {dealer for dealer, holders in left.items() if len(holders) >= self._enough}
+        for position in sorted(recurring | dealing):
+            yield self._unsigned_shares(f"{self._roster.clients[position]} showed or dealt wrong shares", {position})
+        for dealer, holders in sorted(left.items()):
+            if dealer not in dealing:
+                client = self._roster.clients[dealer]
+                yield self._unsigned_shares(f"{client} dealt wrong shares, or others showed such", {dealer, *holders})
 
-    @staticmethod
-    def _wrong_shares(client: ClientId, secret: SharedSecret, culprits: set[ClientId]) -> PeerMisbehaved:
+    def _unsigned_shares(self, sentence: str, positions: set[int]) -> PeerMisbehaved:
+        culprits = {party for position in positions for party in self._settled.blame_for(position)}
+        return PeerMisbehaved(sentence, reason=Reason.COMMITMENT_MISMATCH, culprits=culprits, round_name=ROUND)
+
+    def _judge_edges(self) -> Iterator[PeerMisbehaved]:
+        for sender, receivers in sorted(self._bad_edges.items()):
+            yield PeerMisbehaved(
+                f"{self._roster.clients[sender]} sealed unusable seeds to {len(receivers)} of its neighbours, or "
+                "committed to others than its root gives",
+                reason=Reason.COMMITMENT_MISMATCH,
+                culprits=self._settled.blame_for(sender),
+                round_name=ROUND,
+            )
+        for position in sorted(self._false_complaints):
+            yield PeerMisbehaved(
+                f"{self._roster.clients[position]} complained of a seed that it could use",
+                reason=Reason.EDGE_UNUSABLE,
+                culprits=self._settled.blame_for(position),
+                round_name=ROUND,
+            )
+
+    def _wrong_shares(self, dealer: int, secret: SharedSecret, culprits: set[Party]) -> PeerMisbehaved:
+        client = self._roster.clients[dealer]
         return PeerMisbehaved(
             f"shares of the {secret.value.decode()} of {client} do not give what it committed to",
             reason=Reason.COMMITMENT_MISMATCH,
@@ -214,8 +311,22 @@ class Recovery:
             round_name=ROUND,
         )
 
+    # --- Who ----------------------------------------------------------------------------------------------------------
 
-def _combine(shares: Sequence[Share], threshold: int, secret: SharedSecret) -> Secret:
+    def _dropped(self) -> Iterator[int]:
+        """Go through those that shared keys and did not contribute, and whose masks some contributor has added."""
+        for position in self._settled.sharers:
+            if position not in self._settled.contributors and self._masked_with(position):
+                yield position
+
+    def _masked_with(self, dropped: int) -> list[int]:
+        neighbours = self._roster.graph.neighbours(dropped)
+        return [position for position in neighbours if position in self._settled.contributors]
+
+
+def _combine(shown: Sequence[_Shown], threshold: int, secret: SharedSecret) -> Secret:
+    # In the order of their points, so that few sets of weights serve a whole session.
+    shares = sorted((item.share for item in shown), key=lambda share: share.point)
     weights = _weights(tuple(share.point for share in shares), threshold)
     return weights.combine(shares, kind=secret.value.decode())
 
@@ -224,38 +335,3 @@ def _combine(shares: Sequence[Share], threshold: int, secret: SharedSecret) -> S
 def _weights(points: tuple[int, ...], threshold: int) -> LagrangeWeights:
     """Prepare a reconstruction; most clients of a session have holders at the same points."""
     return LagrangeWeights.at_zero(points, threshold=threshold)
-
-
-def transcript_of(roster: Roster, sharers: ClientSet, contributors: ClientSet) -> Transcript:
-    """Return what a finished session shows of its contributors: who masked with whom, and what was recovered."""
-    clients, neighbours_of = roster.clients, roster.graph.neighbours
-    masked_with = {
-        clients[position]: frozenset(clients[other] for other in neighbours_of(position) if other in sharers)
-        for position in contributors
-    }
-    dropped = frozenset(clients[position] for position in sharers if position not in contributors)
-    return Transcript(masked_with=masked_with, self_mask_seeds=frozenset(masked_with), mask_roots=dropped)
-
-
-def remove_masks(
-    total: MaskedVector, recovery: Recovery, progress: Callable[[int, int], None], *, threads: int = 1
-) -> None:
-    """Remove every mask that is left from the sum of the uploads, some at a time.
-
-    Implements: [BIK+17] Fig. 4, Round 4, server, the last equation.
-    """
-    done, count, keys = 0, recovery.mask_count, recovery.keys()
-    while done < count:
-        batch = list[SignedKey]()
-        try:
-            batch.extend(islice(keys, MASKS_PER_STEP))
-            total.apply(
-                [key for is_added, key in batch if is_added],
-                [key for is_added, key in batch if not is_added],
-                threads=threads,
-            )
-        finally:
-            for _, key in batch:
-                key.wipe()
-        done += len(batch)
-        progress(done, count)

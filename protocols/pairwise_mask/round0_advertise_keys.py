@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Final
 
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.prime_field import random_root
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
-from secagg.errors import InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority
@@ -121,6 +122,7 @@ def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple
     Implements: [BIK+17] Fig. 4, Round 0, client.
     Raises:
         InvalidParameters: the offer goes below this client's floors; nothing was drawn.
+        Misuse: the coins repeat.
     """
     configuration.require_floors(member.floors)
     if configuration.maximum_total_weight > member.capacity:
@@ -137,9 +139,11 @@ def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple
     suite, attempt = key_suite(configuration.suite), configuration.context
     # Independent draws: recovering one of them says nothing about the others.
     with Secret.random("channel_root", _ROOT_BYTES, member.coins) as channel_root:
+        mask_root = random_root("mask_root", member.coins)
+        self_mask_seed = random_root("self_mask_seed", member.coins)
+        with abandoned_on_error(mask_root, self_mask_seed):
+            _require_fresh(channel_root, mask_root, self_mask_seed)
         channel = suite.key_pair(channel_root, KeyRole.CHANNEL, attempt)
-    mask_root = random_root("mask_root", member.coins)
-    self_mask_seed = random_root("self_mask_seed", member.coins)
     mask = MaskKeys(member.client, suite.key_pair(mask_root, KeyRole.MASK, attempt), mask_root)
     keys = OwnKeys(member.client, channel, mask)
     unsigned = KeyAdvertisement(
@@ -186,7 +190,7 @@ def accept_advertised_keys(member: Member, state: Advertised, message: Advertise
     for neighbour, entry in zip(neighbours, message.entries, strict=True):
         leaves[neighbour] = entry_digest(roster.clients[neighbour], entry)
     try:
-        proven = recover_root(roster.population, leaves, message.proof) == message.root
+        proven = compare_digest(recover_root(roster.population, leaves, message.proof), message.root)
     except MalformedMessage:
         proven = False
     if not proven:
@@ -220,16 +224,17 @@ def check_advertisement(
         raise PeerMisbehaved(
             f"{message.client} advertises keys for another attempt",
             reason=Reason.WRONG_SESSION,
-            culprits={message.client},
+            culprits={message.client, ServerId()},
         )
     authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
-    advertiser = verify_advertisement(message, configuration, authority, relay=())
+    advertiser = verify_advertisement(message, configuration, authority)
     for key in message.public_keys:
         if other := owners.get(key):
+            relay = () if configuration.is_active else (ServerId(),)
             raise PeerMisbehaved(
                 f"{message.client} and {other} advertise one and the same key",
                 reason=Reason.PUBLIC_KEY_REUSED,
-                culprits={message.client, other},
+                culprits={message.client, other, *relay},
             )
     return advertiser
 
@@ -275,7 +280,7 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
             culprits={ServerId()},
             round_name=ROUND,
         )
-    if commit_to_opening(message.opening) != configuration.graph_commitment:
+    if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):
         raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
     try:
         roster = roster_of(configuration, message.clients, message.root, message.opening)
@@ -298,6 +303,13 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
             round_name=ROUND,
         ) from None
     return roster
+
+
+def _require_fresh(*drawn: Secret) -> None:
+    """Refuse coins that repeat, such as nothing but zeros; uniform ones do so with probability 2^-254."""
+    for index, secret in enumerate(drawn):
+        if secret in drawn[:index]:
+            raise Misuse("the coins repeat, so that one secret would give another; pass SystemCoins()")
 
 
 def _require_distinct_keys(

@@ -36,6 +36,7 @@ from .member import Member
 from .merkle import NODE_BYTES, MerkleTree, recover_root
 from .roster import Roster
 from .round0_advertise_keys import Advertised, VerifiedKeySet
+from .settled import Settled, suspects
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
 
 ROUND: Final = "share_keys"
@@ -278,7 +279,7 @@ class RelayedShares:
             raise PeerMisbehaved(
                 f"{roster.clients[sender]} shared keys for another session",
                 reason=Reason.WRONG_SESSION,
-                culprits={roster.clients[sender]},
+                culprits=suspects(roster.clients[sender]),
                 round_name=ROUND,
             )
         self.message = message
@@ -290,7 +291,8 @@ class RelayedShares:
         if identity is not None:
             tree = self._make_tree()
             parts = _signed_parts(roster.context, identity.client, len(self._neighbours), tree.root)
-            identity.verify(message.signature, Label.SIGNED_SHARES, *parts, culprits={identity.client})
+            culprits = suspects(identity.client)
+            identity.verify(message.signature, Label.SIGNED_SHARES, *parts, culprits=culprits)
 
     def entry_to(self, receiver: int) -> SharesEntry:
         """Return the entry for one neighbour."""
@@ -317,13 +319,12 @@ class RelayedShares:
         return self._tree
 
 
-def deliver_shares(
-    roster: Roster, sharers: ClientSet, relayed: Mapping[int, RelayedShares], receiver: int
-) -> DeliveredShares:
+def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> DeliveredShares:
     """Collect what one client's neighbours sent to it.
 
     Implements: [BIK+17] Fig. 4, Round 1, server, the last step.
     """
+    roster, sharers = settled.roster, settled.sharers
     senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
     entries = tuple(relayed[sender].deliver_to(receiver) for sender in senders)
     return DeliveredShares(context=roster.context.digest, sharers=sharers, entries=entries)

@@ -3,36 +3,39 @@
 [BIK+17] Fig. 4, Round 2. Client to server: ``MaskedInput``.
 
 The set of edges is exactly the neighbours that shared keys, for both ends. A client that cannot derive the mask of one
-of them leaves the session; it never leaves out a mask. A share that does not open is another matter: nothing is masked
-with it, so the edge stays and the share is recorded as missing.
+of them complains and leaves the session; it never leaves out a mask. A share that does not open is another matter:
+nothing is masked with it, so the edge stays and the share is recorded as missing.
 
-In active mode the client signs the set of sharers under which it masked. Its neighbours show no share of its self-mask
-seed without that signature, so a server cannot have it mask under one set and unmask under another.
+In active mode the client signs what it uploads and the set of sharers under which it masked. Its neighbours show no
+share of its self-mask seed without that signature, so a server cannot have it mask under one set and unmask under
+another; and nobody on the way can add to its vector, which check words alone do not notice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Final
 
-from secagg.crypto.labels import Label
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import Share
-from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId, SessionContext
-from secagg.parameters import SecurityMode
-from secagg.session.certificates import VerifiedIdentity
+from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet, blaming
+from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client_set import ClientSet
 from .commitments import SharedSecret, SharePlace
+from .complaint import Complaint, complain
 from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .member import ClientInput, Member
 from .roster import Roster
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import DeliveredShares, Shared, SharesEntry, signature_bytes, verify_delivered_entry
+from .settled import Settled, suspects
 from .suites import key_suite
 
 ROUND: Final = "masked_input"
@@ -88,7 +91,7 @@ class Masked(Confined):
         self.shares = shares
         """For each neighbour, its share of the mask root and of the self-mask seed, one after the other."""
         self.edge_seeds = edge_seeds
-        """The seeds that neighbours chose and committed to (hybrid suite)."""
+        """The seeds of this client's edges (hybrid suite); one is shown if the other end drops out."""
 
     def wipe(self) -> None:
         """Overwrite the shares."""
@@ -103,19 +106,19 @@ class Masked(Confined):
 
 def mask_input(
     member: Member, state: Shared, message: DeliveredShares, client_input: ClientInput
-) -> tuple[Masked, MaskedInput, list[PeerError]]:
+) -> tuple[Masked | None, MaskedInput | Complaint, list[PeerError]]:
     """Derive every mask, and upload the input under all of them.
 
     Implements: [BIK+17] Fig. 4, Round 2, client.
     Returns:
-        The next state, the upload, and what was wrong with single shares without ending the session.
+        The next state, the upload, and what was wrong with single shares without ending the session. If the seed of an
+        edge is unusable: no state, a complaint in place of the upload, and what was wrong; the input is not spent.
     Raises:
         ThresholdNotMet: fewer shared keys than are needed, among all or among the neighbours.
-        PeerMisbehaved: the set of sharers does not hold this client, or a neighbour's edge is unusable.
-        AuthenticationFailed: an entry is not signed by its sender, or the seed of an edge does not open.
+        PeerMisbehaved: the set of sharers does not hold this client.
+        AuthenticationFailed: an entry is not signed by its sender.
     """
     key_set, roster = state.key_set, state.key_set.roster
-    configuration = roster.configuration
     _check_sharers(message, key_set)
     neighbours = [neighbour for neighbour in key_set.neighbours if neighbour in message.sharers]
     entries = {
@@ -124,72 +127,78 @@ def mask_input(
         )
         for neighbour, item in zip(neighbours, message.entries, strict=True)
     }
-    # Signed before anything is derived or spent, so that a key that cannot sign costs nothing but the session.
-    signature = b""
-    if configuration.mode is SecurityMode.ACTIVE:
-        parts = signed_view(roster.context, member.client, message.sharers)
-        signature = member.sign(Label.SIGNED_VIEW, *parts)
     seeds = dict[int, Secret]()
     try:
-        for neighbour, entry in entries.items():
-            seeds[neighbour] = _edge_seed(state, neighbour, entry)
-        payload, weight = client_input.spend()
-        vector = MaskedVector.of_input(configuration, roster.context, payload, weight)
+        unusable = _collect_seeds(state, entries, seeds)
+        if unusable:
+            wipe_all(seeds.values())
+            return None, complain(member, key_set, message.sharers, unusable), list(unusable.values())
+        # Asked before the input is spent, so that a key that cannot sign costs nothing but the session.
+        member.require_signing()
+        vector = MaskedVector.of_input(roster.configuration, roster.context, *client_input.spend())
         _apply_masks(vector, state, seeds, member.threads)
+        packed, signature = vector.pack(), b""
+        if roster.configuration.is_active:
+            parts = signed_view(roster.context, member.client, message.sharers, upload_digest(packed))
+            signature = member.sign(Label.SIGNED_VIEW, *parts)
     except BaseException:
-        for seed in seeds.values():
-            seed.wipe()
+        wipe_all(seeds.values())
         raise
     shares, complaints = _open_shares(state, entries)
-    suite = key_suite(configuration.suite)
-    kept = dict[int, Secret]()
-    for neighbour, seed in seeds.items():
-        if suite.edge_bytes and neighbour not in state.edges:
-            kept[neighbour] = seed
-        else:
-            seed.wipe()
-    upload = MaskedInput(context=roster.context.digest, signature=signature, packed=vector.pack())
+    if not key_suite(roster.configuration.suite).edge_bytes:
+        wipe_all(seeds.values())
+        seeds.clear()
     # Nothing of this client's own is needed any more; its neighbours hold what recovery takes.
     state.wipe()
-    return Masked(key_set, message.sharers, shares, kept), upload, complaints
+    upload = MaskedInput(context=roster.context.digest, signature=signature, packed=packed)
+    return Masked(key_set, message.sharers, shares, seeds), upload, complaints
 
 
 # --- Server -----------------------------------------------------------------------------------------------------------
 
 
-def accept_masked_input(  # noqa: PLR0913, PLR0917 -- what the session has agreed on, and the upload
-    roster: Roster,
-    sharers: ClientSet,
-    sender: int,
-    message: MaskedInput,
-    identity: VerifiedIdentity | None,
-    total: MaskedVector,
-) -> None:
-    """Check an upload and add it to the sum; it is not kept.
+def accept_masked_input(settled: Settled, sender: int, message: MaskedInput, total: MaskedVector) -> bytes:
+    """Check an upload and add it to the sum; of the upload itself nothing is kept.
 
     Implements: [BIK+17] Fig. 4, Round 2, server.
+    Returns:
+        In active mode the digest of the vector and the signature on it: evidence of what this client sent.
     Raises:
         PeerMisbehaved: made for another session.
-        AuthenticationFailed: its sender did not mask under the sharers of this session.
+        AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
         MalformedMessage: it does not unpack.
     """
-    client = roster.clients[sender]
+    roster, client = settled.roster, settled.roster.clients[sender]
     if message.context != roster.context.digest:
         raise PeerMisbehaved(
             f"{client} masked its input for another session",
             reason=Reason.WRONG_SESSION,
-            culprits={client},
+            culprits=suspects(client),
             round_name=ROUND,
         )
-    if identity is not None:
-        parts = signed_view(roster.context, client, sharers)
-        identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits={client})
-    total.add_packed(b"".join(message.packed))
+    evidence = b""
+    if settled.is_active:
+        digest = upload_digest(message.packed)
+        parts = signed_view(roster.context, client, settled.sharers, digest)
+        identity = settled.identity_of(sender)
+        identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=suspects(client))
+        evidence = digest + message.signature
+    with blaming(*settled.blame_for(sender)):
+        total.add_packed(b"".join(message.packed))
+    return evidence
 
 
-def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet) -> tuple[bytes, ...]:
-    """Return what a client signs about the set of clients under which it masked."""
-    return context.digest, client.encode(), sharers.digest(context)
+def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
+    """Return the digest of a masked vector, of which a signature is made."""
+    digest = hashlib.sha256(bind(Label.UPLOAD_DIGEST))
+    for vector in packed:
+        digest.update(vector)
+    return digest.digest()
+
+
+def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, upload: bytes) -> tuple[bytes, ...]:
+    """Return what a client signs about the set of clients under which it masked, and the digest of what it sent."""
+    return context.digest, client.encode(), sharers.digest(context), upload
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
@@ -215,19 +224,29 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
             raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=ROUND)
 
 
-def _edge_seed(state: Shared, neighbour: int, entry: SharesEntry) -> Secret:
-    context, peer = state.key_set.roster.context, state.key_set.advertisers[neighbour].keys
-    suite = key_suite(state.key_set.roster.configuration.suite)
-    if neighbour in state.edges:
-        return suite.seed_of_sent_edge(state.keys.mask, peer, context, state.edges[neighbour])
-    try:
-        return suite.seed_of_received_edge(state.keys.mask, peer, context, entry.edge)
-    except PeerError as error:
-        if entry.commitment:
-            # The signature covers the entry, so what it holds is its sender's doing and not the server's.
-            error.culprits = frozenset({peer.client})
-        error.round_name = ROUND
-        raise
+def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, PeerError]:
+    """Fill in the seed of every edge, and return what is wrong with those that are unusable."""
+    context, suite = state.key_set.roster.context, key_suite(state.key_set.roster.configuration.suite)
+    unusable = dict[int, PeerError]()
+    for neighbour, entry in entries.items():
+        peer = state.key_set.advertisers[neighbour].keys
+        if neighbour in state.edges:
+            seeds[neighbour] = suite.seed_of_sent_edge(state.keys.mask, peer, context, state.edges[neighbour])
+            continue
+        try:
+            seeds[neighbour] = suite.seed_of_received_edge(state.keys.mask, peer, context, entry.edge)
+        except PeerError as error:
+            unusable[neighbour] = _recorded(error, peer.client, entry)
+    return unusable
+
+
+def _recorded(error: PeerError, sender: ClientId, entry: SharesEntry) -> PeerError:
+    """Name who answers for an entry: its sender if it signed it, else the server and the way as well."""
+    error.culprits = frozenset({sender}) if entry.commitment else suspects(sender)
+    error.round_name = ROUND
+    # A traceback would keep the frames alive in which the input and the seeds are.
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def _apply_masks(vector: MaskedVector, state: Shared, seeds: Mapping[int, Secret], threads: int) -> None:
@@ -241,8 +260,7 @@ def _apply_masks(vector: MaskedVector, state: Shared, seeds: Mapping[int, Secret
             (add if adds_pairwise_mask(own, peer) else subtract).append(key)
         vector.apply(add, subtract, threads=threads)
     finally:
-        for key in (*add, *subtract):
-            key.wipe()
+        wipe_all((*add, *subtract))
 
 
 def _open_shares(state: Shared, entries: Mapping[int, SharesEntry]) -> tuple[dict[int, Secret], list[PeerError]]:
@@ -252,17 +270,12 @@ def _open_shares(state: Shared, entries: Mapping[int, SharesEntry]) -> tuple[dic
     shares, complaints = dict[int, Secret](), list[PeerError]()
     for neighbour, entry in entries.items():
         peer = state.key_set.advertisers[neighbour].keys
-        # A signature covers the entry, so it is its sender's doing; without one the server may have sealed it.
-        culprits: set[Party] = {peer.client} if entry.commitment else {peer.client, ServerId()}
         try:
             both = suite.open_shares(keys, peer, roster.context, entry.sealed)
             with abandoned_on_error(both):
                 _check_shares(both, share_place(roster, neighbour, state.key_set.position), entry.commitment)
         except PeerError as error:
-            error.culprits, error.round_name = frozenset(culprits), ROUND
-            # A traceback would keep the frames alive in which the input and the seeds are.
-            error.__context__ = error.__cause__ = None
-            complaints.append(error.with_traceback(None))
+            complaints.append(_recorded(error, peer.client, entry))
             continue
         shares[neighbour] = both
     return shares, complaints
@@ -278,10 +291,16 @@ def _check_shares(both: Secret, place: SharePlace, commitment: bytes) -> None:
             place.digest_of(root_share, SharedSecret.MASK_ROOT),
             place.digest_of(seed_share, SharedSecret.SELF_MASK_SEED),
         )
-    if commitment and place.commit_to(*digests) != commitment:
+    if commitment and not compare_digest(place.commit_to(*digests), commitment):
         raise PeerMisbehaved(
             f"{place.dealer} sealed other shares than it committed to", reason=Reason.COMMITMENT_MISMATCH
         )
+
+
+def wipe_all(secrets: Iterable[Secret]) -> None:
+    """Overwrite several secrets."""
+    for secret in secrets:
+        secret.wipe()
 
 
 def share_place(roster: Roster, dealer: int, holder: int) -> SharePlace:

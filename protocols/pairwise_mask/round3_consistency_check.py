@@ -16,13 +16,14 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
-from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
+from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client_set import ClientSet
 from .member import Member
 from .roster import Roster
 from .round2_masked_input import Masked
+from .settled import Settled, suspects
 
 ROUND: Final = "consistency_check"
 
@@ -140,28 +141,22 @@ def check_survivors(state: Masked, context: bytes, contributors: ClientSet, roun
 # --- Server -----------------------------------------------------------------------------------------------------------
 
 
-def check_survivor_signature(  # noqa: PLR0913, PLR0917 -- what the session has agreed on, and the signature
-    roster: Roster,
-    sharers: ClientSet,
-    contributors: ClientSet,
-    sender: int,
-    message: SurvivorSignature,
-    identity: VerifiedIdentity,
-) -> None:
+def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSignature) -> None:
     """Check a committee member's signature.
 
     Implements: [BIK+17] Fig. 4, Round 3, server.
     """
-    client = roster.clients[sender]
+    roster, client = settled.roster, settled.roster.clients[sender]
     if message.context != roster.context.digest:
         raise PeerMisbehaved(
             f"{client} signed for another session",
             reason=Reason.WRONG_SESSION,
-            culprits={client},
+            culprits=suspects(client),
             round_name=ROUND,
         )
-    parts = signed_survivors(roster.context, client, sharers, contributors)
-    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits={client})
+    parts = signed_survivors(roster.context, client, settled.sharers, settled.contributors)
+    identity = settled.identity_of(sender)
+    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=suspects(client))
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

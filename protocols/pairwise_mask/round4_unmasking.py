@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from secagg.crypto.key_agreement import KEY_BYTES
@@ -22,18 +22,21 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share
 from secagg.errors import InternalError, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
+from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client_set import ClientSet
 from .commitments import SharedSecret
+from .configuration import DIGEST_BYTES
 from .member import Member
 from .roster import Roster
 from .round0_advertise_keys import PublishedRoster
+from .round1_share_keys import signature_bytes
 from .round2_masked_input import Masked, share_of, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
+from .settled import Settled, suspects
 from .suites import COMMITMENT_BYTES, key_suite
 
 ROUND: Final = "unmasking"
@@ -53,14 +56,22 @@ class Endorsement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignedView:
+    """A neighbour's signature on the sharers under which it masked and on the digest of what it uploaded."""
+
+    upload: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskingRequest:
     """Who contributed; in active mode with the committee's certificate and the neighbours' signed views."""
 
     context: bytes
     contributors: ClientSet
     endorsements: tuple[Endorsement, ...] = field(repr=False)
-    views: tuple[bytes, ...] = field(repr=False)
-    """The signature of each contributing neighbour on the sharers under which it masked, in their order."""
+    views: tuple[SignedView, ...] = field(repr=False)
+    """One of each contributing neighbour, in their order."""
 
     def encode(self) -> bytes:
         """Return the canonical encoding."""
@@ -71,8 +82,8 @@ class UnmaskingRequest:
             writer.integer(item.position, 4).fixed(item.identity_key, IDENTITY_KEY_BYTES)
             writer.fixed(item.certificate, SIGNATURE_BYTES).fixed(item.signature, SIGNATURE_BYTES)
         writer.integer(len(self.views), 4)
-        for signature in self.views:
-            writer.fixed(signature, SIGNATURE_BYTES)
+        for view in self.views:
+            writer.fixed(view.upload, DIGEST_BYTES).fixed(view.signature, SIGNATURE_BYTES)
         return writer.finish()
 
     @classmethod
@@ -89,7 +100,10 @@ class UnmaskingRequest:
             )
             for _ in range(_count(reader, roster.population))
         )
-        views = tuple(reader.fixed(SIGNATURE_BYTES) for _ in range(_count(reader, roster.population)))
+        views = tuple(
+            SignedView(upload=reader.fixed(DIGEST_BYTES), signature=reader.fixed(SIGNATURE_BYTES))
+            for _ in range(_count(reader, roster.population))
+        )
         reader.finish()
         return cls(context=context, contributors=contributors, endorsements=endorsements, views=views)
 
@@ -99,6 +113,8 @@ class UnmaskingShares:
     """For each neighbour that shared keys, one share; in the hybrid suite also the edge seeds of those that dropped."""
 
     context: bytes
+    signature: bytes
+    """Empty in semi-honest mode."""
     held: ClientSet
     """Which of these neighbours' shares this client holds, by their place among them."""
     shares: bytes = field(repr=False)
@@ -108,17 +124,19 @@ class UnmaskingShares:
     def encode(self) -> bytes:
         """Return the canonical encoding."""
         writer = Writer(MessageKind.UNMASKING_SHARES).fixed(self.context, CONTEXT_BYTES)
-        held = self.held.encode()
-        writer.fixed(held, len(held)).fixed(self.shares, len(self.shares))
-        return writer.fixed(self.edge_seeds, len(self.edge_seeds)).finish()
+        for part in (self.signature, self.held.encode(), self.shares, self.edge_seeds):
+            writer.fixed(part, len(part))
+        return writer.finish()
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster, answered: AnsweredFor) -> UnmaskingShares:
         """Read the canonical encoding back."""
         reader = Reader(message, MessageKind.UNMASKING_SHARES)
-        context, held = reader.fixed(CONTEXT_BYTES), ClientSet.read(reader, len(answered.neighbours))
+        context, signature = reader.fixed(CONTEXT_BYTES), reader.fixed(signature_bytes(roster))
+        held = ClientSet.read(reader, len(answered.neighbours))
         shares = cls(
             context=context,
+            signature=signature,
             held=held,
             shares=reader.fixed(len(held) * shown_bytes(roster)),
             edge_seeds=reader.fixed(len(answered.edges) * KEY_BYTES),
@@ -129,7 +147,7 @@ class UnmaskingShares:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredFor:
-    """About which neighbours one contributor answers, and of which dropped ones it knows the seed of the edge."""
+    """About which neighbours one contributor answers, and the seeds of which edges it shows (hybrid suite)."""
 
     neighbours: array[int]
     edges: array[int]
@@ -138,10 +156,8 @@ class AnsweredFor:
     def by(cls, roster: Roster, sharers: ClientSet, contributors: ClientSet, position: int) -> AnsweredFor:
         """Return what the client at a position answers for."""
         neighbours = array("I", (n for n in roster.graph.neighbours(position) if n in sharers))
-        if not key_suite(roster.configuration.suite).edge_bytes:
-            return cls(neighbours, array("I"))
-        received = (n for n in neighbours if n not in contributors and roster.graph.sends_edge_seed(n, position))
-        return cls(neighbours, array("I", received))
+        has_edges = key_suite(roster.configuration.suite).edge_bytes
+        return cls(neighbours, array("I", (n for n in neighbours if has_edges and n not in contributors)))
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -184,12 +200,25 @@ def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingR
         if both is not None:
             held.append(place)
             shown.append(_show(masked, neighbour, both, revealed_secret(neighbour, contributors)))
-    return UnmaskingShares(
+    answer = UnmaskingShares(
         context=roster.context.digest,
+        signature=b"",
         held=ClientSet.of(len(answered.neighbours), held),
         shares=b"".join(shown),
         edge_seeds=b"".join(bytes(masked.edge_seeds[neighbour].expose()) for neighbour in answered.edges),
     )
+    if not roster.configuration.is_active:
+        return answer
+    parts = signed_unmasking(roster.context, member.client, contributors, answer)
+    return replace(answer, signature=member.sign(Label.SIGNED_UNMASKING, *parts))
+
+
+def signed_unmasking(
+    context: SessionContext, client: ClientId, contributors: ClientSet, answer: UnmaskingShares
+) -> tuple[bytes, ...]:
+    """Return what a client signs of its answer, and for whose sum it is."""
+    shown = (answer.held.encode(), answer.shares, answer.edge_seeds)
+    return context.digest, client.encode(), contributors.digest(context), *shown
 
 
 def revealed_secret(position: int, contributors: ClientSet) -> SharedSecret:
@@ -222,20 +251,17 @@ def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes])
 
 
 def request_unmasking(
-    roster: Roster,
-    contributors: ClientSet,
-    views: Mapping[ClientId, bytes],
-    endorsements: tuple[Endorsement, ...],
-    position: int,
+    settled: Settled, views: Mapping[ClientId, bytes], endorsements: tuple[Endorsement, ...], position: int
 ) -> UnmaskingRequest:
     """Return the request to one contributor, with the signed views of its neighbours in active mode.
 
     Implements: [BIK+17] Fig. 4, Round 4, server, the first step.
     """
-    signed = tuple[bytes, ...]()
-    if roster.configuration.mode is SecurityMode.ACTIVE:
-        present = (other for other in roster.graph.neighbours(position) if other in contributors)
-        signed = tuple(views[roster.clients[other]] for other in present)
+    roster, contributors = settled.roster, settled.contributors
+    signed = tuple[SignedView, ...]()
+    if settled.is_active:
+        present = (views[roster.clients[n]] for n in roster.graph.neighbours(position) if n in contributors)
+        signed = tuple(SignedView(upload=view[:DIGEST_BYTES], signature=view[DIGEST_BYTES:]) for view in present)
     return UnmaskingRequest(
         context=roster.context.digest, contributors=contributors, endorsements=endorsements, views=signed
     )
@@ -246,30 +272,35 @@ class RevealedShares:
 
     __slots__ = ("_answered", "_message", "_roster", "sender")
 
-    def __init__(
-        self, roster: Roster, sharers: ClientSet, contributors: ClientSet, sender: int, message: bytes
-    ) -> None:
-        """Decode an answer and check each share's range.
+    def __init__(self, settled: Settled, sender: int, message: bytes) -> None:
+        """Decode an answer, and check its signature and each share's range.
 
         Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
         Raises:
             PeerMisbehaved: made for another session, or a share that is no field element.
+            AuthenticationFailed: not signed by its sender.
             MalformedMessage: it does not decode.
         """
+        roster = settled.roster
         self._roster, self.sender = roster, sender
-        self._answered = AnsweredFor.by(roster, sharers, contributors, sender)
+        self._answered = AnsweredFor.by(roster, settled.sharers, settled.contributors, sender)
         self._message = UnmaskingShares.decode(message, roster, self._answered)
         client = roster.clients[sender]
         if self._message.context != roster.context.digest:
             raise PeerMisbehaved(
                 f"{client} reveals shares of another session",
                 reason=Reason.WRONG_SESSION,
-                culprits={client},
+                culprits=suspects(client),
                 round_name=ROUND,
             )
+        if settled.is_active:
+            parts = signed_unmasking(roster.context, client, settled.contributors, self._message)
+            identity = settled.identity_of(sender)
+            identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=suspects(client))
         step = shown_bytes(roster)
         for start in range(0, len(self._message.shares), step):
-            Share(1, Secret("share", self._message.shares[start : start + ELEMENT_BYTES])).check(culprits={client})
+            share = Secret("share", self._message.shares[start : start + ELEMENT_BYTES])
+            Share(1, share).check(culprits=settled.blame_for(sender))
 
     def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
         """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""
@@ -281,8 +312,8 @@ class RevealedShares:
         shown = self._message.shares[start : start + step]
         return Secret("share", shown[:ELEMENT_BYTES]), shown[ELEMENT_BYTES:]
 
-    def edge_seed_from(self, dropped: int) -> Secret | None:
-        """Return the seed that a dropped neighbour had sent to this client, if it had."""
+    def edge_seed_with(self, dropped: int) -> Secret | None:
+        """Return the seed of this client's edge with a dropped neighbour, where edges have one."""
         place = bisect_left(self._answered.edges, dropped)
         if place == len(self._answered.edges) or self._answered.edges[place] != dropped:
             return None
@@ -332,12 +363,12 @@ def _verify_views(masked: Masked, message: UnmaskingRequest, present: list[int])
     roster = masked.key_set.roster
     if len(message.views) != len(present):
         raise _uncertified(f"{len(present)} contributing neighbours have {len(message.views)} signed views")
-    for neighbour, signature in zip(present, message.views, strict=True):
+    for neighbour, view in zip(present, message.views, strict=True):
         identity = masked.key_set.advertisers[neighbour].identity
         if identity is None:
             raise InternalError("a view of an active session is verified without an identity")
-        parts = signed_view(roster.context, identity.client, masked.sharers)
-        identity.verify(signature, Label.SIGNED_VIEW, *parts, culprits={identity.client, ServerId()})
+        parts = signed_view(roster.context, identity.client, masked.sharers, view.upload)
+        identity.verify(view.signature, Label.SIGNED_VIEW, *parts, culprits={identity.client, ServerId()})
 
 
 def _uncertified(sentence: str) -> PeerError:

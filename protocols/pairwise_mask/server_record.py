@@ -35,7 +35,9 @@ class ServerRecord:
     advertisements: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     shares: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     views: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    """The contributors so far, with their signatures on the sharers."""
+    """The contributors so far; in active mode with the digest of what each sent and its signature, as evidence."""
+    complaints: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    """What clients sent that left because the seed of an edge was unusable."""
     signatures: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     answers: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     seen: dict[ClientId, dict[MessageKind, bytes]] = field(
@@ -61,6 +63,11 @@ class ServerRecord:
             case _:
                 return self.answers
 
+    @property
+    def _tables(self) -> tuple[dict[ClientId, bytes], ...]:
+        """What clients sent, in the order of the encoding."""
+        return self.advertisements, self.shares, self.views, self.complaints, self.signatures, self.answers
+
     def encode(self) -> bytes:
         """Return the canonical encoding."""
         if self.state in _FINAL_STATES:
@@ -68,7 +75,7 @@ class ServerRecord:
         writer = Writer(MessageKind.SERVER_SNAPSHOT).integer(_STATES.index(self.state), 1)
         writer.variable(self.plan.configuration.encode(), _MAXIMUM_OFFER_BYTES).fixed(self.plan.opening, OPENING_BYTES)
         writer.integer(self.plan.corrupted, 8).integer(self.plan.dropped, 8).integer(self.plan.privacy_bits, 2)
-        for table in (self.advertisements, self.shares, self.views, self.signatures, self.answers):
+        for table in self._tables:
             writer.integer(len(table), 4)
             for client, sent in sorted(table.items()):
                 writer.fixed(client.encode(), 8).variable(sent, _TABLE_LIMIT)
@@ -97,7 +104,7 @@ class ServerRecord:
         opening = reader.fixed(OPENING_BYTES)
         plan = SessionPlan(configuration, opening, reader.integer(8), reader.integer(8), reader.integer(2))
         record = cls(plan, _STATES[state])
-        for table in (record.advertisements, record.shares, record.views, record.signatures, record.answers):
+        for table in record._tables:
             for key in _increasing(reader, 8):
                 table[ClientId(key)] = reader.variable(_TABLE_LIMIT)
         for key in _increasing(reader, 10):

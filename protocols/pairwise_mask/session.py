@@ -315,6 +315,7 @@ class PairwiseMember(Confined):
                 authority=self._authority,
                 signing_key=self._signing_key,
                 certificate=self._certificate,
+                terms=terms_of(subject),
                 threads=self._threads,
                 latch=self.latch,
             )
@@ -330,6 +331,7 @@ class PairwiseMember(Confined):
             authority=self._authority,
             signing_key=self._signing_key,
             certificate=self._certificate,
+            terms=terms_of(subject),
             threads=self._threads,
         )
         configuration = client.configuration
@@ -415,19 +417,23 @@ def terms_digest(subject: Subject) -> bytes:
     return hashlib.sha256(bound).digest()
 
 
+def terms_of(subject: Subject) -> SessionTerms:
+    """Return what the client knows a session to be about."""
+    return SessionTerms(
+        task=subject.task,
+        model_digest=subject.model_digest,
+        round_number=subject.round_number,
+        application_digest=terms_digest(subject),
+    )
+
+
 def require_subject(subject: Subject, configuration: SessionConfiguration) -> None:
     """Refuse an offer about something else; a model that the client is sent later is compared with its update.
 
     Raises:
         InvalidParameters: naming what differs.
     """
-    terms = SessionTerms(
-        task=subject.task,
-        model_digest=configuration.model_digest if subject.model_digest is None else subject.model_digest,
-        round_number=subject.round_number,
-        application_digest=terms_digest(subject),
-    )
-    terms.require(configuration)
+    terms_of(subject).require(configuration)
     if configuration.layout != subject.layout:
         raise InvalidParameters(
             "the offer has another layout than this client's codec; offer what the client trained for",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from secagg.crypto.aead import TAG_BYTES, AeadHeader, SealingKey, open_sealed
@@ -248,7 +249,7 @@ class HybridSuite:
         self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
     ) -> bool:
         """Whether a seed is the one that the sending end committed to."""
-        return commit_to_edge_seed(seed, sender, receiver, context) == edge[:COMMITMENT_BYTES]
+        return compare_digest(commit_to_edge_seed(seed, sender, receiver, context), edge[:COMMITMENT_BYTES])
 
     def _require_committed(
         self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes

@@ -1,11 +1,16 @@
-"""Which message is due in which state, for both roles, as data: the sessions and the tests read the same tables."""
+"""Which message is due in which state and where it leads, for both roles, as data that moves both roles.
+
+``advance`` is the only way from one state to the next. A role that has a choice, because a client may be on the
+committee or not, names the state that it wants, and gets it only if the table holds it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeVar
 
+from secagg.errors import InternalError
 from secagg.wire import MessageKind
 
 
@@ -35,6 +40,8 @@ class ServerState(StrEnum):
     ABORTED = "aborted"
 
 
+State = TypeVar("State", ClientState, ServerState)
+
 CLIENT_TRANSITIONS: Final[Mapping[ClientState, tuple[MessageKind, frozenset[ClientState]]]] = {
     ClientState.AWAITING_OFFER: (
         MessageKind.SESSION_OFFER,
@@ -46,7 +53,8 @@ CLIENT_TRANSITIONS: Final[Mapping[ClientState, tuple[MessageKind, frozenset[Clie
     ),
     ClientState.AWAITING_DELIVERED_SHARES: (
         MessageKind.DELIVERED_SHARES,
-        frozenset({ClientState.AWAITING_SURVIVOR_SET, ClientState.AWAITING_UNMASKING_REQUEST}),
+        # A client that cannot use an edge answers with a complaint, and is out.
+        frozenset({ClientState.AWAITING_SURVIVOR_SET, ClientState.AWAITING_UNMASKING_REQUEST, ClientState.ABORTED}),
     ),
     ClientState.AWAITING_SURVIVOR_SET: (
         MessageKind.SURVIVOR_SET,
@@ -57,7 +65,7 @@ CLIENT_TRANSITIONS: Final[Mapping[ClientState, tuple[MessageKind, frozenset[Clie
         frozenset({ClientState.COMPLETED}),
     ),
 }
-"""The one message that each state accepts, and the states that it can lead to. Any failure leads to ``ABORTED``."""
+"""The one message that each state accepts, and the states that an answer leads to. Any failure leads to ``ABORTED``."""
 
 SERVER_TRANSITIONS: Final[Mapping[ServerState, tuple[MessageKind, frozenset[ServerState]]]] = {
     ServerState.AWAITING_KEY_ADVERTISEMENTS: (
@@ -82,3 +90,27 @@ SERVER_TRANSITIONS: Final[Mapping[ServerState, tuple[MessageKind, frozenset[Serv
     ),
 }
 """The one message that each state accepts from each client, and where closing the round leads."""
+
+SENT_INSTEAD: Final[Mapping[ServerState, MessageKind]] = {ServerState.AWAITING_MASKED_INPUTS: MessageKind.COMPLAINT}
+"""What a client that leaves may send in place of the message that is due."""
+
+_TABLES: Final[Mapping[type, Mapping[Any, tuple[MessageKind, frozenset[Any]]]]] = {
+    ClientState: CLIENT_TRANSITIONS,
+    ServerState: SERVER_TRANSITIONS,
+}
+
+
+def advance(state: State, message: MessageKind, chosen: State | None = None) -> State:
+    """Return the state that follows on a message: the only one that the table allows, or the chosen one of several.
+
+    To a server the message is the one that it waits for no longer.
+
+    Raises:
+        InternalError: the table knows no such step.
+    """
+    due, following = _TABLES[type(state)].get(state, (None, frozenset[State]()))
+    if chosen is None and len(following) == 1:
+        (chosen,) = following
+    if message is not due or chosen is None or chosen not in following:
+        raise InternalError(f"no {message.name} leads from {state} to {chosen or 'one state'}")
+    return chosen

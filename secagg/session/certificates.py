@@ -24,6 +24,10 @@ from secagg.identifiers import ClientId, Party
 
 IDENTITY_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
+_FIELD_PRIME: Final = 2**255 - 19
+_ORDER_EIGHT: Final = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER: Final = frozenset({0, 1, _FIELD_PRIME - 1, _ORDER_EIGHT, _FIELD_PRIME - _ORDER_EIGHT})
+"""The y-coordinates of the eight points whose order divides 8: under such a key one signature fits many messages."""
 _CACHED_CERTIFICATES: Final = 1 << 14
 
 
@@ -47,9 +51,13 @@ class SigningKey(Confined):
 
         Implements: [RFC 8032] §5.1.6.
         """
+        return self.require_usable().sign(bind(label, *parts))
+
+    def require_usable(self) -> Ed25519PrivateKey:
+        """Return the backend's key, unless it was wiped."""
         if self._private is None:
             raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
-        return self._private.sign(bind(label, *parts))
+        return self._private
 
     def wipe(self) -> None:
         """Give up the private key; the backend frees it."""
@@ -102,13 +110,17 @@ class Authority:
     def __post_init__(self) -> None:
         if type(self.public_key) is not bytes or len(self.public_key) != IDENTITY_KEY_BYTES:
             raise InvalidParameters(f"an authority is known by a public key of {IDENTITY_KEY_BYTES} bytes")
+        if not is_strong_key(self.public_key):
+            raise InvalidParameters("the authority's key is of small order or not canonical; anybody signs under it")
 
     def verify(self, certificate: Certificate, *, culprits: Iterable[Party] = ()) -> VerifiedIdentity:
-        """Check that this authority issued the certificate.
+        """Check that this authority issued the certificate, for a key that somebody has to have drawn.
 
         Raises:
-            AuthenticationFailed: it did not.
+            AuthenticationFailed: it did not, or the key is of small order or not canonical.
         """
+        if not is_strong_key(certificate.public_key):
+            raise AuthenticationFailed(culprits=culprits)
         try:
             return _certified(self.public_key, certificate)
         except AuthenticationFailed:
@@ -123,8 +135,20 @@ def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes
     """
     if type(authority) is not SigningKey:
         raise Misuse(f"an authority issues with its SigningKey; got {type(authority).__name__}")
+    if not is_strong_key(public_key):
+        raise InvalidParameters(f"the key of {client} is of small order or not canonical; certify one that was drawn")
     signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key)
     return Certificate(client, public_key, signature)
+
+
+def is_strong_key(public_key: bytes) -> bool:
+    """Whether an Ed25519 key has the one encoding of its point, and is none of the eight points of small order.
+
+    Deviation: [RFC 8032] §5.1.7 accepts keys of small order. Under such a key signatures verify that nobody made with
+    it, so a key of that kind certifies no one.
+    """
+    height = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
+    return height < _FIELD_PRIME and height not in _SMALL_ORDER
 
 
 def verify_signature(
@@ -148,6 +172,8 @@ def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
 
 
 def _verify(public_key: bytes, signature: bytes, statement: bytes, culprits: Iterable[Party]) -> None:
+    if not is_strong_key(public_key):
+        raise AuthenticationFailed(culprits=culprits)
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, statement)
     except (InvalidSignature, ValueError):

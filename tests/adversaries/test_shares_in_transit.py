@@ -37,6 +37,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     share_keys,
 )
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares
+from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
@@ -326,7 +327,7 @@ def sender_of_an_edge_to(session: InsecurePairwiseSession, receiver: int) -> int
 
 
 def test_a_client_whose_edge_seed_the_relay_made_unusable_leaves_and_the_others_go_on(
-    refused: Refused, goes_on: GoesOn
+    ended: Refused, goes_on: GoesOn
 ) -> None:
     session = at_delivery(SecurityMode.SEMI_HONEST, Suite.HYBRID)
     sender = sender_of_an_edge_to(session, 3)
@@ -335,12 +336,20 @@ def test_a_client_whose_edge_seed_the_relay_made_unusable_leaves_and_the_others_
     place = session.server.roster.graph.neighbours(3).index(sender)
     entry = message.entries[place]
     forged = with_entry(message, place, replace(entry, entry=flipped(entry.entry, -1)))
-    refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {culprit, ServerId()})
+    (complaint,) = session.clients[victim].receive(forged)
+    ended(session, victim)
+    (own,) = session.clients[victim].complaints
+    assert (type(own), own.culprits) == (AuthenticationFailed, frozenset({culprit, ServerId()}))
+    session.server.receive(victim, complaint)
     goes_on(session, without=[victim])
+    accusation, verdict = session.server.faults
+    assert accusation.culprits == {victim, culprit, ServerId()}
+    # What the sender sent opens at the server: the way altered it, or the one who complains lies.
+    assert (verdict.reason, verdict.culprits) == (Reason.EDGE_UNUSABLE, suspects(victim))
 
 
-def test_a_neighbour_that_signs_an_unusable_edge_seed_ends_the_session_and_is_named_alone(
-    ended: Refused, nothing_is_released: Refused
+def test_a_neighbour_that_signs_an_unusable_edge_seed_drives_one_out_and_is_named_alone(
+    ended: Refused, goes_on: GoesOn
 ) -> None:
     planned = at_delivery(SecurityMode.ACTIVE, Suite.HYBRID)
     sender = sender_of_an_edge_to(planned, 3)
@@ -348,17 +357,18 @@ def test_a_neighbour_that_signs_an_unusable_edge_seed_ends_the_session_and_is_na
     attacker, victim = session.client_ids[sender], session.client_ids[3]
     with corrupted_sealing(Suite.HYBRID, attacker, victim, shares=False):
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    # The attacker masked with a seed that only it knows. Nobody can remove that mask, but the server knows whose it is.
-    nothing_is_released(session, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {attacker})
-    (error,) = session.errors[victim]
+    # The attacker masked with a seed that its victim does not know; it shows it, or its neighbours do without its sum.
+    goes_on(session, of=set(session.client_ids) - {victim})
+    assert [fault.culprits for fault in session.server.faults] == [{attacker, victim}, {attacker}]
+    (error,) = session.clients[victim].complaints
     assert isinstance(error, AuthenticationFailed)
     assert error.culprits == {attacker}
     ended(session, victim)
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_a_neighbour_that_commits_to_another_edge_seed_than_it_seals_ends_the_session_and_is_named(
-    mode: SecurityMode, ended: Refused, nothing_is_released: Refused
+def test_a_neighbour_that_commits_to_another_edge_seed_than_it_seals_drives_one_out_and_is_named(
+    mode: SecurityMode, ended: Refused, goes_on: GoesOn
 ) -> None:
     planned = at_delivery(mode, Suite.HYBRID)
     sender = sender_of_an_edge_to(planned, 3)
@@ -380,8 +390,10 @@ def test_a_neighbour_that_commits_to_another_edge_seed_than_it_seals_ends_the_se
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(hybrid_key_agreement, "seal_edge_seed", seal_another)
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, {attacker})
-    (error,) = session.errors[victim]
+    goes_on(session, of=set(session.client_ids) - {victim})
+    assert attacker in session.server.faults[-1].culprits
+    assert victim not in session.server.faults[-1].culprits
+    (error,) = session.clients[victim].complaints
     assert isinstance(error, PeerMisbehaved)
     signed = mode is SecurityMode.ACTIVE
     blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
@@ -406,7 +418,7 @@ def delivered_for(session: InsecurePairwiseSession, receiver: int, sharers: set[
         )
         for position in range(roster.population)
     }
-    return deliver_shares(roster, roster.set_of(sharers), relayed, receiver).encode()
+    return deliver_shares(session.settled(sharers), relayed, receiver).encode()
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
@@ -504,5 +516,5 @@ def test_shares_of_a_client_under_the_label_of_another_session_are_refused_by_th
     relabelled = old[:HEADER_BYTES] + session.server.roster.context.digest + old[HEADER_BYTES + CONTEXT_BYTES :]
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(target, relabelled)
-    assert caught.value.culprits == {target}
+    assert caught.value.culprits == suspects(target)
     goes_on(session, without=[target])

@@ -28,9 +28,10 @@ from secagg.identifiers import ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan, Topology
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
-from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature, signed_survivors
-from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, UnmaskingRequest
+from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, SignedView, UnmaskingRequest
+from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.session.certificates import issue_certificate
 from secagg.wire import MessageKind
@@ -90,10 +91,11 @@ def request(
     present = [other for other in roster.graph.neighbours(receiver) if other in survivors]
     if session.setup.mode is SecurityMode.SEMI_HONEST:
         present = []
-    views = tuple(
-        MaskedInput.decode(session.sent_by(session.client_ids[other], MessageKind.MASKED_INPUT), roster).signature
+    uploads = [
+        MaskedInput.decode(session.sent_by(session.client_ids[other], MessageKind.MASKED_INPUT), roster)
         for other in present
-    )
+    ]
+    views = tuple(SignedView(upload=upload_digest(item.packed), signature=item.signature) for item in uploads)
     message = UnmaskingRequest(
         context=roster.context.digest,
         contributors=survivors,
@@ -471,7 +473,7 @@ def test_a_signature_of_the_committee_counts_once_and_for_its_signer(goes_on: Go
     session.drop(other)
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(other, answer)
-    assert caught.value.culprits == {other}
+    assert caught.value.culprits == suspects(other)
     session.server.receive(one, answer)
     goes_on(session, without=[other], of=session.client_ids)
 
@@ -494,8 +496,8 @@ def with_a_split_view() -> tuple[InsecurePairwiseSession, int, int]:
         )
         for position in EVERYBODY
     }
-    fewer = roster.set_of(position for position in EVERYBODY if position != hidden)
-    message = deliver_shares(roster, fewer, relayed, cheated).encode()
+    fewer = [position for position in EVERYBODY if position != hidden]
+    message = deliver_shares(session.settled(fewer), relayed, cheated).encode()
     client = session.client_ids[cheated]
     session.pending = [
         replace(outgoing, message=message) if outgoing.receiver == client else outgoing for outgoing in session.pending
@@ -509,7 +511,7 @@ def test_an_upload_under_fewer_sharers_does_not_count(goes_on: GoesOn) -> None:
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     ((sender, error),) = session.refusals
     assert isinstance(error, AuthenticationFailed)
-    assert (sender, error.culprits) == (victim, frozenset({victim}))
+    assert (sender, error.culprits) == (victim, suspects(victim))
     goes_on(session, without=[victim])
 
 
@@ -534,19 +536,23 @@ def test_the_cheated_client_itself_signs_no_survivors(refused: Refused) -> None:
     refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
 
 
-@pytest.mark.parametrize("change", ["one less", "one more", "swapped", "a flipped bit", "from round 3"])
+@pytest.mark.parametrize(
+    "change", ["one less", "one more", "swapped", "a flipped bit", "another upload", "from round 3"]
+)
 def test_views_that_do_not_belong_to_the_neighbours_unmask_nothing(change: str, refused: Refused) -> None:
     session = at(ServerState.AWAITING_UNMASKING_SHARES)
     victim, roster = session.client_ids[0], session.server.roster
     genuine = UnmaskingRequest.decode(session.take(victim), roster)
     views, first = genuine.views, session.client_ids[1]
     signed = SurvivorSignature.decode(session.sent_by(first, MessageKind.SURVIVOR_SIGNATURE))
+    flipped = bytes([views[0].signature[0] ^ 1]) + views[0].signature[1:]
     forged, number = {
         "one less": (views[1:], True),
         "one more": ((*views, views[-1]), True),
         "swapped": ((views[1], views[0], *views[2:]), False),
-        "a flipped bit": ((bytes([views[0][0] ^ 1]) + views[0][1:], *views[1:]), False),
-        "from round 3": ((signed.signature, *views[1:]), False),
+        "a flipped bit": ((replace(views[0], signature=flipped), *views[1:]), False),
+        "another upload": ((replace(views[0], upload=bytes(32)), *views[1:]), False),
+        "from round 3": ((replace(views[0], signature=signed.signature), *views[1:]), False),
     }[change]
     message = replace(genuine, views=forged).encode()
     if number:
@@ -562,7 +568,9 @@ def test_semi_honest_requests_hold_no_signatures(field: str, refused: Refused) -
     genuine = UnmaskingRequest.decode(session.take(victim), session.server.roster)
     extra = Endorsement(position=1, identity_key=bytes(32), certificate=bytes(64), signature=bytes(64))
     forged = (
-        replace(genuine, endorsements=(extra,)) if field == "endorsements" else replace(genuine, views=(bytes(64),))
+        replace(genuine, endorsements=(extra,))
+        if field == "endorsements"
+        else replace(genuine, views=(SignedView(upload=bytes(32), signature=bytes(64)),))
     )
     refused(session, victim, forged.encode(), MalformedMessage, Reason.TRAILING_BYTES, {ServerId()})
 

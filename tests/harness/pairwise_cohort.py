@@ -16,7 +16,14 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_THRESHOLD, SecurityMode, Suite
-from secagg.protocols.pairwise_mask import ClientInput, ServerState, SessionPlan, Topology, plan_session
+from secagg.protocols.pairwise_mask import (
+    ClientInput,
+    ServerState,
+    SessionPlan,
+    SessionTerms,
+    Topology,
+    plan_session,
+)
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.run import Observer
@@ -120,6 +127,7 @@ def gather(
             certificate=None
             if authority is None or signing_key is None
             else issue_certificate(authority, client, signing_key.public_key),
+            terms=SessionTerms.of(plan.configuration),
             threads=setting.threads,
         )
 

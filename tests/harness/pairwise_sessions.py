@@ -19,18 +19,21 @@ import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.crypto.ring import RingVector, low_bits
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, NO_DIGEST
+from secagg.protocols.pairwise_mask.configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput, Member
+from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
+from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
+from secagg.protocols.pairwise_mask.settled import Settled
 from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -54,6 +57,7 @@ class SessionSetup:
     maximum_weight: int = 1
     minimum_cohort: int = 3
     privacy_bits: int = 100
+    check_words: int = LEAST_CHECK_WORDS
     model_digest: bytes = NO_DIGEST
     round_number: int = 0
     attempt: int = 0
@@ -80,6 +84,11 @@ class SessionSetup:
             privacy_bits=self.privacy_bits,
         )
 
+    @property
+    def terms(self) -> SessionTerms:
+        """Return what the session is about, as every client knows it."""
+        return SessionTerms(task=b"federated training", model_digest=self.model_digest, round_number=self.round_number)
+
     def next_attempt(self) -> SessionSetup:
         """Return the setup of a retry: the same clients, inputs and coins in another attempt."""
         return replace(self, attempt=self.attempt + 1)
@@ -104,6 +113,7 @@ class SessionSetup:
             minimum_cohort=self.minimum_cohort,
             maximum_weight=self.maximum_weight,
             privacy_bits=self.privacy_bits,
+            check_words=self.check_words,
             model_digest=self.model_digest,
             round_number=self.round_number,
             attempt=self.attempt,
@@ -209,6 +219,7 @@ class InsecurePairwiseSession:
             coins=own_coins,
             authority=self.authority,
             signing_key=key,
+            terms=self.setup.terms,
             certificate=certificate or issue_certificate(self.authority_key, client, key.public_key),
         )
 
@@ -310,6 +321,21 @@ class InsecurePairwiseSession:
             signing_key=key if active else None,
             certificate=issue_certificate(self.authority_key, client, key.public_key) if active else None,
         )
+
+    def settled(self, sharers: Iterable[int] | None = None) -> Settled:
+        """Return what the server's closed rounds settled, or would have settled with other sharers."""
+        settled = self.server._collected.so_far  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        return settled if sharers is None else replace(settled, known_sharers=settled.roster.set_of(sharers))
+
+    def signed_again(self, client: ClientId, answer: bytes) -> bytes:
+        """Sign an answer that was altered, as its sender does that lies; in semi_honest mode nobody signs."""
+        settled = self.settled()
+        answered = AnsweredFor.by(settled.roster, settled.sharers, settled.contributors, settled.position_of(client))
+        decoded = UnmaskingShares.decode(answer, settled.roster, answered)
+        if not settled.is_active:
+            return answer
+        parts = signed_unmasking(settled.roster.context, client, settled.contributors, decoded)
+        return replace(decoded, signature=self.signing_keys[client].sign(Label.SIGNED_UNMASKING, *parts)).encode()
 
     def sum_of(self, clients: Iterable[ClientId]) -> Aggregate:
         """Return the sum that these clients' inputs have, from the inputs themselves."""

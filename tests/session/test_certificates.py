@@ -5,6 +5,7 @@ import pickle
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,10 +142,45 @@ def test_a_clients_own_signature_is_no_certificate() -> None:
         Authority(AUTHORITY.public_key).verify(selfmade)
 
 
-def test_an_authority_whose_key_is_no_key_vouches_for_nobody() -> None:
-    nobody = Authority(b"\xff" * 32)
+PRIME = 2**255 - 19
+ORDER_EIGHT = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+WEAK_KEYS = [
+    (height + sign * 2**255).to_bytes(32, "little")
+    for height in (0, 1, PRIME - 1, PRIME, PRIME + 1, ORDER_EIGHT, PRIME - ORDER_EIGHT)
+    for sign in (0, 1)
+]
+"""The points of small order in all their encodings, among them those of y that are not below the prime."""
+
+
+@pytest.mark.parametrize("key", WEAK_KEYS, ids=bytes.hex)
+def test_a_key_of_small_order_vouches_for_nobody_and_belongs_to_nobody(key: bytes) -> None:
+    """Under such a key a signature of zeros fits every so many messages, and nobody has to know a private key."""
+    with pytest.raises(InvalidParameters, match="small order"):
+        Authority(key)
+    with pytest.raises(InvalidParameters, match="small order"):
+        issue_certificate(AUTHORITY, ANN, key)
+    # An authority that was talked into one helps nobody.
+    signature = AUTHORITY.sign(Label.CERTIFICATE, AUTHORITY.public_key, ANN.encode(), key)
+    identity = VerifiedIdentity(ANN, key)
+    for forged in (bytes(64), (1).to_bytes(32, "little") + bytes(32), key + bytes(32)):
+        for attempt in range(16):
+            with pytest.raises(AuthenticationFailed):
+                identity.verify(forged, Label.SIGNED_VIEW, attempt.to_bytes(2, "big"))
     with pytest.raises(AuthenticationFailed):
-        nobody.verify(issue_certificate(AUTHORITY, ANN, ANNS_KEY.public_key))
+        Authority(AUTHORITY.public_key).verify(Certificate(ANN, key, signature))
+
+
+def test_without_the_refusal_a_key_of_small_order_signs_everything() -> None:
+    """What the backend itself accepts: the neutral element with a signature of (neutral element, 0)."""
+    neutral = (1).to_bytes(32, "little")
+    for statement in (b"one", b"another"):
+        Ed25519PublicKey.from_public_bytes(neutral).verify(neutral + bytes(32), statement)
+
+
+@pytest.mark.parametrize("key", [b"\xff" * 32, (PRIME + 3).to_bytes(32, "little")])
+def test_a_second_encoding_of_a_key_is_refused(key: bytes) -> None:
+    with pytest.raises(InvalidParameters, match="canonical"):
+        Authority(key)
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), bytearray(32), "0" * 32, None])

@@ -15,7 +15,14 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import Client, ClientInput, ServerState, Topology, plan_session
+from secagg.protocols.pairwise_mask import (
+    Client,
+    ClientInput,
+    ServerState,
+    SessionTerms,
+    Topology,
+    plan_session,
+)
 from secagg.protocols.pairwise_mask.run import run as run_pairwise
 from secagg.protocols.pairwise_mask.session import STAGES, PairwiseSettings, PairwiseSimulation
 from secagg.session.measured import Measured
@@ -121,6 +128,7 @@ def _own_run(  # noqa: PLR0913, PLR0917 -- what both runs share
                 authority=brings["_authority"],
                 signing_key=brings["_signing_key"],
                 certificate=brings["_certificate"],
+                terms=SessionTerms.of(plan.configuration),
             )
         )
     return run_pairwise(plan, machines, dropouts=lost)

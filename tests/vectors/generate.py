@@ -28,6 +28,7 @@ from secagg.protocols.pairwise_mask import (
     Server,
     SessionConfiguration,
     SessionPlan,
+    SessionTerms,
     Topology,
     plan_session,
 )
@@ -40,7 +41,7 @@ from secagg.wire import MessageKind, message_kind
 from .negative_cases import NEGATIVES, negative
 
 FOLDER = Path(__file__).resolve().parent / "pairwise_mask"
-PROTOCOL = "pairwise_mask/1"
+PROTOCOL = "pairwise_mask/2"
 POSITIVE = "tests/vectors/generate.py, from the library; recomputed by tests/protocols/pairwise_mask/slow_reference"
 NEGATIVE = "tests/vectors/generate.py, one change to its base; the expectation is written by hand"
 Vector = dict[str, Any]
@@ -101,7 +102,7 @@ SCENARIOS = (
         clients=SPARSE,
         layout=((33, 4), (7, 7), (1, 3)),
         plan=SEMI_HONEST | RING | {"dropped": 2, "late": 1, "maximum_weight": 3},
-        dropouts={20: 0, 60: 1, 40: 2, 80: 4},
+        dropouts={10: 0, 60: 1, 40: 2, 80: 4},
     ),
     Scenario(
         name="active_full",
@@ -131,7 +132,7 @@ SCENARIOS = (
         layout=((1, 4), (33, 3)),
         plan=ACTIVE | RING | {"dropped": 1, "maximum_weight": 2},
         committee=(4, 3),
-        dropouts={40: 2},
+        dropouts={30: 2},
     ),
     Scenario(
         name="active_sparse_one_dropout_before_unmasking",
@@ -318,6 +319,7 @@ class Play:
             authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
             signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
             signed["certificate"] = issue_certificate(authority, client, own.public_key)
+            signed["terms"] = SessionTerms.of(self._server.configuration)
         return Client(
             client,
             ClientInput(_payload(layout, self._vector["inputs"][role]), int(self._vector["weights"][role])),

@@ -79,7 +79,7 @@ def append(message: bytes, _: Messages) -> tuple[int, int, bytes]:
 def _server_refuses(
     base: str, kind: str, cases: Mapping[str, tuple[Edit, str] | tuple[Edit, str, str]]
 ) -> list[Negative]:
-    """Let the server refuse a message of client 2, which is to blame, alone or with another client."""
+    """Let the server refuse a message in the name of client 2: it or the way is to blame, or another client as well."""
     return [
         Negative(
             name=name,
@@ -87,7 +87,7 @@ def _server_refuses(
             message=f"client/2/{kind}",
             edit=case[0],
             expect=case[1],
-            culprits=(*case[2:], "client/2"),
+            culprits=(*case[2:], "client/2", SERVER),
         )
         for name, case in cases.items()
     ]
@@ -153,7 +153,7 @@ NEGATIVES: tuple[Negative, ...] = (
         does="repeat",
         edit=flip(111),
         expect="already_answered",
-        culprits=("client/2",),
+        culprits=("client/2", SERVER),
     ),
     # Round 1, the server takes encrypted shares: ctx at 7, then a signature (active) and the entries.
     *_server_refuses(
@@ -179,7 +179,7 @@ NEGATIVES: tuple[Negative, ...] = (
         does="send as",
         sender="client/99",
         expect="not_eligible",
-        culprits=("client/99",),
+        culprits=("client/99", SERVER),
     ),
     # Round 2, the server takes an upload: ctx at 7, a signature (active), then segments of 1, 7, 20, 33 and 64 bits.
     *_server_refuses(
@@ -200,7 +200,7 @@ NEGATIVES: tuple[Negative, ...] = (
         does="send as",
         sender="client/60",
         expect="not_eligible",
-        culprits=("client/60",),
+        culprits=("client/60", SERVER),
     ),
     Negative(
         name="altered_upload",
@@ -226,12 +226,12 @@ NEGATIVES: tuple[Negative, ...] = (
         does="send as",
         sender="client/3",
         expect="not_eligible",
-        culprits=("client/3",),
+        culprits=("client/3", SERVER),
     ),
     Negative(
         name="too_few_signatures",
         base="active_sparse_committee",
-        message="client/30/survivor_signature",
+        message="client/50/survivor_signature",
         does="omit",
         expect="threshold_not_met",
         fails="close_round",
@@ -262,14 +262,13 @@ NEGATIVES: tuple[Negative, ...] = (
         expect="commitment_mismatch",
         fails="unmask",
     ),
-    Negative(
-        name="wrong_share_that_was_committed_to",
-        base=SIGNED,
-        message="client/2/unmasking_shares",
-        edit=flip(71),
-        expect="commitment_mismatch",
-        culprits=("client/2",),
-        fails="unmask",
+    *_server_refuses(
+        SIGNED,
+        "unmasking_shares",
+        {
+            "bad_signature_on_answer": (flip(39), "authentication_failed"),
+            "altered_answer_under_signature": (flip(64 + 71), "authentication_failed"),
+        },
     ),
     Negative(
         name="wrong_share_corrected",
@@ -277,43 +276,35 @@ NEGATIVES: tuple[Negative, ...] = (
         message="client/0/unmasking_shares",
         edit=flip(40 + 32 + 31),
         expect="ok",
-        faults=(("commitment_mismatch", ("client/0", "client/130")),),
+        faults=(("commitment_mismatch", ("client/0", "client/130", SERVER)),),
         fails="unmask",
     ),
-    Negative(
-        name="wrong_share_left_out",
-        base="active_full_one_dropout_before_confirming",
-        message="client/1/unmasking_shares",
-        edit=flip(71),
-        expect="ok",
-        faults=(("commitment_mismatch", ("client/1",)),),
-        fails="unmask",
-    ),
-    # Round 0, a client takes the offer: mode, suite, topology at 73, degree at 76, threshold at 80, committee at 84,
-    # quorum at 88, minimum cohort at 92, maximum population at 96, maximum weight at 100, layout at 104.
+    # Round 0, a client takes the offer: format at 7; mode, suite, topology at 74, degree at 77, threshold at 81,
+    # committee at 85, quorum at 89, minimum cohort at 93, maximum population at 97, weight at 101, layout at 105.
     *_client_refuses(
         PLAIN,
         "client/2/offer",
         {
-            "minimum_cohort_below_the_floor": (put_number(92, 2), "below_floor"),
-            "weights_above_the_capacity": (put_number(100, 2), "below_floor"),
-            "population_above_the_floor": (put_number(96, 5), "below_floor"),
-            "layout_of_another_input": (put_number(126, 8), "parameter_out_of_range"),
+            "minimum_cohort_below_the_floor": (put_number(93, 2), "below_floor"),
+            "weights_above_the_capacity": (put_number(101, 2), "below_floor"),
+            "population_above_the_floor": (put_number(97, 5), "below_floor"),
+            "layout_of_another_input": (put_number(127, 8), "parameter_out_of_range"),
         },
         blamed=(),
     ),
     *_client_refuses(
         SIGNED,
         "client/2/offer",
-        {"another_authority": (flip(249), "parameter_out_of_range")},
+        {"another_authority": (flip(250), "parameter_out_of_range")},
         blamed=(),
     ),
     *_client_refuses(
         PLAIN,
         "client/2/offer",
         {
-            "threshold_of_one": (put_number(80, 1), "not_canonical"),
-            "unknown_suite": (put_number(74, 2, 1), "not_canonical"),
+            "threshold_of_one": (put_number(81, 1), "not_canonical"),
+            "unknown_suite": (put_number(75, 2, 1), "not_canonical"),
+            "offer_in_another_format": (flip(7), "wrong_version"),
             "truncated_offer": (cut_last, "truncated"),
         },
     ),
@@ -370,15 +361,23 @@ NEGATIVES: tuple[Negative, ...] = (
             "path_too_short": (splice(216, 33, b"\x01"), "authentication_failed", "client/1"),
         },
     ),
-    # In the hybrid suite client 3 sends client 1 the seed of their edge: 1200 bytes for the shares from 40 on, then a
-    # commitment, then the seed, sealed.
-    *_client_refuses(
-        HYBRID,
-        "client/1/delivered_shares",
-        {
-            "tampered_seed_of_an_edge": (flip(1272), "authentication_failed", "client/3"),
-            "another_commitment_to_the_seed_of_an_edge": (flip(1240), "commitment_mismatch", "client/3"),
-        },
+    # In the hybrid suite client 3 sends client 1 the seed of their edge: 1200 bytes for the shares from 1240 on, then a
+    # commitment, then the seed, sealed. A client that cannot use it complains in place of uploading.
+    Negative(
+        name="tampered_seed_of_an_edge",
+        base=HYBRID,
+        message="client/1/delivered_shares",
+        edit=flip(2472),
+        expect="ok",
+        complaints=(("authentication_failed", ("client/3", SERVER)),),
+    ),
+    Negative(
+        name="another_commitment_to_the_seed_of_an_edge",
+        base=HYBRID,
+        message="client/1/delivered_shares",
+        edit=flip(2440),
+        expect="ok",
+        complaints=(("commitment_mismatch", ("client/3", SERVER)),),
     ),
     # Round 3, a member takes the survivors: ctx at 7, sharers at 39, contributors at 40.
     *_client_refuses(
@@ -396,7 +395,8 @@ NEGATIVES: tuple[Negative, ...] = (
         {"contributor_that_did_not_share": (flip(41, 0x08), "survivors_invalid")},
     ),
     # Round 4, a client takes the request: ctx at 7, contributors at 39, the number of endorsements at 40, endorsements
-    # of 164 bytes from 44 on (position, identity key, certificate, signature), the number of views at 536, views.
+    # of 164 bytes from 44 on (position, identity key, certificate, signature), the number of views at 536, views of 96
+    # bytes: digest, signature.
     *_client_refuses(
         SIGNED,
         "client/2/unmasking_request",
@@ -407,15 +407,15 @@ NEGATIVES: tuple[Negative, ...] = (
             "one_endorsement_twice": (put_number(44 + 164, 0), "quorum_not_met"),
             "too_few_endorsements": (splice(40, 4 + 164, b"\x00\x00\x00\x02"), "quorum_not_met"),
             "bad_endorsement": (flip(144), "authentication_failed"),
-            "bad_view": (flip(540), "authentication_failed", "client/1"),
-            "view_left_out": (splice(536, 4 + 64, b"\x00\x00\x00\x02"), "quorum_not_met"),
+            "bad_view": (flip(540 + 32), "authentication_failed", "client/1"),
+            "view_left_out": (splice(536, 4 + 96, b"\x00\x00\x00\x02"), "quorum_not_met"),
         },
     ),
     *_client_refuses(
         PLAIN,
         "client/2/unmasking_request",
         {
-            "views_in_semi_honest_mode": (splice(44, 4, b"\x00\x00\x00\x01" + bytes(64)), "trailing_bytes"),
+            "views_in_semi_honest_mode": (splice(44, 4, b"\x00\x00\x00\x01" + bytes(96)), "trailing_bytes"),
             "contributors_without_the_receiver": (flip(39, 0x02), "survivors_invalid"),
         },
     ),

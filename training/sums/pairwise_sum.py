@@ -9,7 +9,14 @@ from secagg.contract import Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_THRESHOLD, SecurityMode
-from secagg.protocols.pairwise_mask import ClientInput, ServerState, SessionPlan, Topology, plan_session
+from secagg.protocols.pairwise_mask import (
+    ClientInput,
+    ServerState,
+    SessionPlan,
+    SessionTerms,
+    Topology,
+    plan_session,
+)
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.training.settings.cohorts import minimum_cohort, planned_losses
@@ -84,8 +91,7 @@ class PairwiseSum:
             privacy_bits=plan.privacy_bits,
         )
         clients = [
-            self._client(client, *given.get(client, (zeros, 1)), floors=floors, capacity=due.codec.capacity)
-            for client in due.clients
+            self._client(client, *given.get(client, (zeros, 1)), floors=floors, due=due) for client in due.clients
         ]
         result = measured_run(plan, clients, dropouts=self._dropouts(due), threads=self._settings.threads)
         stages = [
@@ -120,17 +126,18 @@ class PairwiseSum:
         return {state: frozenset(ids) for state, ids in gone.items()}
 
     def _client(
-        self, client: int, payload: Payload, weight: int, *, floors: ClientFloors, capacity: int
+        self, client: int, payload: Payload, weight: int, *, floors: ClientFloors, due: SumRound
     ) -> MeasuredClient:
         keys = self._keys
         return MeasuredClient(
             client_id(client),
             ClientInput(payload, weight),
             floors=floors,
-            capacity=capacity,
+            capacity=due.codec.capacity,
             coins=SystemCoins(),
             authority=None if keys is None else keys.authority,
             signing_key=None if keys is None else keys.signing_key(client),
             certificate=None if keys is None else keys.certificate(client),
+            terms=SessionTerms(task=TASK, model_digest=due.model_digest, round_number=due.number),
             threads=self._settings.threads,
         )

@@ -1,7 +1,7 @@
 """The four ways in which evidence fails, as errors whose sentences an operator can act on.
 
 Nobody is named as a culprit: evidence is relayed, and what arrives does not tell who changed it. The sentences stay in
-the local log; ``secagg.wire.told_to_peer`` reduces them to one code.
+the local log.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ class PutAside:
             "authority": member.authority,
             "signing_key": member.signing_key,
             "certificate": member.certificate,
+            "terms": session.setup.terms,
             "capacity": 1 << 40,
             "coins": session.setup.coins_of(f"client {client.value}, in parts"),
             "latch": latch or MemoryLatch(),

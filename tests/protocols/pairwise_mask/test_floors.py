@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.floors import ClientFloors
+from secagg.protocols.pairwise_mask.graph import Topology
+from tests.harness.pairwise_sessions import SessionSetup
 
 FLOORS: dict[str, Any] = {
     "suites": frozenset({Suite.CLASSIC}),
@@ -24,6 +27,7 @@ FLOORS: dict[str, Any] = {
     "assumed_corrupted": 25,
     "privacy_bits": 40,
 }
+COSTS: dict[str, Any] = {"topologies": frozenset({Topology.SPARSE}), "maximum_degree": 80}
 AT_THE_FLOOR: dict[str, Any] = {
     "suite": Suite.CLASSIC,
     "mode": SecurityMode.ACTIVE,
@@ -32,6 +36,8 @@ AT_THE_FLOOR: dict[str, Any] = {
     "modulus_bits": 20,
     "length": 1000,
     "population": 500,
+    "topology": Topology.SPARSE,
+    "degree": 80,
 }
 
 # Each row: what is offered, one step below the floor, and the value and the floor that the message must name.
@@ -43,6 +49,8 @@ BELOW = [
     ("modulus_bits", 19, ("19", "20")),
     ("length", 1001, ("1001", "1000")),
     ("population", 501, ("501", "500")),
+    ("topology", Topology.FULL, ("full", "sparse")),
+    ("degree", 81, ("81", "80")),
 ]
 
 # Each row: a floor, a value that makes no floor, and one step inside, which does.
@@ -58,13 +66,14 @@ NO_FLOORS = [
     ("maximum_length", 0, 1),
     ("maximum_length", -1, 1),
     ("maximum_population", 99, 100),
+    ("maximum_degree", 0, 1),
     ("assumed_corrupted", -1, 0),
     ("privacy_bits", 39, 40),
 ]
 
 
 def floors(**changes: Any) -> ClientFloors:
-    return ClientFloors(**(FLOORS | changes))
+    return ClientFloors(**(FLOORS | COSTS | changes))
 
 
 def admit(accepting: ClientFloors, **changes: Any) -> None:
@@ -164,13 +173,28 @@ def test_a_floor_that_protects_nobody_is_refused(floor: str, outside: int, insid
     assert getattr(floors(**{floor: inside}), floor) == inside
 
 
-@pytest.mark.parametrize("floor", ["suites", "modes"])
+@pytest.mark.parametrize("floor", ["suites", "modes", "topologies"])
 def test_floors_that_accept_nothing_are_refused(floor: str) -> None:
     with pytest.raises(InvalidParameters, match=f"{floor} is a frozenset of at least one"):
         floors(**{floor: frozenset[object]()})
 
 
-def test_floors_have_no_defaults_and_cannot_be_lowered() -> None:
+def test_a_population_for_a_sparse_graph_lets_no_full_one_in() -> None:
+    """Among 65,535 neighbours sharing takes minutes; a client that invites so many means a sparse graph."""
+    for topology, degree, refused in ((Topology.SPARSE, 134, False), (Topology.FULL, 0, True)):
+        setup = SessionSetup(population=8, topology=topology, mode=SecurityMode.SEMI_HONEST)
+        large = replace(setup.plan().configuration, maximum_population=65_535, degree=degree, threshold=100)
+        accepting = ClientFloors(**{**FLOORS, "modes": frozenset({SecurityMode.SEMI_HONEST}), "minimum_cohort": 2,
+                                    "minimum_modulus_bits": 1, "maximum_population": 65_535})  # fmt: skip
+        if not refused:
+            large.require_floors(accepting)
+            continue
+        with pytest.raises(InvalidParameters, match="degree of 65534 exceeds 1024") as caught:
+            large.require_floors(accepting)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+
+
+def test_floors_have_no_defaults_but_those_on_cost_and_cannot_be_lowered() -> None:
     for floor in FLOORS:
         with pytest.raises(TypeError):
             ClientFloors(**{name: value for name, value in FLOORS.items() if name != floor})

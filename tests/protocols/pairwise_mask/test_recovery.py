@@ -10,18 +10,26 @@ from typing import Any, cast
 import pytest
 
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import Share, split_many
-from secagg.errors import AuthenticationFailed, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.crypto.shamir import Corrected, Share, correct, split_many
+from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import round1_share_keys
+from secagg.protocols.pairwise_mask import recovery, round1_share_keys
 from secagg.protocols.pairwise_mask.commitments import SharePlace
+from secagg.protocols.pairwise_mask.complaint import Complaint
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
-from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
+from secagg.protocols.pairwise_mask.round4_unmasking import (
+    AnsweredFor,
+    UnmaskingRequest,
+    UnmaskingShares,
+    signed_unmasking,
+)
+from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, key_suite
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 
@@ -34,7 +42,7 @@ def nine(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
 
 
 class Editing:
-    """An adversary that rewrites the answers of some clients in the last round."""
+    """An adversary that rewrites the answers of some clients in the last round, with their keys."""
 
     def __init__(self, edits: Mapping[ClientId, Edit]) -> None:
         self.edits = edits
@@ -56,8 +64,12 @@ class Editing:
         ).sharers
         request = UnmaskingRequest.decode(self.known[delivery.sender, MessageKind.UNMASKING_REQUEST], roster)
         answered = AnsweredFor.by(roster, sharers, request.contributors, position)
-        answer = UnmaskingShares.decode(delivery.message, roster, answered)
-        return (replace(delivery, message=self.edits[delivery.sender](answer, answered).encode()),)
+        answer = self.edits[delivery.sender](UnmaskingShares.decode(delivery.message, roster, answered), answered)
+        if roster.configuration.is_active:
+            parts = signed_unmasking(roster.context, delivery.sender, request.contributors, answer)
+            key = self.session.signing_keys[delivery.sender]
+            answer = replace(answer, signature=key.sign(Label.SIGNED_UNMASKING, *parts))
+        return (replace(delivery, message=answer.encode()),)
 
 
 def edited_session(setup: SessionSetup, edits: Mapping[ClientId, Edit]) -> InsecurePairwiseSession:
@@ -150,7 +162,7 @@ def test_wrong_shares_are_set_aside_and_their_holders_named(mode: SecurityMode, 
     assert isinstance(fault, PeerMisbehaved)
     assert fault.reason is Reason.COMMITMENT_MISMATCH
     # Without commitments a dealer that dealt badly looks the same as a holder that lies, so both are named.
-    dealer = frozenset(setup.client_ids[:1] if mode is SecurityMode.SEMI_HONEST else ())
+    dealer = suspects(setup.client_ids[0]) if mode is SecurityMode.SEMI_HONEST else frozenset()
     assert fault.culprits == named | dealer
     assert fault.round_name == "unmasking"
     assert session.server.state is ServerState.COMPLETED
@@ -178,6 +190,29 @@ def test_commitments_set_aside_as_many_as_are_not_needed(liars: int) -> None:
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
+@pytest.mark.parametrize("liars", [1, 5])
+def test_liars_cost_one_search_each_and_nobody_else_a_name(
+    liars: int, mode: SecurityMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lies about everybody's share; without a memory that is one search for each client of the session."""
+    searches = list[int]()
+
+    def counted(shares: Sequence[Share], *, threshold: int, kind: str) -> Corrected:
+        searches.append(len(shares))
+        return correct(shares, threshold=threshold, kind=kind)
+
+    monkeypatch.setattr(recovery, "correct", counted)
+    setup = SessionSetup(population=40, corrupted=liars, dropped=2, mode=mode, minimum_cohort=20)
+    session, named = liars_session(setup, range(3, 3 + liars), range(40))
+    total = session.finish()
+    assert same_sum(total, session.sum_of(session.client_ids))
+    assert 1 <= len(searches) <= liars
+    culprits = frozenset[Party]().union(*(fault.culprits for fault in session.server.faults))
+    assert culprits == named | (frozenset({ServerId()}) if mode is SecurityMode.SEMI_HONEST else frozenset())
+    assert len(session.server.faults) <= liars + 1
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
 def test_a_share_that_is_no_field_element_excludes_its_holder(mode: SecurityMode) -> None:
     def overflow(answer: UnmaskingShares, _: AnsweredFor) -> UnmaskingShares:
         return replace(answer, shares=b"\xff" * 32 + answer.shares[32:])
@@ -190,7 +225,7 @@ def test_a_share_that_is_no_field_element_excludes_its_holder(mode: SecurityMode
     assert sender == liar
     assert isinstance(error, PeerMisbehaved)
     assert error.reason is Reason.SHARE_OUT_OF_RANGE
-    assert error.culprits == {liar}
+    assert error.culprits == ({liar} if mode is SecurityMode.ACTIVE else suspects(liar))
     assert session.server.faults == [error]
 
 
@@ -229,7 +264,7 @@ def test_too_few_answers_release_nothing(mode: SecurityMode) -> None:
 
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_a_dealer_that_deals_off_the_polynomial_ends_the_session(mode: SecurityMode, *, drops: bool) -> None:
+def test_a_dealer_that_deals_more_than_can_be_corrected_ends_the_session(mode: SecurityMode, *, drops: bool) -> None:
     session = InsecurePairwiseSession(nine(mode))
     dealer = session.client_ids[3]
     dealing(dealer, session, deals_badly)
@@ -240,6 +275,33 @@ def test_a_dealer_that_deals_off_the_polynomial_ends_the_session(mode: SecurityM
     assert caught.value.reason is Reason.COMMITMENT_MISMATCH
     assert caught.value.culprits == ({dealer} if mode is SecurityMode.ACTIVE else frozenset())
     assert session.server.state is ServerState.ABORTED
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_one_share_that_was_dealt_wrongly_is_corrected_in_both_modes(mode: SecurityMode, *, drops: bool) -> None:
+    """A commitment to a wrong share is a commitment; what is left behind them is decoded all the same."""
+
+    def deals_one_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+        def split(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
+            dealt = split_many(secrets, threshold=threshold, holders=holders, coins=coins)
+            for shares in dealt:
+                value = bytearray(shares[1].value.expose())
+                value[-1] ^= 1
+                shares[1] = Share(shares[1].point, Secret("share", value))
+            return dealt
+
+        monkeypatch.setattr(round1_share_keys, "split_many", split)
+
+    session = InsecurePairwiseSession(nine(mode))
+    dealer, holder = session.client_ids[3], session.client_ids[1]
+    dealing(dealer, session, deals_one_badly)
+    if drops:
+        session.drop(dealer)
+    total = session.finish()
+    assert same_sum(total, session.sum_of(c for c in session.client_ids if c != dealer or not drops))
+    (fault,) = session.server.faults
+    assert fault.culprits == ({dealer} if mode is SecurityMode.ACTIVE else suspects(dealer) | {holder})
 
 
 def commits_to_other_shares(receivers: Collection[ClientId]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -359,18 +421,17 @@ def test_a_dropped_client_that_sealed_other_seeds_does_not_cost_the_round(mode: 
     others = [client for client in session.client_ids if client != cheat]
     assert same_sum(total, session.sum_of(others))
     # It sends the seeds of half of its eight edges.
-    assert len(session.server.faults) == 4
-    for fault in session.server.faults:
-        assert isinstance(fault, PeerMisbehaved)
-        assert fault.reason is Reason.COMMITMENT_MISMATCH
-        assert fault.culprits == frozenset({cheat})
+    (fault,) = session.server.faults
+    assert "4 of its neighbours" in str(fault)
+    assert fault.reason is Reason.COMMITMENT_MISMATCH
+    assert fault.culprits == ({cheat} if mode is SecurityMode.ACTIVE else suspects(cheat))
 
 
 def test_a_dropped_client_that_sealed_other_seeds_is_to_blame_if_they_are_not_shown() -> None:
     cheat, receiver = (nine(SecurityMode.ACTIVE).client_ids[position] for position in (2, 3))
 
     def another_seed(answer: UnmaskingShares, answered: AnsweredFor) -> UnmaskingShares:
-        assert list(answered.edges) == [2]
+        assert list(answered.edges) == [2]  # the one that dropped out
         return replace(answer, edge_seeds=bytes(32))
 
     for edits, leaves in (({receiver: another_seed}, False), ({}, True)):
@@ -387,30 +448,140 @@ def test_a_dropped_client_that_sealed_other_seeds_is_to_blame_if_they_are_not_sh
         assert caught.value.round_name == "unmasking"
 
 
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_an_edge_that_the_server_cannot_open_names_its_sender(mode: SecurityMode) -> None:
-    """A client that was sent garbage by a neighbour leaves; the neighbour contributes, and nobody knows its mask."""
-    session = InsecurePairwiseSession(nine(mode, Suite.HYBRID))
-    cheat, victim = session.client_ids[2], session.client_ids[3]
+def garbage_for(*victims: ClientId) -> Callable[[pytest.MonkeyPatch], None]:
+    """Commit to the right seeds, and seal garbage to some."""
     offer = HybridSuite.offer_edge
 
-    def garbage_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offer_edge(self: HybridSuite, own: MaskKeys, peer: Any, context: Any) -> bytes:
+        offered = offer(self, own, peer, context)
+        return offered[:32] + bytes(reversed(offered[32:])) if peer.client in victims else offered
+
+    return lambda monkeypatch: monkeypatch.setattr(HybridSuite, "offer_edge", offer_edge)
+
+
+def receivers_of(session: InsecurePairwiseSession, sender: ClientId) -> list[ClientId]:
+    """Return to whom a client sends the seeds of edges."""
+    roster = session.server.roster
+    position = roster.clients.index(sender)
+    neighbours = roster.graph.neighbours(position)
+    return [roster.clients[n] for n in neighbours if roster.graph.sends_edge_seed(position, n)]
+
+
+def blamed(mode: SecurityMode, client: ClientId) -> frozenset[Party]:
+    return frozenset({client}) if mode is SecurityMode.ACTIVE else suspects(client)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_garbage_in_place_of_a_seed_evicts_its_receiver_and_convicts_its_sender(
+    mode: SecurityMode, *, stays: bool
+) -> None:
+    """The victim complains and leaves; its mask is removed with the seed that the sender shows, or needs no seed."""
+    session = InsecurePairwiseSession(nine(mode, Suite.HYBRID))
+    cheat, victim = session.client_ids[2], session.client_ids[3]
+    dealing(cheat, session, garbage_for(victim))
+    if not stays:
+        session.drop(cheat)
+    total = session.finish()
+    gone = {victim} if stays else {victim, cheat}
+    assert same_sum(total, session.sum_of(client for client in session.client_ids if client not in gone))
+    assert session.clients[victim].state is ClientState.ABORTED
+    (own,) = session.clients[victim].complaints
+    assert isinstance(own, AuthenticationFailed)
+    assert own.culprits == blamed(mode, cheat)
+    accusation, *verdict = session.server.faults
+    assert accusation.reason is Reason.EDGE_UNUSABLE
+    assert accusation.culprits == blamed(mode, cheat) | blamed(mode, victim)
+    # The victim's root is recovered, and opens nothing either.
+    assert [fault.culprits for fault in verdict] == [blamed(mode, cheat)]
+    assert not session.refusals
+
+
+def test_a_client_that_complains_of_a_good_seed_is_found_out() -> None:
+    session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
+    honest, liar = session.client_ids[2], session.client_ids[3]
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    own = session.take(liar)
+
+    def fail(*_: object, **__: object) -> Secret:
+        raise AuthenticationFailed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HybridSuite, "seed_of_received_edge", fail)
+        (complaint,) = session.clients[liar].receive(own)
+    session.server.receive(liar, complaint)
+    # Its word alone excludes nobody.
+    assert honest in session.server.awaited
+    assert liar not in session.server.awaited
+    total = session.finish()
+    assert same_sum(total, session.sum_of(client for client in session.client_ids if client != liar))
+    accusation, verdict = session.server.faults
+    assert liar in accusation.culprits
+    assert verdict.culprits == frozenset({liar})
+
+
+def test_whoever_drives_half_of_its_neighbours_out_is_named() -> None:
+    """Ten of twenty-one leave, and the session ends; the complaints tell more than that ten dropped out."""
+    setup = SessionSetup(population=21, corrupted=1, dropped=2, suite=Suite.HYBRID, minimum_cohort=15)
+    session = InsecurePairwiseSession(setup)
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    cheat = session.client_ids[4]
+    victims = receivers_of(session, cheat)
+    dealing(cheat, session, garbage_for(*victims))
+    session.drop(cheat)
+    session.deliver(session.pending)
+    with pytest.raises(ThresholdNotMet):
+        session.server.close_round()
+    assert len(victims) == 10
+    assert len(session.server.faults) == 10
+    assert all(cheat in fault.culprits for fault in session.server.faults)
+    # More accusers than the session assumes liars: from then on the sender is named alone.
+    assert [fault.culprits for fault in session.server.faults[1:]] == [frozenset({cheat})] * 9
+
+
+def test_every_edge_that_a_recovered_client_committed_to_is_checked() -> None:
+    """Seeds that fit their commitments and no root, sent to clients that drop out as well."""
+    session = hybrid_session()
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    cheat = session.client_ids[2]
+    (gone, *_) = receivers_of(session, cheat)
+    offer = HybridSuite.offer_edge
+
+    def to_one(monkeypatch: pytest.MonkeyPatch) -> None:
         def offer_edge(self: HybridSuite, own: MaskKeys, peer: Any, context: Any) -> bytes:
-            offered = offer(self, own, peer, context)
-            return offered[:32] + bytes(reversed(offered[32:])) if peer.client == victim else offered
+            other = MaskKeys(own.client, own.pair, Secret("mask_root", b"another root".ljust(32)))
+            return offer(self, other if peer.client == gone else own, peer, context)
 
         monkeypatch.setattr(HybridSuite, "offer_edge", offer_edge)
 
-    dealing(cheat, session, garbage_for_one)
-    with pytest.raises(AuthenticationFailed) as caught:
-        session.finish()
-    (error,) = session.errors[victim]
-    assert isinstance(error, AuthenticationFailed)
-    # The victim cannot tell the sender from the relay unless the sender signed; the server knows what it relayed.
-    blamed: set[Party] = {cheat} if mode is SecurityMode.ACTIVE else {cheat, ServerId()}
-    assert error.culprits == blamed
-    assert caught.value.culprits == frozenset({cheat})
-    assert caught.value.round_name == "unmasking"
+    dealing(cheat, session, to_one)
+    session.drop(cheat, gone)
+    total = session.finish()
+    assert same_sum(total, session.sum_of(client for client in session.client_ids if client not in {cheat, gone}))
+    assert [fault.culprits for fault in session.server.faults] == [frozenset({cheat})]
+
+
+@pytest.mark.parametrize("spoil", ["context", "signature", "nobody", "a stranger's seed"])
+def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
+    session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
+    cheat, victim = session.client_ids[2], session.client_ids[3]
+    dealing(cheat, session, garbage_for(victim))
+    (message,) = session.clients[victim].receive(session.take(victim))
+    position = session.client_ids.index(victim)
+    settled = session.server._collected.so_far  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    complaint = Complaint.decode(message, settled, position)
+    graph, neighbours = session.server.roster.graph, session.server.roster.graph.neighbours(position)
+    sent = next(place for place, n in enumerate(neighbours) if graph.sends_edge_seed(position, n))
+    spoilt = {
+        "context": replace(complaint, context=bytes(32)),
+        "signature": replace(complaint, signature=bytes(64)),
+        "nobody": replace(complaint, accused=type(complaint.accused).of(len(neighbours), [])),
+        "a stranger's seed": replace(complaint, accused=type(complaint.accused).of(len(neighbours), [sent])),
+    }[spoil]
+    with pytest.raises(PeerError) as caught:
+        session.server.receive(victim, spoilt.encode())
+    assert caught.value.culprits == suspects(victim)
+    assert session.server.faults == [caught.value]
 
 
 # --- What is revealed -------------------------------------------------------------------------------------------------

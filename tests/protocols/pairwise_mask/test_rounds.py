@@ -39,6 +39,7 @@ from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, Endorsement, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.server import Server
+from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
@@ -342,7 +343,7 @@ def test_a_semi_honest_request_with_signatures_is_refused() -> None:
     for kind in (MessageKind.SESSION_OFFER, MessageKind.ADVERTISED_KEYS, MessageKind.DELIVERED_SHARES):
         client.receive(messages[kind].message)
     with pytest.raises(MalformedMessage, match="semi_honest"):
-        client.receive(request[:-4] + b"\x00\x00\x00\x01" + bytes(64))
+        client.receive(request[:-4] + b"\x00\x00\x00\x01" + bytes(96))
     assert client.state is ClientState.ABORTED
 
 
@@ -634,12 +635,16 @@ def test_survivors_that_the_committee_did_not_certify_are_refused(edit: Edit, se
     assert (error.reason, error.culprits) == (Reason.QUORUM_NOT_MET, SERVER)
 
 
-@pytest.mark.parametrize("part", ["identity_key", "certificate", "signature", "both keys", "view"])
+@pytest.mark.parametrize("part", ["identity_key", "certificate", "signature", "both keys", "view", "upload"])
 def test_a_signature_under_the_survivors_that_does_not_verify_is_refused(part: str) -> None:
     def edit(message: UnmaskingRequest, _: Roster, __: int) -> UnmaskingRequest:
         first, *rest = message.endorsements
         if part == "view":
-            return replace(message, views=(OTHER + message.views[0][32:], *message.views[1:]))
+            view, *others = message.views
+            return replace(message, views=(replace(view, signature=OTHER + view.signature[32:]), *others))
+        if part == "upload":
+            view, *others = message.views
+            return replace(message, views=(replace(view, upload=OTHER), *others))
         if part == "both keys":
             first = replace(first, identity_key=rest[0].identity_key, signature=rest[0].signature)
         elif part == "certificate":
@@ -652,7 +657,7 @@ def test_a_signature_under_the_survivors_that_does_not_verify_is_refused(part: s
     client, error = told(ACTIVE, MessageKind.UNMASKING_REQUEST, edit)
     assert isinstance(error, AuthenticationFailed)
     contributors = [c for c in recorded(ACTIVE)[0].server.roster.clients[1:] if c != client.client]
-    assert error.culprits == (frozenset[Party]({contributors[0], ServerId()}) if part == "view" else SERVER)
+    assert error.culprits == (suspects(contributors[0]) if part in {"view", "upload"} else SERVER)
 
 
 # --- What a client that lies may tell ---------------------------------------------------------------------------------
@@ -671,7 +676,7 @@ def test_an_advertisement_for_another_attempt_or_for_somebody_else_is_refused() 
         with pytest.raises(PeerMisbehaved) as caught:
             server.receive(owner, spoilt.encode())
         assert caught.value.reason is reason
-        assert caught.value.culprits == frozenset({owner})
+        assert caught.value.culprits == suspects(owner)
 
 
 def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:
@@ -687,9 +692,9 @@ def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:
     with pytest.raises(PeerMisbehaved) as caught:
         thief.receive(last, replace(own, mask_key=theirs.mask_key).encode())
     assert caught.value.reason is Reason.PUBLIC_KEY_REUSED
-    assert caught.value.culprits == frozenset({first, last})
+    assert caught.value.culprits == suspects(first) | {last}
     session.server.receive(last, message)
     with pytest.raises(PeerMisbehaved, match="5 clients have done so") as caught:
         session.server.receive(ClientId(9), replace(own, client=ClientId(9)).encode())
     assert caught.value.reason is Reason.NOT_ELIGIBLE
-    assert caught.value.culprits == frozenset({ClientId(9)})
+    assert caught.value.culprits == suspects(ClientId(9))

@@ -26,6 +26,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
+from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
@@ -292,7 +293,7 @@ def test_a_client_that_fails_has_dropped_out_for_the_others() -> None:
 
 
 def test_progress_rises_to_the_number_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secagg.protocols.pairwise_mask.recovery.MASKS_PER_STEP", 4)
+    monkeypatch.setattr("secagg.protocols.pairwise_mask.release.MASKS_PER_STEP", 4)
     setup = SessionSetup(population=8, dropped=2, mode=SecurityMode.SEMI_HONEST)
     session = InsecurePairwiseSession(setup)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
@@ -537,7 +538,7 @@ class SessionMachine(RuleBasedStateMachine):
         try:
             self.server.receive(sender, message)
         except UnexpectedMessage as error:
-            assert error.culprits == {sender}  # noqa: PT017 -- what else is raised fails the test
+            assert error.culprits == suspects(sender)  # noqa: PT017 -- what else is raised fails the test
         except PeerError:
             assert self.set_back
         else:

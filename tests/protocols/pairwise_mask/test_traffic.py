@@ -155,7 +155,7 @@ def due(traffic: Traffic, client: ClientId) -> dict[tuple[ServerState, str], int
             theirs = roster.graph.neighbours(other)
             paths += SIGNATURE + 1 + DIGEST * nodes_of_proof([theirs.index(position)], len(theirs))
     survivors = sum(other in contributors for other in present)
-    lost_edges = sum(terms.hybrid and other not in contributors and sends(other, position) for other in present)
+    lost_edges = sum(terms.hybrid and other not in contributors for other in present)
     messages = {
         (ADVERTISING, "down"): len(configuration.encode()),
         (ADVERTISING, "up"): HEADER + DIGEST + 8 + 2 * terms.key + DIGEST + terms.credential,
@@ -167,8 +167,9 @@ def due(traffic: Traffic, client: ClientId) -> dict[tuple[ServerState, str], int
         (MASKING, "up"): HEADER + DIGEST + terms.signature + masked_bytes(configuration),
         (UNMASKING, "down"): HEADER + DIGEST + bits_for(n)
         + (COUNT + configuration.quorum * (COUNT + DIGEST + 2 * SIGNATURE))
-        + (COUNT + (survivors * SIGNATURE if terms.active else 0)),
-        (UNMASKING, "up"): HEADER + DIGEST + bits_for(len(present)) + len(present) * terms.shown + lost_edges * ELEMENT,
+        + (COUNT + (survivors * (DIGEST + SIGNATURE) if terms.active else 0)),
+        (UNMASKING, "up"): HEADER + DIGEST + terms.signature + bits_for(len(present)) + len(present) * terms.shown
+        + lost_edges * ELEMENT,
     }  # fmt: skip
     if terms.active and client in traffic.up[CONFIRMING]:
         messages[CONFIRMING, "down"] = HEADER + DIGEST + 2 * bits_for(n)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
+    InternalError,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -29,10 +31,18 @@ from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
-from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS, ClientState, ServerState
-from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.protocols.pairwise_mask.settled import suspects
+from secagg.protocols.pairwise_mask.transitions import (
+    CLIENT_TRANSITIONS,
+    SENT_INSTEAD,
+    SERVER_TRANSITIONS,
+    ClientState,
+    ServerState,
+    advance,
+)
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
+from tests.harness.state_diagrams import diagram_of
 
 MODES = list(SecurityMode)
 CONTEXT_AT = 7
@@ -113,7 +123,30 @@ def test_every_state_but_the_last_two_awaits_one_kind_of_its_own(
     assert len(set(kinds)) == len(kinds)
     for state, (_, following) in table.items():
         assert following
-        assert all(states.index(state) < states.index(after) < len(states) - 1 for after in following)
+        assert all(states.index(state) < states.index(after) for after in following)
+        # A client that complains in place of uploading is out; nothing else that is answered leads there.
+        assert (states[-1] in following) == (state is ClientState.AWAITING_DELIVERED_SHARES)
+
+
+@pytest.mark.parametrize("table", [CLIENT_TRANSITIONS, SERVER_TRANSITIONS], ids=["client", "server"])
+def test_a_role_moves_where_its_table_says_and_nowhere_else(
+    table: dict[ClientState, tuple[MessageKind, frozenset[ClientState]]],
+) -> None:
+    states = list(type(next(iter(table))))
+    for state in states:
+        due, following = table.get(state, (None, frozenset[ClientState]()))
+        for kind in MessageKind:
+            for chosen in states:
+                if kind is due and chosen in following:
+                    assert advance(state, kind, chosen) is chosen
+                    continue
+                with pytest.raises(InternalError):
+                    advance(state, kind, chosen)
+            if kind is due and len(following) == 1:
+                assert {advance(state, kind)} == following
+            else:
+                with pytest.raises(InternalError):
+                    advance(state, kind)
 
 
 # --- The client -------------------------------------------------------------------------------------------------------
@@ -290,8 +323,9 @@ def test_a_client_that_uploaded_holds_what_others_recover_with_and_nothing_of_it
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     clients = len(session.clients)
     held = [secret for client in session.clients.values() for secret in _held_by(client)]
-    # A share of each neighbour's secrets; and of each edge's seed one of its ends keeps what the other chose.
-    shares, seeds = clients * (clients - 1), clients * (clients - 1) // 2 if suite is Suite.HYBRID else 0
+    # A share of each neighbour's secrets; and the seed of each edge, to be shown if the other end drops out.
+    shares = seeds = clients * (clients - 1)
+    seeds *= suite is Suite.HYBRID
     assert len(held) == shares + seeds
     assert len(left_over(held)) == len(held)
 
@@ -406,6 +440,7 @@ def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
         authority=other if missing == "another authority" else None if missing == "authority" else member.authority,
         signing_key=None if missing == "signing_key" else member.signing_key,
         certificate=None if missing == "certificate" else member.certificate,
+        terms=session.setup.terms,
     )
     with pytest.raises(InvalidParameters, match="authority"):
         client.receive(session.server.offer)
@@ -488,6 +523,11 @@ def test_a_server_takes_what_is_due_and_nothing_else(
         assert server.state == state
         assert last not in server.awaited
         assert server.snapshot() != before
+    elif kind is SENT_INSTEAD.get(server.state):
+        with pytest.raises(MalformedMessage):
+            server.receive(last, message)
+        assert server.state == state
+        assert last not in server.awaited
     elif kind in sent:
         server.receive(last, message)
         assert server.state == state
@@ -496,7 +536,7 @@ def test_a_server_takes_what_is_due_and_nothing_else(
         with pytest.raises(UnexpectedMessage) as caught:
             server.receive(last, message)
         assert caught.value.received == kind.name
-        assert caught.value.culprits == {last}
+        assert caught.value.culprits == suspects(last)
         assert due is None or caught.value.expected == due[0].name
         assert server.state == state
         assert not before or server.snapshot() == before
@@ -542,7 +582,7 @@ def test_a_second_different_message_changes_nothing(mode: SecurityMode, state: S
             with pytest.raises(PeerMisbehaved) as caught:
                 server.receive(client, altered(up))
             assert caught.value.reason is Reason.ALREADY_ANSWERED
-            assert caught.value.culprits == {client}
+            assert caught.value.culprits == suspects(client)
     assert not before or server.snapshot() == before
     assert server.faults == []
 
@@ -559,14 +599,14 @@ def test_a_bad_message_excludes_its_sender_and_nobody_else(mode: SecurityMode, s
         with pytest.raises(PeerError) as caught:
             server.receive(last, spoilt)
         assert isinstance(caught.value, PeerMisbehaved | MalformedMessage)
-        assert caught.value.culprits == {last}
+        assert caught.value.culprits == suspects(last)
         assert server.faults == [caught.value]
         assert server.state == state
         # Not even the right message is taken now; it counts as dropped.
         with pytest.raises(PeerMisbehaved) as refused:
             server.receive(last, up)
         assert refused.value.reason is Reason.NOT_ELIGIBLE
-        assert refused.value.culprits == {last}
+        assert refused.value.culprits == suspects(last)
         assert last not in server.awaited
         finished = _finish(server, mode, others)
         kept = others if state in SERVER_PATHS[mode][:3] else others | {last}
@@ -600,7 +640,7 @@ def test_a_stranger_is_not_part_of_any_round_after_the_first(mode: SecurityMode)
         with pytest.raises(PeerMisbehaved) as caught:
             server.receive(stranger, up)
         assert caught.value.reason is Reason.NOT_ELIGIBLE
-        assert caught.value.culprits == {stranger}
+        assert caught.value.culprits == suspects(stranger)
         assert server.snapshot() == before
 
 
@@ -672,7 +712,7 @@ def test_garbage_is_refused_and_changes_nothing() -> None:
     for garbage in (b"", b"SAGG", b"\x00" * 40, b"SAGG\x01\x00\x63", b"SAGG\x02\x00\x15"):
         with pytest.raises(MalformedMessage) as caught:
             server.receive(session.client_ids[0], garbage)
-        assert caught.value.culprits == frozenset({session.client_ids[0]})
+        assert caught.value.culprits == suspects(session.client_ids[0])
         client, _ = client_in(SecurityMode.ACTIVE, ClientState.AWAITING_DELIVERED_SHARES)
         with pytest.raises(MalformedMessage) as refused:
             client.receive(garbage)
@@ -716,22 +756,58 @@ def test_a_sender_that_is_no_client_id_is_misuse_and_excludes_nobody() -> None:
     assert Server.restore(session.server.snapshot()).snapshot() == session.server.snapshot()
 
 
-@pytest.mark.parametrize("given", ["client", "client_input", "floors", "authority"])
-def test_a_client_of_other_things_than_it_is_made_from_is_misuse(given: str) -> None:
-    session = InsecurePairwiseSession(SessionSetup())
-    client = session.client_ids[0]
-    parts: dict[str, Any] = {
-        "client": client,
-        "client_input": ClientInput(session.payloads[client]),
-        "floors": session.floors,
-        "authority": session.authority,
-    }
-    parts[given] = b"something else"
-    with pytest.raises(Misuse, match=f"{given} is a"):
-        Client(**parts, capacity=1 << 40, coins=InsecureSeededCoins(b"coins"))
-
-
 def test_an_input_that_is_no_payload_is_misuse() -> None:
     numbers: Any = [1, 2, 3]
     with pytest.raises(Misuse, match="an input is a Payload"):
         ClientInput(numbers)
+
+
+# --- What a client brings ---------------------------------------------------------------------------------------------
+
+
+class RepeatingCoins:
+    """Coins that a broken machine gives: the same bytes, over and over."""
+
+    def __init__(self, period: bytes) -> None:
+        self._period = period
+
+    def draw(self, count: int) -> bytearray:
+        return bytearray((self._period * (count // len(self._period) + 1))[:count])
+
+
+@pytest.mark.parametrize("period", [b"\0", b"\x01", bytes(range(32))])
+@pytest.mark.parametrize("mode", MODES)
+def test_coins_that_repeat_are_refused_before_anything_is_sent(mode: SecurityMode, period: bytes) -> None:
+    session = InsecurePairwiseSession(setup_of(mode))
+    client = session.enrol(session.client_ids[0], coins=RepeatingCoins(period))
+    with pytest.raises(Misuse, match="coins repeat"):
+        client.receive(session.server.offer)
+    assert client.state is ClientState.AWAITING_OFFER
+
+
+def test_an_active_client_takes_no_offer_without_terms_of_its_own() -> None:
+    """A server that deviates would choose the task, and give each client a model of its own to train from."""
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    who = session.client_ids[0]
+    member = session.member(who)
+    client = Client(
+        who,
+        ClientInput(session.payloads[who]),
+        floors=member.floors,
+        capacity=1 << 40,
+        coins=member.coins,
+        authority=member.authority,
+        signing_key=member.signing_key,
+        certificate=member.certificate,
+    )
+    with pytest.raises(InvalidParameters, match="SessionTerms") as caught:
+        client.receive(session.server.offer)
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert client.state is ClientState.AWAITING_OFFER
+
+
+@pytest.mark.parametrize("table", [CLIENT_TRANSITIONS, SERVER_TRANSITIONS], ids=["client", "server"])
+def test_the_readme_shows_the_tables(table: Any, repository: Path) -> None:
+    """To make it anew: print ``diagram_of`` and put it there."""
+    readme = (repository / "protocols" / "pairwise_mask" / "README.md").read_text(encoding="utf-8")
+    assert f"```mermaid\n{diagram_of(table, 'aborted')}\n```" in readme

@@ -29,6 +29,7 @@ from secagg.protocols.pairwise_mask import (
     ServerState,
     SessionConfiguration,
     SessionPlan,
+    SessionTerms,
     Topology,
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
@@ -123,6 +124,7 @@ class Replay:
             )
             certified["authority"], certified["signing_key"] = Authority(authority.public_key), own
             certified["certificate"] = issue_certificate(authority, client, own.public_key)
+            certified["terms"] = SessionTerms.of(self.configuration)
         values = [
             np.array([int(value) for value in written], dtype=segment.ring.word)
             for segment, written in zip(layout.require_rings(), self.vector["inputs"][role], strict=True)

@@ -46,6 +46,7 @@ def encode_offer(parameters: Mapping[str, Any]) -> bytes:
     )
     return message(
         OFFER,
+        number(2, 1),
         variable(bytes.fromhex(parameters["task"])),
         bytes.fromhex(parameters["model_digest"]),
         number(int(parameters["round_number"]), 8),

@@ -206,14 +206,13 @@ class Session:
             seed = self._edge_seed(client, neighbour)
             mask = frame.pairwise_mask(seed, client, neighbour)
             masked = frame.add(masked, mask, 1 if client > neighbour else -1)
-        signature = b""
+        signature, packed = b"", frame.pack(masked)
         if self._is_active:
-            parts = (self._context, client_id(client), self._digest_of_set(self._sharers))
+            uploaded = hash_secret(packed, "upload-digest")
+            parts = (self._context, client_id(client), self._digest_of_set(self._sharers), uploaded)
             signature = sign(person.signing_seed, "signed-view", *parts)
-            person.signatures["view"] = signature
-        self.messages[f"client/{client}/masked_input"] = message(
-            encoding.UPLOAD, self._context, signature, frame.pack(masked)
-        )
+            person.signatures["view"] = uploaded + signature
+        self.messages[f"client/{client}/masked_input"] = message(encoding.UPLOAD, self._context, signature, packed)
 
     def _edge_seed(self, one: int, other: int) -> bytes:
         """Return the seed that two neighbours share, each of whom knows its own secrets."""
@@ -275,11 +274,15 @@ class Session:
             if self._is_active:
                 hidden = "mask root" if has_contributed else "self-mask seed"
                 shown.append(self._share_digest(dealer, person.client, hidden))
-            if self._keys.has_edges and not has_contributed and self._roster.sends_edge(dealer.client, person.client):
+            if self._keys.has_edges and not has_contributed:
                 seeds.append(self._edge_seed(dealer.client, person.client))
-        held = encode_set(len(dealers), range(len(dealers)))
+        held, signature = encode_set(len(dealers), range(len(dealers))), b""
+        if self._is_active:
+            parts = (self._context, client_id(person.client), self._digest_of_set(self._contributors))
+            shares = (held, b"".join(shown), b"".join(seeds))
+            signature = sign(person.signing_seed, "signed-unmasking", *parts, *shares)
         self.messages[f"client/{person.client}/unmasking_shares"] = message(
-            encoding.ANSWER, self._context, held, *shown, *seeds
+            encoding.ANSWER, self._context, signature, held, *shown, *seeds
         )
 
     def _unmask(self, answering: Sequence[int]) -> dict[str, Any]:
@@ -323,10 +326,10 @@ class Session:
 
     def _reconstruct(self, dealer: int, answering: Sequence[int]) -> bytes:
         """Read a share of the dealer's secret out of every answer, and interpolate."""
-        size, shares = 64 if self._is_active else 32, dict[int, bytes]()
+        size, begin, shares = (64, 39 + 64, dict[int, bytes]()) if self._is_active else (32, 39, dict[int, bytes]())
         for holder in self._among(answering, dealer):
             dealers = self._among(self._sharers, holder)
-            start = 39 + (len(dealers) + 7) // 8 + dealers.index(dealer) * size
+            start = begin + (len(dealers) + 7) // 8 + dealers.index(dealer) * size
             answer = self.messages[f"client/{holder}/unmasking_shares"]
             shares[self._roster.point_of(holder, dealer)] = answer[start : start + 32]
         enough = sorted(shares)[: self.parameters["threshold"]]

@@ -1,0 +1,97 @@
+"""What the closed rounds of a session have settled: who advertised, who of them shared keys, who of them uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from secagg.errors import InternalError, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, Party, ServerId
+from secagg.parameters import SecurityMode
+from secagg.session.certificates import VerifiedIdentity
+
+from .advertisement import VerifiedAdvertiser
+from .client_set import ClientSet
+from .configuration import SessionConfiguration
+from .roster import Roster
+from .round0_advertise_keys import PublishedRoster
+
+Known = TypeVar("Known")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the server's later rounds start from; a round that is not closed has settled nothing."""
+
+    published: PublishedRoster = field(repr=False)
+    advertisers: tuple[VerifiedAdvertiser, ...] = field(repr=False)
+    """In the order of the roster."""
+    known_sharers: ClientSet | None = None
+    known_contributors: ClientSet | None = None
+
+    @property
+    def roster(self) -> Roster:
+        """Who advertised."""
+        return self.published.roster
+
+    @property
+    def configuration(self) -> SessionConfiguration:
+        """What the session agrees on."""
+        return self.published.roster.configuration
+
+    @property
+    def sharers(self) -> ClientSet:
+        """Who shared keys."""
+        return _settled(self.known_sharers)
+
+    @property
+    def contributors(self) -> ClientSet:
+        """Who of the sharers uploaded."""
+        return _settled(self.known_contributors)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether clients sign what they send."""
+        return self.configuration.mode is SecurityMode.ACTIVE
+
+    def identity_of(self, position: int) -> VerifiedIdentity:
+        """Return the identity of a client of an active session."""
+        return _settled(self.advertisers[position].identity)
+
+    def position_of(self, client: ClientId) -> int:
+        """Return where a client stands in the roster.
+
+        Raises:
+            PeerMisbehaved: it did not advertise.
+        """
+        position = self.roster.position_of(client)
+        if position is None:
+            raise PeerMisbehaved(
+                f"{client} is not on the roster", reason=Reason.NOT_ELIGIBLE, culprits=suspects(client)
+            )
+        return position
+
+    def set_of(self, clients: Iterable[ClientId]) -> ClientSet:
+        """Return the set of these clients."""
+        return self.roster.set_of(self.position_of(client) for client in clients)
+
+    def blame_for(self, position: int) -> frozenset[Party]:
+        """Return who answers for what a client sent: the client alone if it signed it, else the way as well."""
+        client = self.roster.clients[position]
+        return frozenset({client}) if self.is_active else suspects(client)
+
+
+def suspects(client: ClientId) -> frozenset[Party]:
+    """Return who may have written bytes that no signature vouches for: their sender, or whatever carried them.
+
+    Between a client and the server lies a network, and neither end can tell it from the other end. ``ServerId`` stands
+    for the server and everything on the way to it.
+    """
+    return frozenset({client, ServerId()})
+
+
+def _settled(value: Known | None) -> Known:
+    if value is None:
+        raise InternalError("a round reads what no round before it has settled")
+    return value

@@ -1,0 +1,184 @@
+"""Everybody is honest and the network is not: what it alters is refused or changes nothing, and no client is blamed.
+
+In active mode a signature covers whatever a client sends, so the network need not be trusted with anything but to
+deliver. In ``semi_honest`` mode the transport has to authenticate both ends and what passes between them; without that
+a flipped bit is noticed by the check words, and a change that is made with care is not. The last test shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from secagg.contract import Aggregate
+from secagg.crypto.ring import add_into, reduce_into
+from secagg.errors import AuthenticationFailed, PeerError, SecAggError
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask.configuration import WORST_CASE_CHECK_WORDS
+from secagg.protocols.pairwise_mask.masking import MaskedVector
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
+from secagg.protocols.pairwise_mask.settled import suspects
+from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
+
+Alter = Callable[[bytes], bytes]
+FROM_SERVER = (
+    MessageKind.SESSION_OFFER,
+    MessageKind.ADVERTISED_KEYS,
+    MessageKind.DELIVERED_SHARES,
+    MessageKind.SURVIVOR_SET,
+    MessageKind.UNMASKING_REQUEST,
+)
+FROM_CLIENTS = (
+    MessageKind.KEY_ADVERTISEMENT,
+    MessageKind.ENCRYPTED_SHARES,
+    MessageKind.MASKED_INPUT,
+    MessageKind.SURVIVOR_SIGNATURE,
+    MessageKind.UNMASKING_SHARES,
+)
+ACTIVE_ALONE = {MessageKind.SURVIVOR_SET, MessageKind.SURVIVOR_SIGNATURE}
+CASES = [
+    pytest.param(mode, suite, kind, id=f"{mode}-{suite.name}-{kind.name}")
+    for mode in SecurityMode
+    for suite in Suite
+    for kind in (*FROM_SERVER, *FROM_CLIENTS)
+    if mode is SecurityMode.ACTIVE or kind not in ACTIVE_ALONE
+]
+
+
+def setup_of(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
+    return SessionSetup(
+        population=7, corrupted=0, dropped=2, mode=mode, suite=suite, check_words=WORST_CASE_CHECK_WORDS
+    )
+
+
+def session_altered(setup: SessionSetup, kind: MessageKind, alter: Alter) -> tuple[InsecurePairwiseSession, ClientId]:
+    """Return a session in which one client's messages of a kind, sent or received, are altered on the way."""
+    victim = setup.client_ids[2]
+
+    def adversary(delivery: Delivery) -> Iterable[Delivery]:
+        if delivery.kind is kind and victim in {delivery.sender, delivery.receiver}:
+            return (replace(delivery, message=alter(delivery.message)),)
+        return (delivery,)
+
+    return InsecurePairwiseSession(setup, adversary=adversary), victim
+
+
+def flip(at: float, bit: int) -> Alter:
+    """Return what flips one bit, at some way through a message behind its header."""
+
+    def alter(message: bytes) -> bytes:
+        place = 7 + int(at * (len(message) - 8))
+        return message[:place] + bytes([message[place] ^ 1 << bit]) + message[place + 1 :]
+
+    return alter
+
+
+def outcome(session: InsecurePairwiseSession) -> tuple[Aggregate | None, SecAggError | None]:
+    """Return the sum, or why there is none."""
+    try:
+        return session.finish(), None
+    except SecAggError as error:
+        return None, error
+
+
+def blamed(session: InsecurePairwiseSession) -> list[PeerError]:
+    """Return every error by which anybody blames anybody."""
+    told = [*session.server.faults, *(error for _, error in session.refusals)]
+    told += [error for errors in session.errors.values() for error in errors]
+    told += [error for client in session.clients.values() for error in client.complaints]
+    return [error for error in told if isinstance(error, PeerError)]
+
+
+@pytest.mark.parametrize(("mode", "suite", "kind"), CASES)
+def test_a_flipped_bit_is_refused_or_changes_nothing_and_blames_no_client_alone(
+    mode: SecurityMode, suite: Suite, kind: MessageKind
+) -> None:
+    for at, bit in ((0.0, 0), (0.2, 7), (0.5, 3), (0.8, 0), (0.97, 7), (1.0, 6)):
+        session, victim = session_altered(setup_of(mode, suite), kind, flip(at, bit))
+        total, error = outcome(session)
+        if total is None:
+            # Nothing is released; in active mode one altered message never costs more than its sender.
+            assert mode is SecurityMode.SEMI_HONEST
+            assert isinstance(error, PeerError)
+            assert not error.culprits or ServerId() in error.culprits
+        else:
+            (contributors,) = session.server.revealed
+            # Its sender, or in the hybrid suite without signatures one that was sent an altered seed.
+            assert len(contributors) >= len(session.client_ids) - 1
+            assert same_sum(total, session.sum_of(contributors))
+        for told in blamed(session):
+            assert ServerId() in told.culprits or not told.culprits
+        if mode is SecurityMode.ACTIVE and kind in FROM_CLIENTS:
+            (refused, *_) = session.refusals
+            assert refused[0] == victim
+            assert isinstance(refused[1], PeerError)
+            assert refused[1].culprits == suspects(victim)
+
+
+def add_a_thousand(made: list[InsecurePairwiseSession]) -> Alter:
+    """Return what adds 1000 to the first coordinate of an upload, and to its check words what follows from that."""
+
+    def alter(message: bytes) -> bytes:
+        (session,) = made
+        roster = session.server.roster
+        upload, vector = MaskedInput.decode(message, roster), MaskedVector(roster.configuration)
+        vector.add_packed(b"".join(upload.packed))
+        payload = session.payloads[session.client_ids[0]]
+        for values in payload.values:
+            values[:] = 0
+        payload.values[0][0] = 1000
+        # The check words are linear, under a key that everybody knows.
+        change = MaskedVector.of_input(roster.configuration, roster.context, payload, 1)
+        change.vectors[-1][:] = 0  # the weight, and its check words
+        for segment, whole, part in zip(roster.configuration.segments, vector.vectors, change.vectors, strict=True):
+            add_into(whole, part)
+            reduce_into(whole, segment.modulus_bits)
+        return replace(upload, packed=vector.pack()).encode()
+
+    return alter
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_whoever_adds_to_an_upload_on_the_way_is_refused_in_active_mode(suite: Suite) -> None:
+    made = list[InsecurePairwiseSession]()
+    session, victim = session_altered(
+        setup_of(SecurityMode.ACTIVE, suite), MessageKind.MASKED_INPUT, add_a_thousand(made)
+    )
+    made.append(session)
+    others = [client for client in session.client_ids if client != victim]
+    expected = session.sum_of(others[1:])
+    session.drop(others[0])  # its payload is what the adversary computes with
+    total = session.finish()
+    assert same_sum(total, expected)
+    ((sender, error),) = session.refusals
+    assert sender == victim
+    assert isinstance(error, AuthenticationFailed)
+    assert error.culprits == suspects(victim)
+
+
+def test_the_server_keeps_evidence_of_what_each_client_uploaded() -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    session.finish()
+    for client in session.client_ids:
+        evidence = session.server.evidence_of(client)
+        upload = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), session.server.roster)
+        assert evidence == upload_digest(upload.packed) + upload.signature
+
+
+def test_semi_honest_mode_depends_on_the_transport_for_what_is_uploaded() -> None:
+    """Nobody signs there: a change with matching check words is released, so the transport has to authenticate."""
+    made = list[InsecurePairwiseSession]()
+    session, victim = session_altered(
+        setup_of(SecurityMode.SEMI_HONEST), MessageKind.MASKED_INPUT, add_a_thousand(made)
+    )
+    made.append(session)
+    others = [client for client in session.client_ids if client != victim]
+    expected = session.sum_of([victim, *others[1:]])
+    session.drop(others[0])
+    total = session.finish()
+    assert int(total.values[0][0]) == (int(expected.values[0][0]) + 1000) % (1 << 20)
+    assert session.server.faults == []

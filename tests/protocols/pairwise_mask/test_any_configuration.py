@@ -1,0 +1,93 @@
+"""Configured means released: what ``plan_session`` accepts gives the right sum, and what cannot is refused there."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
+from secagg.crypto.mask_expansion import SEGMENT_BYTES
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.masking import MaskedVector
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
+
+WIDTHS = st.one_of(st.sampled_from((1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)), st.integers(1, 64))
+LENGTHS = st.one_of(st.sampled_from((1, 2, 7, 8, 9, 63, 64, 65)), st.integers(1, 40))
+LAYOUTS = st.lists(st.builds(RingSegment, WIDTHS, LENGTHS), min_size=1, max_size=5).map(lambda s: Layout(tuple(s)))
+MOST_STREAMS = 1 << 16
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> SessionSetup:
+    """Draw what a session may be like; not every one is safe, and the plan says so."""
+    population = draw(st.integers(2, 12))
+    heaviest = min((1 << 32) - 1, MAXIMUM_WEIGHT // population)
+    return SessionSetup(
+        population=population,
+        corrupted=draw(st.integers(0, 2)),
+        dropped=draw(st.integers(0, 3)),
+        late=draw(st.integers(0, 1)),
+        mode=draw(st.sampled_from(list(SecurityMode))),
+        suite=draw(st.sampled_from(list(Suite))),
+        topology=draw(st.sampled_from(list(Topology))),
+        layout=draw(LAYOUTS),
+        maximum_weight=draw(st.one_of(st.sampled_from((1, 2, 255, 256, heaviest)), st.integers(1, heaviest))),
+        minimum_cohort=draw(st.integers(2, 6)),
+        check_words=draw(st.sampled_from((8, 9, 40, 64))),
+        seed=draw(st.binary(min_size=1, max_size=4)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(setups(), st.data())
+def test_what_is_configured_is_released(setup: SessionSetup, data: st.DataObject) -> None:
+    def weight_of(client: ClientId) -> int:
+        drawn = int.from_bytes(hashlib.sha256(setup.seed + client.encode()).digest()[:8], "big")
+        return data.draw(st.sampled_from((1, setup.maximum_weight, 1 + drawn % setup.maximum_weight)))
+
+    try:
+        session = InsecurePairwiseSession(setup, weight_of=weight_of)
+    except InvalidParameters:
+        assume(False)  # noqa: FBT003 -- refused where it is configured
+        raise
+    # As many drop out as the plan is for, wherever it hurts: late ones first, the others after they shared.
+    late, gone = setup.client_ids[: setup.late], setup.client_ids[setup.late : setup.late + setup.dropped]
+    session.drop(*late)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(*gone)
+    total = session.finish()
+    assert not session.errors
+    assert not session.refusals
+    assert session.server.faults == []
+    contributors = frozenset(setup.client_ids[setup.late + setup.dropped :])
+    assert same_sum(total, session.sum_of(contributors))
+    assert session.server.revealed == {contributors}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout((RingSegment(8, 1),) * MOST_STREAMS),
+        Layout((RingSegment(64, (MOST_STREAMS - 1) * SEGMENT_BYTES // 8 - 7),)),
+    ],
+    ids=["too many segments", "too long a segment"],
+)
+def test_a_layout_whose_masks_no_key_gives_is_refused_before_anybody_masks(layout: Layout) -> None:
+    with pytest.raises(InvalidParameters, match="mask's stream"):
+        SessionSetup(layout=layout, mode=SecurityMode.SEMI_HONEST).plan()
+
+
+def test_the_most_segments_that_are_configured_can_be_masked() -> None:
+    setup = SessionSetup(layout=Layout((RingSegment(8, 1),) * (MOST_STREAMS - 1)), mode=SecurityMode.SEMI_HONEST)
+    vector = MaskedVector(setup.plan().configuration)
+    with Secret("a key", bytes(range(16))) as key:
+        vector.apply([key], [])
+    assert all(part.any() for part in (vector.vectors[0], vector.vectors[-1]))
