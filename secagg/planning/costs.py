@@ -43,6 +43,8 @@ from .planned_update import INDEXED, Learned, PlanRequest, Scheme
 
 _HEADER_BYTES = 7
 _LENGTH_BYTES = 8
+_FRAME_BYTES = _HEADER_BYTES + 2 * 4
+"""Of the message in which both halves travel to server 0."""
 
 
 class Protocol(StrEnum):
@@ -329,7 +331,7 @@ def _two_servers(  # noqa: PLR0913 -- what the modes differ in
         learned=Learned.HISTOGRAM if scheme in INDEXED else Learned.SUM,
         weights=request.weights,
         payload_bytes=payload_bytes + sum(segment.payload_bytes for segment in segments),
-        up_bytes=sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
+        up_bytes=_FRAME_BYTES + sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
         down_bytes=offers_bytes(configuration) + request.public_bytes(scheme),
         # Server 0 is the one that clients reach, so server 1's half passes through it.
         between_bytes=round(between / request.clients) + half_bytes(configuration, ServerId(1)),

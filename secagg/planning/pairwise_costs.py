@@ -100,7 +100,7 @@ def _sent(configuration: SessionConfiguration, degree: int) -> int:
     # Of two neighbours one sends the seed of the edge, so a client sends half of its edges on the average.
     shared = _HEADER + _DIGEST + _SIGNATURE + degree * sealed + degree * edge // 2
     masked = _HEADER + _DIGEST + _SIGNATURE + configuration.masked_bytes
-    unmasking = _HEADER + _DIGEST + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST)
+    unmasking = _HEADER + _DIGEST + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST) + _SIGNATURE
     return advertised + shared + masked + _confirming(configuration, _SIGNATURE) + unmasking
 
 

@@ -204,15 +204,15 @@ def test_indices_tell_lengths_under_the_peak_code_and_rings_everything_of_a_sket
     [
         ("compression.scheme=peak", "secagg.protocol=enclave"),
         ("compression.scheme=peak", "secagg.protocol=enclave", "secagg.histograms=true"),
-        ("compression.scheme=peak", "secagg.protocol=two-server"),
-        ("compression.scheme=peak", "secagg.protocol=two-server", "secagg.unchecked=true"),
+        ("compression.scheme=peak", "secagg.protocol=two-servers"),
+        ("compression.scheme=peak", "secagg.protocol=two-servers", "secagg.unchecked=true"),
         (
             *("compression.scheme=peak", "secagg.protocol=enclave", "asynchronous.buffer=4"),
             *("asynchronous.concurrency=6", "asynchronous.exponent=0"),
         ),
         ("compression.scheme=sketch", "compression.bits=1", "secagg.protocol=pairwise"),
         ("compression.scheme=sketch", "compression.bits=3", "secagg.protocol=enclave"),
-        ("compression.scheme=sketch", "compression.bits=2", "secagg.protocol=two-server"),
+        ("compression.scheme=sketch", "compression.bits=2", "secagg.protocol=two-servers"),
     ],
 )
 def test_real_protocols_give_the_sum(
