@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from secagg.errors import InvalidParameters, Party
 
-__all__ = ["CLIENT_ID_BYTES", "CONTEXT_BYTES", "AttemptContext", "ClientId", "Party", "ServerId", "SessionContext"]
+__all__ = ["CLIENT_ID_BYTES", "CONTEXT_BYTES", "AttemptContext", "ClientId", "HolderId", "Party", "ServerId", "SessionContext"]
 
 CLIENT_ID_BYTES = 8
 CONTEXT_BYTES = 32
@@ -42,6 +42,20 @@ class ServerId(Party):
 
     def __str__(self) -> str:
         return f"server/{self.index}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HolderId(Party):
+    """One holder of shares, by its position in the epoch that the authority signed."""
+
+    position: int
+
+    def __post_init__(self) -> None:
+        if type(self.position) is not int or not 0 <= self.position < 1 << 16:
+            raise InvalidParameters(f"a holder's position is an integer in [0, 2^16); got {self.position!r}")
+
+    def __str__(self) -> str:
+        return f"holder/{self.position}"
 
 
 @dataclass(frozen=True, slots=True)

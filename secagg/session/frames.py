@@ -27,7 +27,7 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId, Party, ServerId
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId, HolderId, Party, ServerId
 from secagg.wire import MessageKind, Reader, Writer
 
 PARTY_BYTES: Final = 1 + CLIENT_ID_BYTES
@@ -164,6 +164,8 @@ def _encode_party(party: Party) -> bytes:
             return b"\0" + number.to_bytes(PARTY_BYTES - 1, "big")
         case ServerId(number):
             return b"\1" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case HolderId(number):
+            return b"\2" + number.to_bytes(PARTY_BYTES - 1, "big")
         case _:
             raise InternalError(f"a refusal names {party}, which has no encoding")
 
@@ -199,4 +201,4 @@ def decode_refusal(message: bytes) -> SecAggError:
 
 def _read_party(reader: Reader) -> Party:
     tag, number = reader.integer(1), reader.integer(CLIENT_ID_BYTES)
-    return (ClientId, ServerId)[tag](number)
+    return (ClientId, ServerId, HolderId)[tag](number)

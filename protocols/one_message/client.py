@@ -1,0 +1,168 @@
+"""A client: it checks an offer, charges its ledger, makes its update, sends one message, and is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from secagg.contract import Payload
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, Reason
+from secagg.identifiers import ClientId
+from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.roles import LateUpdate, Subject
+
+from .configuration import Agreement, Offer, SumTerms
+from .epoch import draw_nonce
+from .floors import Floors
+from .lattice.masks import EpochRing
+from .ledger import Ledger
+from .messages import (
+    Upload,
+    UploadHeader,
+    challenge_of,
+    leaf,
+    sealing_info,
+    share_context,
+    tree,
+    upload_digest,
+    vector_digest,
+)
+from .parameters import Parameters
+from .sharing import deal
+
+_SEED_BYTES = 32
+
+
+class Client(Confined):
+    """A client from one sum to the next."""
+
+    def __init__(  # noqa: PLR0913 -- what a client brings
+        self,
+        client: ClientId,
+        *,
+        floors: Floors,
+        ledger: Ledger,
+        coins: Coins,
+        clock: Callable[[], float],
+        signing_key: SigningKey | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """Prepare to take part.
+
+        Args:
+            ledger: what this client has uploaded so far.
+            coins: ``SystemCoins()`` in production.
+            clock: seconds since 1970, by the client's own clock.
+            signing_key: with its certificate, in ``active`` mode.
+        """
+        if (signing_key is None) is not (certificate is None):
+            raise InvalidParameters("a client has a signing key and its certificate, or neither")
+        if signing_key is not None and certificate is not None:
+            if (certificate.client, certificate.public_key) != (client, signing_key.public_key):
+                raise InvalidParameters("the certificate is for another client or key")
+        self.client = client
+        self._floors, self._ledger, self._coins, self._clock = floors, ledger, coins, clock
+        self._signing_key, self._certificate = signing_key, certificate
+
+    def upload(self, offer: bytes, subject: Subject, update: LateUpdate) -> bytes:
+        """Answer an offer; the same offer gets the same bytes again.
+
+        The order is: checks, ledger, update, checks of the update and of the time, upload, storing.
+
+        Raises:
+            InvalidParameters: the offer is below a floor or about something else; nothing was drawn or charged.
+            PeerError, Misuse: the epoch does not verify, or the ledger refuses.
+        """
+        decoded = Offer.decode(offer)
+        agreement, terms = decoded.agree(), decoded.terms
+        self._floors.admit(agreement, self._clock())
+        agreement.require_terms(terms)
+        _require_subject(agreement, terms, subject)
+        if (sent := self._ledger.sent_for(offer)) is not None:
+            return sent
+        self._ledger.charge(agreement.configuration.task, agreement.record.number, terms.round_number)
+        made = update.take()
+        _require_fits(agreement, terms, made.payload, made.model_digest, made.weight)
+        self._floors.admit(agreement, self._clock())
+        self._ledger.spend(made.payload)
+        message = self._masked(agreement, terms, made.payload, made.weight)
+        self._ledger.keep(offer, message)
+        return message
+
+    def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int) -> bytes:
+        certificate, parameters = self._certificate, agreement.parameters
+        identity = b"" if certificate is None else certificate.public_key + certificate.signature
+        header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(self._coins))
+        one = parameters.segments[-1].ring.from_integers([1])
+        vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask(
+            [*payload.values, one], Secret.random("mask seed", _SEED_BYTES, self._coins), weight
+        )
+        contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]
+        with secret:
+            dealing = deal(secret, parameters, contexts, self._coins)
+        with dealing:
+            sealed = tuple(
+                key.seal(share, sealing_info(agreement, header, position))
+                for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
+            )
+            root = tree([leaf(agreement, position, share) for position, share in enumerate(sealed)])[-1][0]
+            challenge = challenge_of(agreement, header, vector_digest(vector), root)
+            polynomial = dealing.polynomial(challenge)
+        signature = agreement.sign(
+            self._signing_key, Label.ONE_MESSAGE_SIGNED_UPLOAD, upload_digest(challenge, polynomial)
+        )
+        return Upload(
+            t0=agreement.t0,
+            header=header,
+            vector=vector,
+            polynomial=polynomial,
+            sealed=sealed,
+            signature=signature,
+        ).encode()
+
+    def __repr__(self) -> str:
+        return f"<Client {self.client}, {self._ledger!r}>"
+
+
+@lru_cache(maxsize=2)
+def epoch_ring(parameters: Parameters, seed: bytes) -> EpochRing:
+    """Return the public polynomials of an epoch, which everybody in this process may share."""
+    return EpochRing(parameters, seed)
+
+
+def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject) -> None:
+    configuration = agreement.configuration
+    for name, mine, offered in (
+        ("task", subject.task, configuration.task),
+        ("round", subject.round_number, terms.round_number),
+        ("layout", subject.layout, configuration.layout),
+        ("set of terms", subject.terms, terms.application_digest),
+        ("model", subject.model_digest or terms.model_digest, terms.model_digest),
+    ):
+        if mine != offered:
+            raise InvalidParameters(
+                f"the offer is about another {name} than this client's; offer what it trains for",
+                reason=Reason.BELOW_FLOOR,
+            )
+    if subject.tables:
+        raise InvalidParameters("this protocol sums rings and looks up no codewords; use a scheme without codebooks")
+    if agreement.parameters.capacity_weight > subject.capacity:
+        raise InvalidParameters(
+            f"a sum may reach a weight of {agreement.parameters.capacity_weight}, and the codec's capacity is "
+            f"{subject.capacity}; use a wider ring, or smaller cohorts and weights",
+            reason=Reason.BELOW_FLOOR,
+        )
+
+
+def _require_fits(agreement: Agreement, terms: SumTerms, payload: Payload, model: bytes, weight: int) -> None:
+    payload.check()
+    most = agreement.configuration.maximum_weight
+    if payload.layout != agreement.configuration.layout:
+        raise InvalidParameters("the update has another layout than the offer; encode it for this sum")
+    if model != terms.model_digest:
+        raise InvalidParameters("the update was trained from another model than the offer names")
+    if type(weight) is not int or not 1 <= weight <= most:
+        raise InvalidParameters(f"a weight is an integer in 1..{most}; got {weight!r}")

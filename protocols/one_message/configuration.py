@@ -1,0 +1,194 @@
+"""What the parties of a sum agree on: the epoch and the configuration, whose digest (T0) everything is bound to.
+
+A client computes T0 from what it has checked itself, and so does each holder: whoever was told something else
+understands nothing of what the others say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Final
+
+from secagg.contract import Layout
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.session.certificates import SigningKey
+from secagg.wire import MessageKind, Reader, Writer
+
+from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, EpochRecord, VerifiedEpoch, verify_epoch
+from .fields import Fixed, Message, Nested, Repeated, Unsigned, Variable
+from .parameters import Parameters, ThresholdRule, Values
+
+SUM_ID_BYTES: Final = 16
+NO_SUM: Final = bytes(SUM_ID_BYTES)
+"""The sum that an upload names under the certified rule: any one."""
+_MAXIMUM_TASK_BYTES: Final = 256
+_MAXIMUM_BYTES: Final = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A field of something that encodes itself."""
+
+    declared: type[Layout | Parameters]
+
+    def write(self, writer: Writer, value: Layout | Parameters) -> None:
+        writer.variable(value.encode(), _MAXIMUM_BYTES)
+
+    def read(self, reader: Reader) -> Any:  # noqa: ANN401 -- of the declared type
+        encoded = reader.variable(_MAXIMUM_BYTES)
+        try:
+            return self.declared.decode(encoded)
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the configuration is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
+
+    def __str__(self) -> str:
+        return f"4 + the encoding of a {self.declared.__name__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumTerms:
+    """Which sum an upload is for, and what all its clients were told alike."""
+
+    sum_id: Annotated[bytes, Fixed(SUM_ID_BYTES)]
+    round_number: Annotated[int, Unsigned(8)]
+    model_digest: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    application_digest: Annotated[bytes, Fixed(DIGEST_BYTES)]
+
+    @property
+    def digest(self) -> bytes:
+        """What an upload signs of them."""
+        number = self.round_number.to_bytes(8, "big")
+        return hashlib.sha256(
+            bind(Label.ONE_MESSAGE_TERMS, self.sum_id, number, self.model_digest, self.application_digest)
+        ).digest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What is summed, how it is masked, and who is counted; with the epoch it is everything that parties agree on."""
+
+    task: Annotated[bytes, Variable(_MAXIMUM_TASK_BYTES)]
+    layout: Annotated[Layout, Encoded(Layout)]
+    parameters: Annotated[Parameters, Encoded(Parameters)]
+    """Of the layout's segments, and of one value more: the weight."""
+    minimum_cohort: Annotated[int, Unsigned(4)]
+    corrupted_clients: Annotated[int, Unsigned(4)]
+    """How many clients are assumed to be corrupted, counted absolutely."""
+    maximum_weight: Annotated[int, Unsigned(4)]
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that are not those of the layout, and cohorts that protect nobody."""
+        parameters, most = self.parameters, self.parameters.capacity * self.maximum_weight
+        segments = tuple((values.length, values.ring_bits) for values in parameters.segments)
+        due = tuple((segment.length, segment.modulus_bits) for segment in self.layout.require_rings())
+        for is_wrong, sentence in (
+            (not self.task, "a task has a name"),
+            (
+                segments != (*due, (1, weight_bits(parameters.capacity_weight))),
+                "the parameters are made for another layout and its weight",
+            ),
+            (parameters.segments[-1].bounds is not None, "the weight has a coefficient of its own"),
+            (self.maximum_weight < 1, "a weight is at least 1"),
+            (parameters.capacity_weight < most, f"the weights of {parameters.capacity} clients reach {most}"),
+            (
+                self.minimum_cohort < self.corrupted_clients + 2,
+                f"a cohort of {self.minimum_cohort} with {self.corrupted_clients} corrupted clients has fewer than 2 "
+                "honest ones",
+            ),
+            (self.minimum_cohort > parameters.capacity, f"no list of {parameters.capacity} reaches the cohort"),
+        ):
+            if is_wrong:
+                raise InvalidParameters(f"the configuration is refused: {sentence}")
+
+
+def weight_bits(capacity_weight: int) -> int:
+    """Return the bits of the ring that holds any sum of weights."""
+    return capacity_weight.bit_length()
+
+
+def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
+    """Return what ``plan`` is asked for: the segments of a layout, with bounds where they are known, and the weight."""
+    segments = layout.require_rings()
+    if len(bounds) != len(segments):
+        raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")
+    values = [
+        Values(length=segment.length, ring_bits=segment.modulus_bits, bounds=bound)
+        for segment, bound in zip(segments, bounds, strict=True)
+    ]
+    return [*values, Values(length=1, ring_bits=weight_bits(capacity_weight), bounds=None)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer(Message):
+    """What the server sends to clients and holders alike, and the only message that a client reads."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_OFFER
+    record: Annotated[bytes, Variable(_MAXIMUM_BYTES)]
+    keys: Annotated[tuple[bytes, ...], Repeated(Variable(_MAXIMUM_BYTES), MAXIMUM_HOLDERS)]
+    configuration: Annotated[Configuration, Nested(Configuration)]
+    terms: Annotated[SumTerms, Nested(SumTerms)]
+
+    def agree(self) -> Agreement:
+        """Check the epoch, and return what everything else is bound to."""
+        return Agreement(verify_epoch(self.record, self.keys), self.configuration)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A verified epoch and a configuration that fits it."""
+
+    epoch: VerifiedEpoch
+    configuration: Configuration
+
+    def __post_init__(self) -> None:
+        """Refuse a configuration that names other thresholds than the authority signed."""
+        mine, signed = self.parameters, self.record
+        if (mine.holders, mine.corrupted, mine.threshold, mine.packing, mine.rule, mine.quorum) != (
+            len(signed.holders),
+            signed.corrupted,
+            signed.threshold,
+            signed.packing,
+            signed.rule,
+            signed.quorum,
+        ):
+            raise InvalidParameters("the configuration has other thresholds than the authority signed for the epoch")
+
+    @property
+    def record(self) -> EpochRecord:
+        """What the authority signed."""
+        return self.epoch.record
+
+    @property
+    def parameters(self) -> Parameters:
+        """The sizes of masks and shares."""
+        return self.configuration.parameters
+
+    @cached_property
+    def t0(self) -> bytes:
+        """The digest of everything that the parties agree on."""
+        writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
+        Nested(Configuration).write(writer, self.configuration)
+        return hashlib.sha256(
+            bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())
+        ).digest()
+
+    def holder(self, position: int) -> bytes:
+        """Return a holder as it stands in strings that are hashed: its position and its number."""
+        return position.to_bytes(2, "big") + self.record.holders[position].number.to_bytes(8, "big")
+
+    def sign(self, key: SigningKey | None, label: Label, *parts: bytes) -> bytes:
+        """Sign for this agreement alone."""
+        return self.record.sign(key, label, self.t0, *parts)
+
+    def require_terms(self, terms: SumTerms) -> None:
+        """Refuse an upload's terms that do not name the one sum that it is for, where the rule wants that.
+
+        Under ``one_answer`` nothing but this name keeps answers of two sums from sharing an unknown.
+        """
+        if (terms.sum_id == NO_SUM) is not (self.record.rule is ThresholdRule.CERTIFIED):
+            raise InvalidParameters(
+                "an upload names its one sum under the rule one_answer, and none under the rule certified"
+            )

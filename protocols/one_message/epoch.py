@@ -1,0 +1,218 @@
+"""An epoch: who holds, under which thresholds, until when; signed by the authority once for many sums.
+
+A server that put a committee together would choose the worst holders, or one of them twice. So the authority signs the
+whole ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh
+bytes of its own, from which the public polynomials of the epoch are expanded: no server can choose them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, ClassVar, Final
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_key, sealing_pair
+from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Secret, draw_exactly
+from secagg.errors import InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
+from secagg.identifiers import AttemptContext, HolderId, Party
+from secagg.parameters import SecurityMode, Suite
+from secagg.session.certificates import (
+    IDENTITY_KEY_BYTES,
+    SIGNATURE_BYTES,
+    SigningKey,
+    verify_signature,
+)
+from secagg.wire import MessageKind
+
+from .fields import Choice, Fixed, Message, Nested, Repeated, Unsigned, Variable
+from .fitting import least_quorum, least_threshold
+from .parameters import ThresholdRule
+
+DIGEST_BYTES: Final = 32
+NONCE_BYTES: Final = 32
+MAXIMUM_HOLDERS: Final = 1 << 10
+NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
+"""In the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and nobody signs."""
+_MAXIMUM_KEY_BYTES: Final = 1 << 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderIdentity:
+    """Who stands at one position."""
+
+    number: Annotated[int, Unsigned(8)]
+    """The holder's number; of a client that holds, its id."""
+    public_key: Annotated[bytes, Fixed(IDENTITY_KEY_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord(Message):
+    """What the authority signs: the holders in their order, and how many of them are needed for what."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_RECORD
+    number: Annotated[int, Unsigned(8)]
+    """Goes up: a client follows no older epoch than the newest that it has seen."""
+    mode: Annotated[SecurityMode, Choice(tuple(SecurityMode))]
+    suite: Annotated[Suite, Choice(tuple(Suite))]
+    rule: Annotated[ThresholdRule, Choice(tuple(ThresholdRule))]
+    corrupted: Annotated[int, Unsigned(2)]
+    threshold: Annotated[int, Unsigned(2)]
+    packing: Annotated[int, Unsigned(2)]
+    quorum: Annotated[int, Unsigned(2)]
+    expiry: Annotated[int, Unsigned(8)]
+    """Seconds since 1970."""
+    authority: Annotated[bytes, Fixed(IDENTITY_KEY_BYTES)]
+    holders: Annotated[tuple[HolderIdentity, ...], Repeated(Nested(HolderIdentity), MAXIMUM_HOLDERS)]
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+
+    def __post_init__(self) -> None:
+        """Refuse holders that are not distinct, and thresholds that protect nobody."""
+        count, is_active = len(self.holders), self.mode is SecurityMode.ACTIVE
+        keys = {holder.public_key for holder in self.holders}
+        least = least_threshold(self.rule, count, self.corrupted, self.packing)
+        quorum = least_quorum(count, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
+        for is_wrong, sentence in (
+            (len({holder.number for holder in self.holders}) != count, "a holder stands at two positions"),
+            (is_active and len(keys) != count, "one key stands at two positions"),
+            (is_active and NO_KEY in keys | {self.authority}, "active mode needs an authority and keys of all holders"),
+            (not is_active and {self.authority} | keys != {NO_KEY}, "semi_honest mode has no keys; leave them zero"),
+            (not least <= self.threshold <= count, f"the threshold is {self.threshold}, not in {least}..{count}"),
+            (
+                not quorum <= self.quorum <= (count if quorum else 0),
+                f"the quorum is {self.quorum}; {quorum} are needed of {count}",
+            ),
+        ):
+            if is_wrong:
+                raise InvalidParameters(f"the epoch is refused: {sentence}")
+
+    @property
+    def statement(self) -> bytes:
+        """The record without its signature."""
+        return replace(self, signature=b"").encode()
+
+    @property
+    def context(self) -> AttemptContext:
+        """The digest that holders' keys are bound to."""
+        return AttemptContext(hashlib.sha256(bind(Label.ONE_MESSAGE_RECORD, self.statement)).digest())
+
+    def signed(self, authority: SigningKey) -> EpochRecord:
+        """Return the record with the authority's signature.
+
+        Security: an authority signs one record for a number, and lists holders of different operators: ``corrupted``
+            bounds how many of them work together, whoever they are.
+        """
+        return replace(self, signature=authority.sign(Label.ONE_MESSAGE_RECORD, self.statement))
+
+    def sign(self, key: SigningKey | None, label: Label, *parts: bytes) -> bytes:
+        """Sign as an identity of this epoch; nothing in ``semi_honest`` mode, where nobody has one."""
+        if self.mode is SecurityMode.SEMI_HONEST:
+            return b""
+        if key is None:
+            raise InvalidParameters("active mode needs a signing key")
+        return key.sign(label, *parts)
+
+    def verify(
+        self, public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()
+    ) -> None:
+        """Check what ``sign`` made.
+
+        Raises:
+            AuthenticationFailed: it is no signature of this key on these parts.
+            MalformedMessage: a signature in ``semi_honest`` mode.
+        """
+        if self.mode is SecurityMode.ACTIVE:
+            verify_signature(public_key, signature, label, *parts, culprits=culprits)
+        elif signature:
+            raise MalformedMessage(
+                "semi_honest mode has no signatures", reason=Reason.TRAILING_BYTES, culprits=culprits
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderKeys(Message):
+    """What a holder publishes for an epoch; its identity signs it."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_KEYS
+    record: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    position: Annotated[int, Unsigned(2)]
+    sealing_key: Annotated[bytes, Variable(_MAXIMUM_KEY_BYTES)]
+    nonce: Annotated[bytes, Fixed(NONCE_BYTES)]
+    """Its part of the seed of the public polynomials."""
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        return self.record, self.position.to_bytes(2, "big"), self.sealing_key, self.nonce
+
+
+def make_holder_keys(
+    record: EpochRecord, position: int, root: Secret, nonce: bytes, key: SigningKey | None
+) -> tuple[HolderKeys, ClassicSealingPair | HybridKeyPair]:
+    """Derive a holder's key pair for an epoch, and the message that publishes it."""
+    pair = sealing_pair(record.suite, root, record.context)
+    keys = HolderKeys(
+        record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce
+    )
+    return replace(keys, signature=record.sign(key, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)), pair
+
+
+def draw_nonce(coins: Coins) -> bytes:
+    """Draw bytes that are public once they are sent."""
+    return bytes(draw_exactly(NONCE_BYTES, coins))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedEpoch:
+    """A record that its authority signed, and the keys that every one of its holders published; see ``verify_epoch``."""
+
+    record: EpochRecord
+    keys: tuple[HolderKeys, ...]
+    sealing_keys: tuple[ClassicSealingKey | HybridPublicKey, ...] = field(repr=False)
+    digest: bytes
+    seed: bytes
+    """Of the public polynomials."""
+
+    @property
+    def count(self) -> int:
+        """How many holders there are."""
+        return len(self.keys)
+
+
+def verify_epoch(record: bytes, keys: Sequence[bytes]) -> VerifiedEpoch:
+    """Check an epoch; what was verified is remembered, because clients meet the same epoch in every sum.
+
+    Raises:
+        MalformedMessage, AuthenticationFailed, PeerMisbehaved: naming the holder whose keys are wrong.
+    """
+    return _verified_epoch(record, tuple(keys))
+
+
+@lru_cache(maxsize=16)
+def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpoch:
+    record = EpochRecord.decode(encoded)
+    record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
+    keys = tuple(HolderKeys.decode(message) for message in announced)
+    if [key.position for key in keys] != list(range(len(record.holders))):
+        raise PeerMisbehaved("an epoch has the keys of all its holders, in order", reason=Reason.ROSTER_INVALID)
+    sealing_keys = list[ClassicSealingKey | HybridPublicKey]()
+    for key, holder in zip(keys, record.holders, strict=True):
+        culprit = HolderId(key.position)
+        if key.record != record.context.digest:
+            raise PeerMisbehaved(
+                f"{culprit} published keys for another epoch", reason=Reason.WRONG_SESSION, culprits={culprit}
+            )
+        record.verify(
+            holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts, culprits={culprit}
+        )
+        sealing_keys.append(sealing_key(record.suite, key.sealing_key, culprits={culprit}))
+    if len({key.sealing_key for key in keys}) != len(keys):
+        raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED)
+    digest = hashlib.sha256(bind(Label.ONE_MESSAGE_EPOCH, *announced)).digest()
+    seed = hashlib.sha256(bind(Label.ONE_MESSAGE_PUBLIC_SEED, digest)).digest()
+    return VerifiedEpoch(record, keys, tuple(sealing_keys), digest, seed)

@@ -1,0 +1,113 @@
+"""What a client has uploaded so far, in any epoch: an upload for a round, no update twice, no epoch older than the newest.
+
+Two uploads of one update would make the difference of two sums, whichever epochs they are in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Annotated, ClassVar, Final
+
+from secagg.contract import Payload
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined
+from secagg.errors import Misuse, PeerMisbehaved, Reason
+from secagg.wire import MessageKind
+
+from .epoch import DIGEST_BYTES
+from .fields import Fixed, Message, Repeated, Unsigned, Variable
+
+REMEMBERED: Final = 256
+"""How many updates are remembered; rounds only go up, so older ones can be repeated by the client alone."""
+_MAXIMUM_TASK_BYTES: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRecord(Message):
+    """What a client stores."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_CLIENT_RECORD
+    task: Annotated[bytes, Variable(_MAXIMUM_TASK_BYTES)]
+    newest_epoch: Annotated[int, Unsigned(8)] = 0
+    next_round: Annotated[int, Unsigned(9)] = 0
+    spent: Annotated[tuple[bytes, ...], Repeated(Fixed(DIGEST_BYTES), REMEMBERED)] = ()
+    offer: Annotated[bytes, Fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    """The digest of the offer that the last upload answers."""
+    upload: Annotated[bytes, Variable((1 << 32) - 1)] = b""
+
+
+class Ledger(Confined):
+    """A ``ClientRecord`` that is stored before anything follows from it.
+
+    Security: keep the record where nobody else reads it: a digest of an update lets its reader test guesses.
+    """
+
+    def __init__(self, task: bytes, store: Callable[[bytes], None], record: bytes | None = None) -> None:
+        """Begin, or go on from the newest record that was stored.
+
+        Args:
+            store: writes a record in the place of the last one; a crash after it returns does not lose the record.
+        """
+        self._record = ClientRecord(task=task) if record is None else ClientRecord.decode(record)
+        if self._record.task != task:
+            raise Misuse(f"the record is of {self._record.task!r}; keep one for each task")
+        self._store, self._lock = store, Lock()
+
+    def sent_for(self, offer: bytes) -> bytes | None:
+        """Return the upload that answered this very offer, which is what is sent again."""
+        is_same = self._record.upload and self._record.offer == hashlib.sha256(offer).digest()
+        return self._record.upload if is_same else None
+
+    def charge(self, task: bytes, epoch: int, round_number: int) -> None:
+        """Count one upload, or refuse it; nothing is given back if it fails later.
+
+        Raises:
+            Misuse: the ledger is for another task.
+            PeerMisbehaved: an epoch older than one that was seen, or a round that was answered.
+        """
+        with self._lock:
+            if task != self._record.task:
+                raise Misuse(f"this ledger counts uploads for {self._record.task!r}; keep one for each task")
+            if epoch < self._record.newest_epoch:
+                raise PeerMisbehaved(
+                    f"epoch {epoch} is older than {self._record.newest_epoch}, which this client has seen",
+                    reason=Reason.WRONG_SESSION,
+                )
+            if round_number < self._record.next_round:
+                raise PeerMisbehaved(
+                    f"this client uploaded for round {self._record.next_round - 1}, and is asked for round "
+                    f"{round_number}; rounds go up, and each has one upload",
+                    reason=Reason.ALREADY_ANSWERED,
+                )
+            self._write(replace(self._record, newest_epoch=epoch, next_round=round_number + 1, upload=b""))
+
+    def spend(self, payload: Payload) -> None:
+        """Count an update, or refuse one that was uploaded before.
+
+        Raises:
+            Misuse: it was, for another sum, epoch or attempt.
+        """
+        digest = hashlib.sha256(bind(Label.ONE_MESSAGE_SPENT_UPDATE, payload.encode())).digest()
+        with self._lock:
+            if digest in self._record.spent:
+                raise Misuse(
+                    "this update was uploaded before, and two sums that differ in one client give that client away; "
+                    "train again",
+                    reason=Reason.ALREADY_SPENT,
+                )
+            self._write(replace(self._record, spent=(*self._record.spent, digest)[-REMEMBERED:]))
+
+    def keep(self, offer: bytes, upload: bytes) -> None:
+        """Store an upload before it is handed over."""
+        with self._lock:
+            self._write(replace(self._record, offer=hashlib.sha256(offer).digest(), upload=upload))
+
+    def _write(self, record: ClientRecord) -> None:
+        self._store(record.encode())
+        self._record = record
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self._record.task!r}: the next round is {self._record.next_round} or later>"

@@ -1,0 +1,294 @@
+"""What clients, the server and holders send each other about one sum, and what a client signs.
+
+A client signs the digest of its upload, in which everything meets: T0, who it is, which sum, the masked vector, the
+polynomial of the dealer check and the tree over the sealed shares. The server shows a holder all of it but the vector
+and the other holders' shares, so that a holder verifies the signature by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, ClassVar, Final
+
+from secagg.crypto.labels import Label, bind
+from secagg.errors import AuthenticationFailed, MalformedMessage, Reason
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
+from secagg.wire import MessageKind
+
+from . import fields
+from .configuration import SUM_ID_BYTES, Agreement, SumTerms
+from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES
+from .fields import Choice, Fixed, Message, Nested, Repeated, Unsigned, Variable
+
+IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
+MAXIMUM_UPLOADS: Final = 1 << 20
+_MAXIMUM_VECTOR_BYTES: Final = (1 << 32) - 1
+_MAXIMUM_SHARE_BYTES: Final = 1 << 18
+_MAXIMUM_PROOF: Final = 10
+
+
+class Verdict(IntEnum):
+    """What a holder says of an upload that it was sent a share of."""
+
+    ACCEPTED = 0
+    NOT_AUTHENTIC = 1
+    """The signature or the path is wrong: whoever delivered it is to blame, and not the client."""
+    DOES_NOT_OPEN = 2
+    """The client signed it, and it does not open."""
+    OFF_POLYNOMIAL = 3
+    """It opens, and is not on the polynomial that the client published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadHeader:
+    """Who uploads for which sum."""
+
+    client: Annotated[ClientId, fields.Client()]
+    identity: Annotated[bytes, Variable(IDENTITY_BYTES)]
+    """The client's key and the authority's signature on it; empty in ``semi_honest`` mode."""
+    terms: Annotated[SumTerms, Nested(SumTerms)]
+    nonce: Annotated[bytes, Fixed(NONCE_BYTES)]
+    """Fresh in every upload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload(Message):
+    """The one message of a client."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_UPLOAD
+    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    header: Annotated[UploadHeader, Nested(UploadHeader)]
+    vector: Annotated[bytes, Variable(_MAXIMUM_VECTOR_BYTES)]
+    polynomial: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
+    sealed: Annotated[tuple[bytes, ...], Repeated(Variable(_MAXIMUM_SHARE_BYTES), MAXIMUM_HOLDERS)]
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredShare:
+    """What one holder is shown of an upload."""
+
+    header: Annotated[UploadHeader, Nested(UploadHeader)]
+    vector_digest: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    polynomial: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
+    sealed: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
+    path: Annotated[tuple[bytes, ...], Repeated(Fixed(DIGEST_BYTES), _MAXIMUM_PROOF)]
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery(Message):
+    """Shares of some clients, for one holder."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_DELIVERY
+    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    shares: Annotated[tuple[DeliveredShare, ...], Repeated(Nested(DeliveredShare), MAXIMUM_UPLOADS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """An upload and what a holder says of it."""
+
+    upload: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    verdict: Annotated[Verdict, Choice(tuple(Verdict))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt(Message):
+    """What a holder says of the uploads of a delivery, in its order; of none, to an offer."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_RECEIPT
+    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    holder: Annotated[int, Unsigned(2)]
+    judged: Annotated[tuple[Judged, ...], Repeated(Nested(Judged), MAXIMUM_UPLOADS)]
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        listed = b"".join(judged.upload + bytes([judged.verdict]) for judged in self.judged)
+        return self.holder.to_bytes(2, "big"), listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One client of a sum, and which upload of it."""
+
+    client: Annotated[ClientId, fields.Client()]
+    upload: Annotated[bytes, Fixed(DIGEST_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadList(Message):
+    """The uploads of one sum, by increasing client id."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_LIST
+    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    terms: Annotated[SumTerms, Nested(SumTerms)]
+    listed: Annotated[tuple[Listed, ...], Repeated(Nested(Listed), MAXIMUM_UPLOADS)]
+
+    @property
+    def digest(self) -> bytes:
+        """What is signed and answered."""
+        return hashlib.sha256(bind(Label.ONE_MESSAGE_LIST, self.encode())).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSignature(Message):
+    """A holder signs the one list on which the listed uploads ever are."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_LIST_SIGNATURE
+    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    holder: Annotated[int, Unsigned(2)]
+    upload_list: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        return self.holder.to_bytes(2, "big"), self.upload_list
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderSignature:
+    """One signature of a certificate."""
+
+    holder: Annotated[int, Unsigned(2)]
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifiedList(Message):
+    """A list that a quorum of holders signed."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_CERTIFIED_LIST
+    upload_list: Annotated[bytes, Variable(_MAXIMUM_VECTOR_BYTES)]
+    certificate: Annotated[tuple[HolderSignature, ...], Repeated(Nested(HolderSignature), MAXIMUM_HOLDERS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Message):
+    """A holder's shares, summed over a list."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_ANSWER
+    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    holder: Annotated[int, Unsigned(2)]
+    upload_list: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    sums: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
+    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        return self.holder.to_bytes(2, "big"), self.upload_list, self.sums
+
+
+MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, CertifiedList, Answer)
+
+
+# --- What a client signs ----------------------------------------------------------------------------------------------
+
+
+def vector_digest(vector: bytes) -> bytes:
+    """Return the digest that stands for the masked vector."""
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR) + vector).digest()
+
+
+def share_context(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
+    """Return what a holder's seed is expanded under."""
+    return _bound(Label.ONE_MESSAGE_SHARE, agreement, header, position)
+
+
+def sealing_info(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
+    """Return what a sealed share is bound to: copied into another upload or sum, it does not open."""
+    return _bound(Label.ONE_MESSAGE_SEALING, agreement, header, position)
+
+
+def _bound(label: Label, agreement: Agreement, header: UploadHeader, position: int) -> bytes:
+    holder = agreement.holder(position)
+    return bind(label, agreement.t0, header.client.encode(), holder, header.terms.digest, header.nonce)
+
+
+def leaf(agreement: Agreement, position: int, sealed: bytes) -> bytes:
+    """Return the leaf of a sealed share, which is bound to its holder."""
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_LEAF, agreement.holder(position), sealed)).digest()
+
+
+def tree(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """Hash leaves to their root, level by level; a node without a sibling moves up unchanged."""
+    levels = [list(leaves)]
+    while len(below := levels[-1]) > 1:
+        pairs = [_node(below[index], below[index + 1]) for index in range(0, len(below) - 1, 2)]
+        levels.append(pairs + below[2 * len(pairs) :])
+    return levels
+
+
+def path_in(levels: list[list[bytes]], position: int) -> tuple[bytes, ...]:
+    """Return the siblings on the way from a leaf to the root."""
+    siblings = list[bytes]()
+    for level in levels[:-1]:
+        if position ^ 1 < len(level):
+            siblings.append(level[position ^ 1])
+        position //= 2
+    return tuple(siblings)
+
+
+def root_above(lowest: bytes, position: int, count: int, path: Sequence[bytes]) -> bytes:
+    """Return the root of a tree of ``count`` leaves that has this leaf.
+
+    Raises:
+        MalformedMessage: the path has another length.
+    """
+    node, rest = lowest, list(reversed(path))
+    while count > 1:
+        if position ^ 1 < count:
+            if not rest:
+                raise MalformedMessage("the path is too short", reason=Reason.TRUNCATED)
+            node = _node(rest.pop(), node) if position % 2 else _node(node, rest.pop())
+        position, count = position // 2, (count + 1) // 2
+    if rest:
+        raise MalformedMessage("the path is too long", reason=Reason.TRAILING_BYTES)
+    return node
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_NODE, left, right)).digest()
+
+
+def challenge_of(agreement: Agreement, header: UploadHeader, vector: bytes, root: bytes) -> bytes:
+    """Return what the dealer check is made with: a digest of everything else that the client signs.
+
+    Args:
+        vector: the digest of the masked vector.
+        root: of the tree over the sealed shares.
+    """
+    parts = (agreement.t0, header.client.encode(), header.terms.digest, header.nonce, vector, root)
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_CHALLENGE, *parts)).digest()
+
+
+def upload_digest(challenge: bytes, polynomial: bytes) -> bytes:
+    """Return what the client signs, and what an upload is known by."""
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_SIGNED_UPLOAD, challenge, polynomial)).digest()
+
+
+def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, signature: bytes) -> None:
+    """Check that a client whom the authority vouches for signed an upload.
+
+    Raises:
+        AuthenticationFailed, MalformedMessage: naming the client; a relay may be to blame as well.
+    """
+    record, client = agreement.record, header.client
+    public_key = header.identity[:IDENTITY_KEY_BYTES]
+    if len(header.identity) != (IDENTITY_BYTES if record.mode is SecurityMode.ACTIVE else 0):
+        raise AuthenticationFailed(culprits={client})
+    if record.mode is SecurityMode.ACTIVE:
+        certificate = Certificate(client, public_key, header.identity[IDENTITY_KEY_BYTES:])
+        Authority(record.authority).verify(certificate, culprits={client})
+    record.verify(
+        public_key, signature, Label.ONE_MESSAGE_SIGNED_UPLOAD, agreement.t0, digest, culprits={client}
+    )
