@@ -7,6 +7,7 @@ understands nothing of what the others say.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final
@@ -14,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Final
 from secagg.contract import Layout
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.identifiers import HolderId, Party
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -192,3 +194,10 @@ class Agreement:
             raise InvalidParameters(
                 "an upload names its one sum under the rule one_answer, and none under the rule certified"
             )
+
+    def verify(
+        self, position: int, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()
+    ) -> None:
+        """Check what the holder at a position signed; it is to blame unless others are named."""
+        key = self.record.holders[position].public_key
+        self.record.verify(key, signature, label, self.t0, *parts, culprits=culprits or {HolderId(position)})

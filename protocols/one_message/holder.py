@@ -1,0 +1,378 @@
+"""A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
+
+The client has left when the list is made, so the holder enforces what the client insisted on. What was promised is
+written down before it is sent, and a request that was answered gets the stored bytes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import (
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId, ServerId
+from secagg.session.certificates import SigningKey
+from secagg.session.frames import encode_refusal
+from secagg.wire import MessageKind, message_kind
+
+from .configuration import NO_SUM, Agreement, Offer, SumTerms
+from .epoch import NO_KEY, EpochRecord, make_holder_keys
+from .floors import Floors
+from .journal import Entry, Event, Journal
+from .messages import (
+    Answer,
+    CertifiedList,
+    DeliveredShare,
+    Delivery,
+    Judged,
+    ListSignature,
+    Receipt,
+    UploadList,
+    Verdict,
+    challenge_of,
+    leaf,
+    require_signed,
+    root_above,
+    sealing_info,
+    share_context,
+    upload_digest,
+)
+from .parameters import ThresholdRule
+from .sharing import HeldShare, ShareSum, open_share
+
+_SERVER = frozenset({ServerId()})
+
+
+class Placements:
+    """On which list each sum and each upload is; without cryptography."""
+
+    def __init__(self) -> None:
+        self._list_of_sum = dict[bytes, bytes]()
+        self._list_of_upload = dict[bytes, bytes]()
+
+    def require_free(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
+        """Refuse a second list for a sum, and a second list for an upload.
+
+        Raises:
+            PeerMisbehaved: naming the server.
+        """
+        if self._list_of_sum.get(sum_id, upload_list) != upload_list:
+            raise _wrong("a sum has one list; ask for that one again", Reason.ALREADY_SPENT)
+        if any(self._list_of_upload.get(upload, upload_list) != upload_list for upload in uploads):
+            raise _wrong("an upload is on one list ever; ask for that one again", Reason.ALREADY_SPENT)
+
+    def place(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
+        """Spend a sum and its uploads."""
+        self._list_of_sum[sum_id] = upload_list
+        self._list_of_upload.update(dict.fromkeys(uploads, upload_list))
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    client: ClientId
+    terms: SumTerms
+    share: HeldShare = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a holder has of one T0."""
+
+    agreement: Agreement
+    accepted: dict[bytes, _Accepted] = field(default_factory=dict[bytes, _Accepted])
+    signed: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    """By the digest of a list: the stored signature."""
+    answered: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    """By the digest of a list: the stored answer."""
+
+
+class Holder(Confined):
+    """One position of one epoch: a ``Helper`` of the server, or the second half of a client."""
+
+    def __init__(  # noqa: PLR0913 -- what a holder brings
+        self,
+        record: EpochRecord,
+        position: int,
+        *,
+        root: Secret,
+        nonce: bytes,
+        journal: Journal,
+        floors: Floors,
+        clock: Callable[[], float],
+        signing_key: SigningKey | None = None,
+    ) -> None:
+        """Begin an epoch, or go on with it from its journal.
+
+        Args:
+            root: what the epoch's key is derived from; of a ``FileJournal``, or drawn and kept in memory alone.
+            nonce: this holder's part of the seed of the public polynomials, from the same place.
+            floors: what this holder's clients insist on.
+        Raises:
+            AuthenticationFailed: the record is not signed by its authority.
+            InvalidParameters: another authority than the floors', or another key at this position.
+        """
+        record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
+        public_key = NO_KEY if signing_key is None else signing_key.public_key
+        if record.authority != floors.authority or record.holders[position].public_key != public_key:
+            raise InvalidParameters("the epoch is of another authority, or another holder stands at this position")
+        self.position, self._record = position, record
+        self._key, self._floors, self._clock, self._journal = signing_key, floors, clock, journal
+        keys, self._pair = make_holder_keys(record, position, root, nonce, signing_key)
+        self.keys = keys.encode()
+        self._work, self._placements, self._is_over = dict[bytes, _Work](), Placements(), False
+        for entry in journal.records():
+            self._replay(entry)
+
+    def answer(self, request: bytes) -> bytes:
+        """Return the answer, or an encoded refusal; never raise for what the server sent."""
+        try:
+            return self.respond(request)
+        except SecAggError as error:
+            return encode_refusal(error)
+        except Exception:  # noqa: BLE001 -- whatever it is, the other requests are served
+            return encode_refusal(InternalError("a holder failed; its own log says why"))
+
+    def respond(self, request: bytes) -> bytes:
+        """Return the answer to a request of the server's; the same request gets the same bytes again.
+
+        Raises:
+            SecAggError: it is refused, and nothing has changed.
+            OSError: the journal cannot be written; nothing was promised.
+        """
+        self._require_open()
+        match message_kind(request):
+            case MessageKind.ONE_MESSAGE_RECORD if request == self._record.encode():
+                return self.keys
+            case MessageKind.ONE_MESSAGE_OFFER:
+                return self._admit(request)
+            case MessageKind.ONE_MESSAGE_DELIVERY:
+                return self._receive(request)
+            case MessageKind.ONE_MESSAGE_LIST:
+                return self._list(request)
+            case MessageKind.ONE_MESSAGE_CERTIFIED_LIST:
+                return self._open(request)
+            case kind:
+                raise UnexpectedMessage(expected="a request to a holder", received=kind.name, culprits=_SERVER)
+
+    def end(self) -> None:
+        """Destroy the epoch's key and all shares; this is the forward secrecy that there is."""
+        self._is_over = True
+        self._pair.wipe()
+        for work in self._work.values():
+            for accepted in work.accepted.values():
+                accepted.share.wipe()
+        self._work.clear()
+        self._journal.erase()
+
+    def _require_open(self) -> None:
+        if not self._is_over and self._clock() >= self._record.expiry:
+            self.end()
+        if self._is_over:
+            raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
+
+    # --- Offer and delivery -------------------------------------------------------------------------------------------
+
+    def _admit(self, request: bytes) -> bytes:
+        offer = Offer.decode(request)
+        agreement = offer.agree()
+        if agreement.t0 not in self._work:
+            if agreement.epoch.keys[self.position].encode() != self.keys or agreement.record != self._record:
+                raise _wrong("the offer has other keys of this holder than it published", Reason.WRONG_SESSION)
+            self._floors.admit(agreement, self._clock())
+            self._journal.append(Event.OFFERED, request)
+            self._work[agreement.t0] = _Work(agreement)
+        return self._receipt(agreement, ())
+
+    def _receive(self, request: bytes) -> bytes:
+        delivery = Delivery.decode(request)
+        work = self._work_on(delivery.t0)
+        judged, accepted = self._judge(work, delivery)
+        receipt = self._receipt(work.agreement, judged)
+        if accepted:
+            self._journal.append(Event.DELIVERED, request)
+        work.accepted |= accepted
+        return receipt
+
+    def _receipt(self, agreement: Agreement, judged: tuple[Judged, ...]) -> bytes:
+        receipt = Receipt(t0=agreement.t0, holder=self.position, judged=judged)
+        signature = agreement.sign(self._key, Label.ONE_MESSAGE_RECEIPT, *receipt.parts)
+        return replace(receipt, signature=signature).encode()
+
+    def _judge(self, work: _Work, delivery: Delivery) -> tuple[tuple[Judged, ...], dict[bytes, _Accepted]]:
+        judged, accepted = list[Judged](), dict[bytes, _Accepted]()
+        for share in delivery.shares:
+            upload, verdict, held = self._judge_one(work, share)
+            judged.append(Judged(upload=upload, verdict=verdict))
+            if held is not None:
+                accepted[upload] = _Accepted(share.header.client, share.header.terms, held)
+        return tuple(judged), accepted
+
+    def _judge_one(self, work: _Work, share: DeliveredShare) -> tuple[bytes, Verdict, HeldShare | None]:
+        agreement, header, position = work.agreement, share.header, self.position
+        try:
+            root = root_above(leaf(agreement, position, share.sealed), position, agreement.epoch.count, share.path)
+        except MalformedMessage:
+            return bytes(32), Verdict.NOT_AUTHENTIC, None
+        challenge = challenge_of(agreement, header, share.vector_digest, root)
+        upload = upload_digest(challenge, share.polynomial)
+        if upload in work.accepted:
+            return upload, Verdict.ACCEPTED, None
+        try:
+            agreement.require_terms(header.terms)
+            require_signed(agreement, header, upload, share.signature)
+        except (PeerError, InvalidParameters):
+            return upload, Verdict.NOT_AUTHENTIC, None
+        length = agreement.parameters.share_bytes(position)
+        try:
+            with self._pair.open("share", share.sealed, length, sealing_info(agreement, header, position)) as opened:
+                context = share_context(agreement, header, position)
+                held = open_share(agreement.parameters, position, opened, context)
+        except PeerError:
+            return upload, Verdict.DOES_NOT_OPEN, None
+        try:
+            held.require_on(share.polynomial, challenge)
+        except PeerError:
+            held.wipe()
+            return upload, Verdict.OFF_POLYNOMIAL, None
+        return upload, Verdict.ACCEPTED, held
+
+    # --- Lists --------------------------------------------------------------------------------------------------------
+
+    def _list(self, request: bytes) -> bytes:
+        """Sign a list, or answer it where no certificate is needed."""
+        upload_list = UploadList.decode(request)
+        work, digest = self._work_on(upload_list.t0), upload_list.digest
+        is_certified = work.agreement.record.rule is ThresholdRule.CERTIFIED
+        stored = work.signed if is_certified else work.answered
+        if digest in stored:
+            return stored[digest]
+        self._require_whole(work, upload_list)
+        reply = self._signature(work, digest) if is_certified else self._answer(work, upload_list)
+        self._journal.append(Event.LISTED, request, reply)
+        self._place(work, upload_list, reply)
+        return reply
+
+    def _open(self, request: bytes) -> bytes:
+        """Answer a list that a quorum signed."""
+        certified = CertifiedList.decode(request)
+        upload_list = UploadList.decode(certified.upload_list)
+        work, digest = self._work_on(upload_list.t0), upload_list.digest
+        if digest in work.answered:
+            return work.answered[digest]
+        require_certificate(work.agreement, digest, certified)
+        self._require_whole(work, upload_list)
+        reply = self._answer(work, upload_list)
+        self._journal.append(Event.ANSWERED, certified.upload_list, reply)
+        self._place(work, upload_list, reply)
+        return reply
+
+    def _require_whole(self, work: _Work, upload_list: UploadList) -> None:
+        """Refuse a list of which this holder did not accept every entry, or that its clients would not have joined."""
+        configuration, terms = work.agreement.configuration, upload_list.terms
+        clients = [listed.client for listed in upload_list.listed]
+        if clients != sorted(set(clients)):
+            raise _wrong("a list has increasing clients", Reason.NOT_CANONICAL)
+        if not configuration.minimum_cohort <= len(clients) <= configuration.parameters.capacity:
+            raise _wrong(
+                f"a list of {len(clients)} is not in {configuration.minimum_cohort}.."
+                f"{configuration.parameters.capacity}",
+                Reason.SURVIVORS_INVALID,
+            )
+        if terms.sum_id == NO_SUM:
+            raise _wrong("a list names its sum", Reason.SURVIVORS_INVALID)
+        is_certified = work.agreement.record.rule is ThresholdRule.CERTIFIED
+        due = replace(terms, sum_id=NO_SUM) if is_certified else terms
+        for listed in upload_list.listed:
+            accepted = work.accepted.get(listed.upload)
+            if accepted is None or accepted.client != listed.client:
+                raise _wrong(
+                    f"this holder did not accept that upload of {listed.client}, and answers for all of a list or "
+                    "nothing",
+                    Reason.SURVIVORS_INVALID,
+                )
+            if accepted.terms != due:
+                raise _wrong(f"{listed.client} uploaded for another sum or model", Reason.MODEL_MISMATCH)
+        self._placements.require_free(terms.sum_id, upload_list.digest, _uploads(upload_list))
+
+    def _signature(self, work: _Work, digest: bytes) -> bytes:
+        made = ListSignature(t0=work.agreement.t0, holder=self.position, upload_list=digest)
+        signature = work.agreement.sign(self._key, Label.ONE_MESSAGE_SIGNED_LIST, *made.parts)
+        return replace(made, signature=signature).encode()
+
+    def _answer(self, work: _Work, upload_list: UploadList) -> bytes:
+        total = ShareSum(work.agreement.parameters)
+        for upload in _uploads(upload_list):
+            total.add(work.accepted[upload].share)
+        answer = Answer(
+            t0=work.agreement.t0, holder=self.position, upload_list=upload_list.digest, sums=total.answer()
+        )
+        signature = work.agreement.sign(self._key, Label.ONE_MESSAGE_ANSWER, *answer.parts)
+        return replace(answer, signature=signature).encode()
+
+    def _place(self, work: _Work, upload_list: UploadList, reply: bytes) -> None:
+        """Take down what the journal holds by now."""
+        digest, uploads = upload_list.digest, _uploads(upload_list)
+        self._placements.place(upload_list.terms.sum_id, digest, uploads)
+        if message_kind(reply) is MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
+            work.signed[digest] = reply
+            return
+        work.answered[digest] = reply
+        for upload in uploads:
+            work.accepted[upload].share.wipe()
+
+    def _work_on(self, t0: bytes) -> _Work:
+        if t0 not in self._work:
+            raise _wrong("this holder knows no offer with this T0; send the offer first", Reason.WRONG_SESSION)
+        return self._work[t0]
+
+    def _replay(self, entry: Entry) -> None:
+        """Take down again what happened before a crash; nothing is sent."""
+        match entry.event:
+            case Event.OFFERED:
+                agreement = Offer.decode(entry.parts[0]).agree()
+                self._work[agreement.t0] = _Work(agreement)
+            case Event.DELIVERED:
+                delivery = Delivery.decode(entry.parts[0])
+                work = self._work_on(delivery.t0)
+                work.accepted |= self._judge(work, delivery)[1]
+            case Event.LISTED | Event.ANSWERED:
+                upload_list = UploadList.decode(entry.parts[0])
+                self._place(self._work_on(upload_list.t0), upload_list, entry.parts[1])
+
+    def __repr__(self) -> str:
+        return f"<Holder {self.position} of epoch {self._record.number}>"
+
+
+def require_certificate(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
+    """Check that a quorum of holders signed a list.
+
+    Raises:
+        PeerMisbehaved, AuthenticationFailed: naming the server.
+    """
+    record, holders = agreement.record, [one.holder for one in certified.certificate]
+    if record.rule is not ThresholdRule.CERTIFIED or holders != sorted(set(holders)):
+        raise _wrong("a certificate has increasing holders, under the rule certified", Reason.QUORUM_NOT_MET)
+    if len(holders) < record.quorum or holders[-1] >= len(record.holders):
+        raise _wrong(f"a certificate has {record.quorum} signatures of holders", Reason.QUORUM_NOT_MET)
+    for one in certified.certificate:
+        signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
+        agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts, culprits=_SERVER)
+
+
+def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
+    return tuple(listed.upload for listed in upload_list.listed)
+
+
+def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=reason, culprits=_SERVER)

@@ -1,0 +1,252 @@
+"""What a standing holder writes down before it acts: after a crash it goes on, and does nothing twice.
+
+A folder holds three files for one epoch: the records; the secret, with the boot id of the machine that drew it; and the
+head, the digest of the chain of records so far. A record is written and flushed, then the head, and only then is
+anything sent. A journal that is older than its head was restored from a copy, and what it has forgotten may have been
+answered: the epoch is over. The same holds after a reboot, because a copy of the whole folder looks like one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Protocol
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.wire import MessageKind
+
+from .epoch import DIGEST_BYTES, NONCE_BYTES
+from .fields import Choice, Fixed, Message, Repeated, Variable
+
+ROOT_BYTES: Final = 32
+_LENGTH_BYTES: Final = 8
+_HEAD_BYTES: Final = 8 + DIGEST_BYTES
+_OWNER_ONLY: Final = 0o600
+_MAXIMUM_BYTES: Final = (1 << 32) - 1
+
+
+class Event(IntEnum):
+    """What a record says happened."""
+
+    OFFERED = 0
+    """An offer that was admitted."""
+    DELIVERED = 1
+    """A delivery, and the receipt for it."""
+    LISTED = 2
+    """A list, whose uploads are spent, and the signature on it or the answer to it."""
+    ANSWERED = 3
+    """The answer to a list that was certified."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Message):
+    """One record: a request and what it was answered with."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_RECORD
+    event: Annotated[Event, Choice(tuple(Event))]
+    parts: Annotated[tuple[bytes, ...], Repeated(Variable(_MAXIMUM_BYTES), 4)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderSecret(Message):
+    """What never leaves the machine on which it was drawn."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_SECRET
+    record: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    boot_id: Annotated[bytes, Variable(64)]
+    root: Annotated[bytes, Fixed(ROOT_BYTES)]
+    nonce: Annotated[bytes, Fixed(NONCE_BYTES)]
+
+    def __repr__(self) -> str:
+        return "<HolderSecret>"
+
+
+class Journal(Protocol):
+    """The records of one holder and epoch."""
+
+    def append(self, event: Event, *parts: bytes) -> None:
+        """Write a record down; when this returns, a crash does not lose it."""
+
+    def records(self) -> Iterator[Entry]:
+        """Return what was written down before, once."""
+
+    def erase(self) -> None:
+        """Destroy the records and the secret, at the end of the epoch."""
+
+
+class NoJournal:
+    """For a client that holds: its keys are in memory alone, so a restart is an absence and nothing is repeated."""
+
+    def append(self, event: Event, *parts: bytes) -> None:
+        """Forget a record."""
+
+    def records(self) -> Iterator[Entry]:
+        """Return nothing."""
+        return iter(())
+
+    def erase(self) -> None:
+        """Do nothing."""
+
+
+class FileJournal(Confined):
+    """A journal in a folder of its owner's, which one process has open at a time.
+
+    Security: exclude the folder from backups. It holds the secret that opens the epoch's shares.
+    """
+
+    def __init__(self, folder: Path, record: bytes, boot_id: bytes, coins: Coins) -> None:
+        """Begin, or go on after a crash.
+
+        Args:
+            record: the digest of the epoch's record.
+            boot_id: of the machine since it was started, such as ``/proc/sys/kernel/random/boot_id``.
+        Raises:
+            InvalidParameters: the folder is open elsewhere, readable by others, of another epoch, of another start of
+                the machine, or older than its head; in the last three cases the epoch is over for this holder.
+            MalformedMessage: a record is damaged.
+        """
+        self._folder, self._head = folder, hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, record)).digest()
+        self._count = 0
+        self._claim()
+        try:
+            secret = self._kept_secret(record, boot_id, coins)
+            self.root, self.nonce = Secret("holder root", secret.root), secret.nonce
+            self._entries: list[Entry] | None = self._whole_entries()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, event: Event, *parts: bytes) -> None:
+        """Write a record and then the head, and flush both to the disk."""
+        if self._file.closed:
+            raise Misuse(f"the journal {self._folder} was closed", reason=Reason.ALREADY_SPENT)
+        record = Entry(event=event, parts=parts).encode()
+        try:
+            self._file.write(len(record).to_bytes(_LENGTH_BYTES, "big") + record)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._step(record)
+            self._write_whole("head", self._count.to_bytes(8, "big") + self._head)
+        except BaseException:
+            # Nobody knows how much of the record is there. Whoever opens the file again does.
+            with suppress(OSError):
+                self._file.close()
+            raise
+
+    def records(self) -> Iterator[Entry]:
+        """Return what the folder held when it was opened, once."""
+        entries, self._entries = self._entries, None
+        if entries is None:
+            raise Misuse(f"open the journal {self._folder} again to go on with it", reason=Reason.ALREADY_SPENT)
+        return iter(entries)
+
+    def close(self) -> None:
+        """Close the folder, which stays."""
+        self._file.close()
+
+    def erase(self) -> None:
+        """Overwrite the files with zeros and remove them; what the file system keeps of them is beyond reach."""
+        self.root.wipe()
+        self.close()
+        for name in ("secret", "records", "head"):
+            path = self._folder / name
+            if path.exists():
+                with path.open("r+b") as file:
+                    file.write(bytes(path.stat().st_size))
+                    file.flush()
+                    os.fsync(file.fileno())
+                path.unlink()
+
+    def _claim(self) -> None:
+        import fcntl  # noqa: PLC0415 -- where there is none, nobody stands
+
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._folder.stat().st_mode & 0o077:
+            raise InvalidParameters(f"the folder {self._folder} is open to others; chmod it to 700")
+        self._file = os.fdopen(os.open(self._folder / "records", os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise InvalidParameters(
+                f"{self._folder} is open in another process; two holders at one position would answer twice"
+            ) from None
+
+    def _kept_secret(self, record: bytes, boot_id: bytes, coins: Coins) -> HolderSecret:
+        path = self._folder / "secret"
+        if not path.exists():
+            head = self._folder / "head"
+            if os.fstat(self._file.fileno()).st_size or (head.exists() and any(head.read_bytes()[:8])):
+                raise InvalidParameters(f"{self._folder} has records and no secret; this holder's epoch is over")
+            root, nonce = draw_exactly(ROOT_BYTES, coins), bytes(draw_exactly(NONCE_BYTES, coins))
+            drawn = HolderSecret(record=record, boot_id=boot_id, root=bytes(root), nonce=nonce)
+            overwrite(root)
+            self._write_whole("head", bytes(8) + self._head)
+            self._write_whole("secret", drawn.encode())
+            return drawn
+        kept = HolderSecret.decode(path.read_bytes())
+        if kept.record != record:
+            raise InvalidParameters(f"{self._folder} is of another epoch; name another folder for this one")
+        if kept.boot_id != boot_id:
+            raise InvalidParameters(
+                f"{self._folder} was begun before this machine was started, and cannot show that it is the newest "
+                "state; this holder's epoch is over"
+            )
+        return kept
+
+    def _whole_entries(self) -> list[Entry]:
+        """Read all records, cut off what a crash left of a last one, and compare the chain with the head."""
+        head = (self._folder / "head").read_bytes() if (self._folder / "head").exists() else b""
+        heads, entries, end = [self._head], list[Entry](), 0
+        data = self._file.read()
+        while end + _LENGTH_BYTES <= len(data):
+            start = end + _LENGTH_BYTES
+            length = int.from_bytes(data[end:start], "big")
+            if start + length > len(data):
+                break
+            record, end = data[start : start + length], start + length
+            entries.append(Entry.decode(record))
+            self._step(record)
+            heads.append(self._head)
+        count = int.from_bytes(head[:8], "big")
+        # A crash comes between a record and its head at most once.
+        if len(head) != _HEAD_BYTES or not count <= len(entries) <= count + 1 or heads[count] != head[8:]:
+            raise InvalidParameters(
+                f"{self._folder} is older than what this holder has done; this holder's epoch is over"
+            )
+        self._file.truncate(end)
+        self._file.seek(end)
+        if count != len(entries):
+            self._write_whole("head", self._count.to_bytes(8, "big") + self._head)
+        return entries
+
+    def _step(self, record: bytes) -> None:
+        self._head = hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, self._head, record)).digest()
+        self._count += 1
+
+    def _write_whole(self, name: str, data: bytes) -> None:
+        """Write a small file so that a crash leaves the old one or the new one."""
+        new = self._folder / f"{name}.new"
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _OWNER_ONLY)
+        try:
+            os.write(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        new.replace(self._folder / name)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def __repr__(self) -> str:
+        return f"<FileJournal {self._folder}>"
