@@ -1,0 +1,421 @@
+"""The server of one sum: a state machine between clients, who speak once, and holders, who answer requests.
+
+It adds an upload only after the holders' receipts for it, and keeps none after that: its memory is that of one sum and
+of the uploads whose receipts are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import combinations, islice
+from typing import Final
+
+from secagg.contract import Aggregate
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+    blaming,
+)
+from secagg.crypto.hpke import sealing_sizes
+from secagg.identifiers import ClientId, HolderId
+from secagg.wire import MessageKind, message_kind
+
+from .client import epoch_ring
+from .configuration import NO_SUM, SUM_ID_BYTES, Agreement, Offer, SumTerms
+from .lattice.masks import OpenedSum
+from .messages import (
+    Answer,
+    CertifiedList,
+    DeliveredShare,
+    Delivery,
+    HolderSignature,
+    Listed,
+    ListSignature,
+    Receipt,
+    Upload,
+    UploadList,
+    Verdict,
+    challenge_of,
+    leaf,
+    path_in,
+    require_signed,
+    tree,
+    upload_digest,
+    vector_digest,
+)
+from .parameters import ThresholdRule
+from .receipts import Receipts
+from .recovery import recover
+from .sharing import require_answer
+
+MOST_SUBSETS: Final = 256
+"""So many sets of answers are tried when they contradict each other."""
+
+
+class State(StrEnum):
+    """What a server awaits."""
+
+    COLLECTING = "collecting"
+    CERTIFYING = "certifying"
+    OPENING = "opening"
+    ENDED = "ended"
+
+
+TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]]]] = {
+    State.COLLECTING: (
+        frozenset({MessageKind.ONE_MESSAGE_UPLOAD, MessageKind.ONE_MESSAGE_RECEIPT}),
+        frozenset({State.CERTIFYING, State.OPENING, State.ENDED}),
+    ),
+    State.CERTIFYING: (
+        frozenset({MessageKind.ONE_MESSAGE_LIST_SIGNATURE}),
+        frozenset({State.OPENING, State.ENDED}),
+    ),
+    State.OPENING: (frozenset({MessageKind.ONE_MESSAGE_ANSWER}), frozenset({State.ENDED})),
+    State.ENDED: (frozenset(), frozenset()),
+}
+"""For each state the messages that it takes, and the states that follow it."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An upload whose receipts are due."""
+
+    upload: Upload
+    digest: bytes
+    shares: tuple[DeliveredShare, ...]
+    verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sum, and who is in it."""
+
+    aggregate: Aggregate
+    counted: frozenset[ClientId]
+
+
+class Server(Confined):
+    """One sum. Who carries its messages is another's business: holders stand, or are clients themselves."""
+
+    def __init__(self, offer: Offer, sum_id: bytes) -> None:
+        """Begin.
+
+        Args:
+            sum_id: names this sum, and no other of the epoch; under ``one_answer`` the terms of the offer name it too.
+        """
+        self.agreement, self.offer, self._terms = offer.agree(), offer.encode(), offer.terms
+        self.agreement.require_terms(offer.terms)
+        if len(sum_id) != SUM_ID_BYTES or sum_id == NO_SUM or offer.terms.sum_id not in (NO_SUM, sum_id):
+            raise InvalidParameters(f"a sum is named by {SUM_ID_BYTES} bytes that are not all zero, as in its terms")
+        self._sum_id, self.state = sum_id, State.COLLECTING
+        self._ring = epoch_ring(self.agreement.parameters, self.agreement.epoch.seed)
+        self._total = self._ring.accumulator()
+        self._receipts = Receipts(self.agreement.record.corrupted)
+        self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
+        self._pending, self._delivered = dict[ClientId, _Pending](), dict[ClientId, _Pending]()
+        self._said = dict[tuple[State, int], bytes]()
+        self._list: UploadList | None = None
+        self._answers = dict[int, Answer]()
+        self.left_out, self.faults = dict[ClientId, PeerError](), list[PeerError]()
+        self.receipts = dict[int, list[bytes]]()
+        """By position, for whoever is shown that a holder lied: with its answer and those of T + c that agree."""
+
+    # --- Uploads and their receipts -----------------------------------------------------------------------------------
+
+    @property
+    def taken(self) -> frozenset[ClientId]:
+        """Whose uploads were taken, whether or not they are counted."""
+        return frozenset(self._taken)
+
+    @property
+    def waiting(self) -> int:
+        """How many uploads wait for a delivery."""
+        return len(self._pending)
+
+    @property
+    def present(self) -> frozenset[int]:
+        """The holders that were not lost."""
+        return frozenset(range(self.agreement.epoch.count)) - self._receipts.absent
+
+    def receive_upload(self, sender: ClientId, message: bytes) -> None:
+        """Take an upload from whom the transport says it is; the same bytes again change nothing.
+
+        Raises:
+            PeerError: it is not taken, and nothing has changed.
+        """
+        self._require(MessageKind.ONE_MESSAGE_UPLOAD)
+        with blaming(sender):
+            upload = Upload.decode(message)
+            pending = self._verified(sender, upload)
+            if self._taken.get(sender, pending.digest) != pending.digest:
+                raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
+            if sender in self._taken:
+                return
+            if len(self._taken) >= self.agreement.parameters.capacity:
+                raise PeerMisbehaved("the list is full", reason=Reason.BUFFER_FULL)
+        self._taken[sender], self._pending[sender] = pending.digest, pending
+
+    def _verified(self, sender: ClientId, upload: Upload) -> _Pending:
+        agreement, header, parameters = self.agreement, upload.header, self.agreement.parameters
+        if header.client != sender:
+            raise PeerMisbehaved(f"{sender} sent an upload of {header.client}", reason=Reason.NOT_ELIGIBLE)
+        if upload.t0 != agreement.t0 or header.terms != self._terms:
+            raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION)
+        overhead = sealing_sizes(agreement.record.suite)[1]
+        due = tuple(parameters.share_bytes(position) + overhead for position in range(agreement.epoch.count))
+        if (len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed))) != (
+            parameters.upload_bytes,
+            parameters.polynomial_bytes,
+            due,
+        ):
+            raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
+        levels = tree([leaf(agreement, position, sealed) for position, sealed in enumerate(upload.sealed)])
+        hashed = vector_digest(upload.vector)
+        digest = upload_digest(challenge_of(agreement, header, hashed, levels[-1][0]), upload.polynomial)
+        require_signed(agreement, header, digest, upload.signature)
+        self._total.require(upload.vector)
+        shares = tuple(
+            DeliveredShare(
+                header=header,
+                vector_digest=hashed,
+                polynomial=upload.polynomial,
+                sealed=sealed,
+                path=path_in(levels, position),
+                signature=upload.signature,
+            )
+            for position, sealed in enumerate(upload.sealed)
+        )
+        return _Pending(upload, digest, shares)
+
+    def deliver(self) -> dict[int, bytes]:
+        """Return what every present holder is sent of the uploads that wait; call ``settle`` when all have answered."""
+        self._require(MessageKind.ONE_MESSAGE_RECEIPT)
+        if self._delivered:
+            raise Misuse("settle the last delivery first")
+        self._delivered, self._pending = self._pending, {}
+        for key in [key for key in self._said if key[0] is State.COLLECTING]:
+            del self._said[key]
+        return {
+            position: Delivery(
+                t0=self.agreement.t0, shares=tuple(pending.shares[position] for pending in self._delivered.values())
+            ).encode()
+            for position in sorted(self.present)
+        }
+
+    def lose(self, position: int) -> None:
+        """Ask a holder no more in this sum while uploads are collected: it is lost, late or refused."""
+        if self.state is State.COLLECTING:
+            self._receipts.absent.add(position)
+
+    def settle(self) -> None:
+        """Add the delivered uploads that every present holder accepts; a holder whose receipt is missing is lost."""
+        self._require(MessageKind.ONE_MESSAGE_RECEIPT)
+        delivered, self._delivered = self._delivered, {}
+        for position in self.present:
+            if any(position not in pending.verdicts for pending in delivered.values()):
+                self.lose(position)
+        left_out, faults = self._receipts.settle({client: one.verdicts for client, one in delivered.items()})
+        self.left_out |= left_out
+        self.faults += [*faults, *left_out.values()]
+        for client, pending in delivered.items():
+            if client not in left_out:
+                self._total.add(pending.upload.vector)
+                self._listed[client] = pending.digest
+
+    # --- Holders ------------------------------------------------------------------------------------------------------
+
+    def receive(self, position: int, message: bytes) -> None:
+        """Take what a holder says; the same bytes again change nothing.
+
+        Raises:
+            PeerError: it is wrong, and was not taken.
+        """
+        with blaming(HolderId(position)):
+            kind = message_kind(message)
+            self._require(kind)
+            if position not in self.present:
+                raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE)
+            if (said := self._said.get((self.state, position), message)) != message:
+                raise PeerMisbehaved(
+                    f"{HolderId(position)} says two things", reason=Reason.ALREADY_ANSWERED
+                ) if len(said) else AssertionError
+            match kind:
+                case MessageKind.ONE_MESSAGE_RECEIPT:
+                    self._take_receipt(position, message)
+                case MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
+                    signed = ListSignature.decode(message)
+                    self._require_signed(position, signed, Label.ONE_MESSAGE_SIGNED_LIST)
+                case _:
+                    answer = Answer.decode(message)
+                    self._require_signed(position, answer, Label.ONE_MESSAGE_ANSWER)
+                    require_answer(self.agreement.parameters, answer.sums)
+                    self._answers[position] = answer
+            self._said[self.state, position] = message
+
+    def _take_receipt(self, position: int, message: bytes) -> None:
+        receipt = Receipt.decode(message)
+        self._require_signed(position, receipt, Label.ONE_MESSAGE_RECEIPT)
+        due = [one.digest for one in self._delivered.values()]
+        judged = [one.upload for one in receipt.judged]
+        if len(judged) != len(due) or any(
+            upload != wanted and one.verdict is not Verdict.NOT_AUTHENTIC
+            for upload, wanted, one in zip(judged, due, receipt.judged, strict=True)
+        ):
+            raise PeerMisbehaved("the receipt is for another delivery", reason=Reason.WRONG_SESSION)
+        for pending, one in zip(self._delivered.values(), receipt.judged, strict=True):
+            pending.verdicts[position] = one.verdict
+        self.receipts.setdefault(position, []).append(message)
+
+    def _require_signed(self, position: int, said: Receipt | ListSignature | Answer, label: Label) -> None:
+        if said.t0 != self.agreement.t0 or said.holder != position:
+            raise PeerMisbehaved("the message is of another session or holder", reason=Reason.WRONG_SESSION)
+        if not isinstance(said, Receipt) and said.upload_list != self.upload_list.digest:
+            raise PeerMisbehaved("the holder answers for another list", reason=Reason.WRONG_SESSION)
+        self.agreement.verify(position, said.signature, label, *said.parts)
+
+    @property
+    def upload_list(self) -> UploadList:
+        """The list of this sum, once it is fixed."""
+        if self._list is None:
+            raise Misuse("the list is not fixed yet; call fix_list")
+        return self._list
+
+    def fix_list(self) -> None:
+        """Take no more uploads; every dealer that is known to be bad is left out by now.
+
+        Raises:
+            ThresholdNotMet: too few uploads, or too few holders are left; the sum has no list.
+        """
+        self._require(MessageKind.ONE_MESSAGE_UPLOAD)
+        if self._pending or self._delivered:
+            raise Misuse("deliver and settle what waits first")
+        record, least = self.agreement.record, self.agreement.configuration.minimum_cohort
+        if len(self._listed) < least:
+            raise ThresholdNotMet(needed=least, present=len(self._listed), what="accepted uploads")
+        self._require_enough(max(record.threshold, record.quorum), self.present)
+        self._list = UploadList(
+            t0=self.agreement.t0,
+            terms=replace(self._terms, sum_id=self._sum_id),
+            listed=tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed)),
+        )
+        is_certified = record.rule is ThresholdRule.CERTIFIED
+        self._go_to(State.CERTIFYING if is_certified else State.OPENING)
+
+    def requests(self) -> dict[int, bytes]:
+        """Return what every present holder is asked now that the list is fixed; asked again, it is the same."""
+        request = self.upload_list.encode()
+        if self.state is State.OPENING and self.agreement.record.rule is ThresholdRule.CERTIFIED:
+            signatures = tuple(
+                HolderSignature(holder=position, signature=ListSignature.decode(said).signature)
+                for (state, position), said in sorted(self._said.items())
+                if state is State.CERTIFYING
+            )
+            request = CertifiedList(upload_list=request, certificate=signatures).encode()
+        return dict.fromkeys(sorted(self.present - self.heard), request)
+
+    @property
+    def heard(self) -> frozenset[int]:
+        """Which holders have said what is due in this state."""
+        return frozenset(position for state, position in self._said if state is self.state)
+
+    @property
+    def needed(self) -> int:
+        """How many holders are needed in this state."""
+        record = self.agreement.record
+        return record.quorum if self.state is State.CERTIFYING else record.threshold
+
+    def certify(self) -> None:
+        """Go on to the answers.
+
+        Raises:
+            ThresholdNotMet: too few signatures, naming who is missing; ask the same holders for the same list again.
+        """
+        self._require(MessageKind.ONE_MESSAGE_LIST_SIGNATURE)
+        self._require_enough(self.needed, self.heard)
+        self._go_to(State.OPENING)
+
+    def open(self) -> Opened:
+        """Remove the masks.
+
+        Raises:
+            ThresholdNotMet: too few answers, naming who is missing; the same list can still be asked for later.
+            PeerMisbehaved: the answers contradict each other, or give no sum; more of them may help.
+        """
+        self._require(MessageKind.ONE_MESSAGE_ANSWER)
+        self._require_enough(self.needed, self.heard)
+        opened = self._opened()
+        vectors = opened.vectors_with_weight()
+        self._go_to(State.ENDED)
+        return Opened(
+            Aggregate(self.agreement.configuration.layout, vectors[:-1], len(self._listed), int(vectors[-1][0])),
+            frozenset(self._listed),
+        )
+
+    def _opened(self) -> OpenedSum:
+        """Recover the sum of the secrets, if need be from fewer answers, and name who lied.
+
+        A liar is named off a polynomial on which T + c answers agree, or off one that opens the sum.
+        """
+        record, sums = self.agreement.record, {position: answer.sums for position, answer in self._answers.items()}
+        fewer = (
+            frozenset(without)
+            for count in range(min(record.corrupted, len(sums) - record.threshold) + 1)
+            for without in combinations(sorted(sums), count)
+        )
+        first: SecAggError | None = None
+        for without in islice(fewer, MOST_SUBSETS):
+            try:
+                found = recover(self.agreement.parameters, {p: s for p, s in sums.items() if p not in without})
+                opened = self._ring.open(self._total, found.sum_secret)
+            except PeerMisbehaved as error:
+                first = first or error
+                continue
+            for position in sorted(found.suspects | without):
+                self.faults.append(
+                    PeerMisbehaved(
+                        f"{HolderId(position)} answered with other sums than its shares have",
+                        reason=Reason.SHARES_IRRECONCILABLE,
+                        culprits={HolderId(position)},
+                    )
+                )
+            return opened
+        raise first or PeerMisbehaved("no answers open the sum", reason=Reason.SHARES_IRRECONCILABLE)
+
+    def end(self) -> None:
+        """Give the sum up, and overwrite what was collected."""
+        if self.state is not State.ENDED:
+            self._go_to(State.ENDED)
+        self._pending.clear()
+        self._delivered.clear()
+        self._answers.clear()
+
+    def _require(self, kind: MessageKind) -> None:
+        if kind not in TRANSITIONS[self.state][0]:
+            raise UnexpectedMessage(expected=f"nothing that a server that is {self.state} takes", received=kind.name)
+
+    def _require_enough(self, needed: int, there: frozenset[int]) -> None:
+        if len(there) < needed:
+            missing = [HolderId(p) for p in range(self.agreement.epoch.count) if p not in there]
+            raise ThresholdNotMet(
+                needed=needed, present=len(there), what=f"holders (missing: {', '.join(map(str, missing))})"
+            )
+
+    def _go_to(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state][1]:
+            raise Misuse(f"a server that is {self.state} does not go on to {state}")
+        self.state = state
+
+    def __repr__(self) -> str:
+        return f"<Server {self.state}, {len(self._listed)} uploads counted>"
