@@ -8,6 +8,7 @@ from functools import lru_cache
 from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
+from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
@@ -96,14 +97,13 @@ class Client(Confined):
         certificate, parameters = self._certificate, agreement.parameters
         identity = b"" if certificate is None else certificate.public_key + certificate.signature
         header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(self._coins))
-        one = parameters.segments[-1].ring.from_integers([1])
+        one = Ring(parameters.segments[-1].ring_bits).from_integers([1])
         vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask(
             [*payload.values, one], Secret.random("mask seed", _SEED_BYTES, self._coins), weight
         )
         contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]
-        with secret:
-            dealing = deal(secret, parameters, contexts, self._coins)
-        with dealing:
+        dealing = deal(secret, parameters, contexts, self._coins)
+        try:
             sealed = tuple(
                 key.seal(share, sealing_info(agreement, header, position))
                 for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
@@ -111,6 +111,8 @@ class Client(Confined):
             root = tree([leaf(agreement, position, share) for position, share in enumerate(sealed)])[-1][0]
             challenge = challenge_of(agreement, header, vector_digest(vector), root)
             polynomial = dealing.polynomial(challenge)
+        finally:
+            dealing.wipe()
         signature = agreement.sign(
             self._signing_key, Label.ONE_MESSAGE_SIGNED_UPLOAD, upload_digest(challenge, polynomial)
         )

@@ -173,9 +173,7 @@ class Agreement:
         """The digest of everything that the parties agree on."""
         writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
         Nested(Configuration).write(writer, self.configuration)
-        return hashlib.sha256(
-            bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())
-        ).digest()
+        return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())).digest()
 
     def holder(self, position: int) -> bytes:
         """Return a holder as it stands in strings that are hashed: its position and its number."""

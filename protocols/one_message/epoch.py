@@ -156,9 +156,7 @@ def make_holder_keys(
 ) -> tuple[HolderKeys, ClassicSealingPair | HybridKeyPair]:
     """Derive a holder's key pair for an epoch, and the message that publishes it."""
     pair = sealing_pair(record.suite, root, record.context)
-    keys = HolderKeys(
-        record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce
-    )
+    keys = HolderKeys(record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce)
     return replace(keys, signature=record.sign(key, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)), pair
 
 
@@ -207,9 +205,7 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
             raise PeerMisbehaved(
                 f"{culprit} published keys for another epoch", reason=Reason.WRONG_SESSION, culprits={culprit}
             )
-        record.verify(
-            holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts, culprits={culprit}
-        )
+        record.verify(holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts, culprits={culprit})
         sealing_keys.append(sealing_key(record.suite, key.sealing_key, culprits={culprit}))
     if len({key.sealing_key for key in keys}) != len(keys):
         raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED)

@@ -311,12 +311,10 @@ class Holder(Confined):
         return replace(made, signature=signature).encode()
 
     def _answer(self, work: _Work, upload_list: UploadList) -> bytes:
-        total = ShareSum(work.agreement.parameters)
+        total = ShareSum(work.agreement.parameters, self.position)
         for upload in _uploads(upload_list):
             total.add(work.accepted[upload].share)
-        answer = Answer(
-            t0=work.agreement.t0, holder=self.position, upload_list=upload_list.digest, sums=total.answer()
-        )
+        answer = Answer(t0=work.agreement.t0, holder=self.position, upload_list=upload_list.digest, sums=total.answer())
         signature = work.agreement.sign(self._key, Label.ONE_MESSAGE_ANSWER, *answer.parts)
         return replace(answer, signature=signature).encode()
 

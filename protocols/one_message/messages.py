@@ -201,7 +201,7 @@ def vector_digest(vector: bytes) -> bytes:
 
 def share_context(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
     """Return what a holder's seed is expanded under."""
-    return _bound(Label.ONE_MESSAGE_SHARE, agreement, header, position)
+    return _bound(Label.ONE_MESSAGE_DEALT, agreement, header, position)
 
 
 def sealing_info(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
@@ -268,7 +268,7 @@ def challenge_of(agreement: Agreement, header: UploadHeader, vector: bytes, root
         root: of the tree over the sealed shares.
     """
     parts = (agreement.t0, header.client.encode(), header.terms.digest, header.nonce, vector, root)
-    return hashlib.sha256(bind(Label.ONE_MESSAGE_CHALLENGE, *parts)).digest()
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_STATEMENT, *parts)).digest()
 
 
 def upload_digest(challenge: bytes, polynomial: bytes) -> bytes:
@@ -289,6 +289,4 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
     if record.mode is SecurityMode.ACTIVE:
         certificate = Certificate(client, public_key, header.identity[IDENTITY_KEY_BYTES:])
         Authority(record.authority).verify(certificate, culprits={client})
-    record.verify(
-        public_key, signature, Label.ONE_MESSAGE_SIGNED_UPLOAD, agreement.t0, digest, culprits={client}
-    )
+    record.verify(public_key, signature, Label.ONE_MESSAGE_SIGNED_UPLOAD, agreement.t0, digest, culprits={client})

@@ -31,7 +31,9 @@ class Receipts:
     absent: set[int] = field(default_factory=set[int])
     refused: dict[int, int] = field(default_factory=dict[int, int])
 
-    def settle(self, uploads: Mapping[ClientId, Verdicts]) -> tuple[dict[ClientId, PeerMisbehaved], list[PeerMisbehaved]]:
+    def settle(
+        self, uploads: Mapping[ClientId, Verdicts]
+    ) -> tuple[dict[ClientId, PeerMisbehaved], list[PeerMisbehaved]]:
         """Judge a batch: return who is left out and why, and what holders did wrong; the others count."""
         faults = list[PeerMisbehaved]()
         self.delivered += len(uploads)
@@ -79,5 +81,7 @@ def _refusing(verdicts: Verdicts) -> frozenset[int]:
 
 def _lost(position: int, what: str) -> PeerMisbehaved:
     return PeerMisbehaved(
-        f"{HolderId(position)} {what}, and counts as absent", reason=Reason.SHARE_OUT_OF_RANGE, culprits={HolderId(position)}
+        f"{HolderId(position)} {what}, and counts as absent",
+        reason=Reason.SHARE_OUT_OF_RANGE,
+        culprits={HolderId(position)},
     )

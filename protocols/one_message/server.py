@@ -13,10 +13,10 @@ from itertools import combinations, islice
 from typing import Final
 
 from secagg.contract import Aggregate
+from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import (
-    AuthenticationFailed,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -28,12 +28,11 @@ from secagg.errors import (
     UnexpectedMessage,
     blaming,
 )
-from secagg.crypto.hpke import sealing_sizes
 from secagg.identifiers import ClientId, HolderId
 from secagg.wire import MessageKind, message_kind
 
 from .client import epoch_ring
-from .configuration import NO_SUM, SUM_ID_BYTES, Agreement, Offer, SumTerms
+from .configuration import NO_SUM, SUM_ID_BYTES, Offer
 from .lattice.masks import OpenedSum
 from .messages import (
     Answer,
@@ -57,8 +56,7 @@ from .messages import (
 )
 from .parameters import ThresholdRule
 from .receipts import Receipts
-from .recovery import recover
-from .sharing import require_answer
+from .recovery import recover, require_answer
 
 MOST_SUBSETS: Final = 256
 """So many sets of answers are tried when they contradict each other."""
@@ -185,7 +183,6 @@ class Server(Confined):
         hashed = vector_digest(upload.vector)
         digest = upload_digest(challenge_of(agreement, header, hashed, levels[-1][0]), upload.polynomial)
         require_signed(agreement, header, digest, upload.signature)
-        self._total.require(upload.vector)
         shares = tuple(
             DeliveredShare(
                 header=header,
@@ -198,6 +195,11 @@ class Server(Confined):
             for position, sealed in enumerate(upload.sealed)
         )
         return _Pending(upload, digest, shares)
+
+    def introduce(self) -> dict[int, bytes]:
+        """Return what every holder is told before its first delivery: the offer. Each answers with an empty receipt."""
+        self._require(MessageKind.ONE_MESSAGE_RECEIPT)
+        return dict.fromkeys(sorted(self.present), self.offer)
 
     def deliver(self) -> dict[int, bytes]:
         """Return what every present holder is sent of the uploads that wait; call ``settle`` when all have answered."""
@@ -227,12 +229,21 @@ class Server(Confined):
             if any(position not in pending.verdicts for pending in delivered.values()):
                 self.lose(position)
         left_out, faults = self._receipts.settle({client: one.verdicts for client, one in delivered.items()})
-        self.left_out |= left_out
-        self.faults += [*faults, *left_out.values()]
+        self.faults += faults
         for client, pending in delivered.items():
-            if client not in left_out:
+            if (error := left_out.get(client) or self._add(client, pending)) is not None:
+                self.left_out[client] = error
+                self.faults.append(error)
+
+    def _add(self, client: ClientId, pending: _Pending) -> PeerError | None:
+        """Add an upload, or return what is wrong with its vector, of which holders know the digest alone."""
+        try:
+            with blaming(client):
                 self._total.add(pending.upload.vector)
-                self._listed[client] = pending.digest
+        except MalformedMessage as error:
+            return error
+        self._listed[client] = pending.digest
+        return None
 
     # --- Holders ------------------------------------------------------------------------------------------------------
 
@@ -247,10 +258,10 @@ class Server(Confined):
             self._require(kind)
             if position not in self.present:
                 raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE)
-            if (said := self._said.get((self.state, position), message)) != message:
-                raise PeerMisbehaved(
-                    f"{HolderId(position)} says two things", reason=Reason.ALREADY_ANSWERED
-                ) if len(said) else AssertionError
+            if (said := self._said.get((self.state, position))) == message:
+                return
+            if said is not None:
+                raise PeerMisbehaved(f"{HolderId(position)} says two things", reason=Reason.ALREADY_ANSWERED)
             match kind:
                 case MessageKind.ONE_MESSAGE_RECEIPT:
                     self._take_receipt(position, message)
@@ -356,12 +367,13 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_ANSWER)
         self._require_enough(self.needed, self.heard)
         opened = self._opened()
-        vectors = opened.vectors_with_weight()
+        count, last = len(self._listed), len(self.agreement.parameters.segments) - 1
+        weight = int(opened.vector(last, 0)[0])
+        if not count <= weight <= count * self.agreement.configuration.maximum_weight:
+            raise PeerMisbehaved("the clients' weights add up to what no weights do", reason=Reason.INPUT_OUT_OF_RANGE)
+        vectors = tuple(opened.vector(index, weight) for index in range(last))
         self._go_to(State.ENDED)
-        return Opened(
-            Aggregate(self.agreement.configuration.layout, vectors[:-1], len(self._listed), int(vectors[-1][0])),
-            frozenset(self._listed),
-        )
+        return Opened(Aggregate(self.agreement.configuration.layout, vectors, count, weight), frozenset(self._listed))
 
     def _opened(self) -> OpenedSum:
         """Recover the sum of the secrets, if need be from fewer answers, and name who lied.

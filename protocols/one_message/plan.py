@@ -1,0 +1,114 @@
+"""From what an operator knows to an epoch's record and to an offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from secagg.contract import Layout
+from secagg.parameters import SecurityMode, Suite
+from secagg.session.roles import Subject
+
+from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
+from .epoch import NO_KEY, EpochRecord, HolderIdentity
+from .fitting import choose_committee, plan
+from .floors import LEAST_SECURITY_BITS
+from .parameters import Parameters, ThresholdRule
+
+Bounds = tuple[int, int] | None
+
+
+def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
+    holders: Sequence[HolderIdentity],
+    *,
+    number: int,
+    expiry: int,
+    corrupted: int,
+    absent: int = 0,
+    suite: Suite = Suite.CLASSIC,
+    authority: bytes = NO_KEY,
+    rule: ThresholdRule | None = None,
+) -> EpochRecord:
+    """Choose thresholds for these holders; the authority signs what is returned.
+
+    Args:
+        authority: its public key; none means ``semi_honest`` mode.
+        absent: how many holders may be away, besides those that are corrupted.
+    Raises:
+        InvalidParameters: so few holders cannot do that; the message says how many can.
+    """
+    committee = choose_committee(len(holders), corrupted, absent, rule)
+    return EpochRecord(
+        number=number,
+        mode=SecurityMode.SEMI_HONEST if authority == NO_KEY else SecurityMode.ACTIVE,
+        suite=suite,
+        rule=committee.rule,
+        corrupted=corrupted,
+        threshold=committee.threshold,
+        packing=committee.packing,
+        quorum=committee.quorum,
+        expiry=expiry,
+        authority=authority,
+        holders=tuple(holders),
+    )
+
+
+def plan_masks(
+    record: EpochRecord, layout: Layout, bounds: Sequence[Bounds], *, capacity: int, maximum_weight: int = 1
+) -> Parameters:
+    """Find the cheapest masks for a layout under the thresholds of an epoch.
+
+    Args:
+        bounds: for each segment what one unweighted value lies between, so that several share a coefficient; or None.
+    Raises:
+        InvalidParameters: nothing fits; the message names the next parameters that do.
+    """
+    most = capacity * maximum_weight
+    count, corrupted = len(record.holders), record.corrupted
+    return plan(
+        masked_values(layout, tuple(bounds), most),
+        capacity,
+        count,
+        corrupted,
+        count - corrupted - record.threshold,
+        capacity_weight=most,
+        least_security=LEAST_SECURITY_BITS,
+        rule=record.rule,
+    )
+
+
+def plan_offer(  # noqa: PLR0913 -- all but four have defaults
+    record: EpochRecord,
+    keys: Sequence[bytes],
+    subject: Subject,
+    *,
+    sum_id: bytes,
+    capacity: int,
+    minimum_cohort: int,
+    corrupted_clients: int,
+    maximum_weight: int = 1,
+    bounds: Sequence[Bounds] | None = None,
+) -> Offer:
+    """Put an offer together from an epoch's record, its holders' keys, and what is summed.
+
+    Raises:
+        InvalidParameters: nothing fits; the message names the next parameters that do.
+    """
+    bounds = [None] * len(subject.layout.segments) if bounds is None else bounds
+    return Offer(
+        record=record.encode(),
+        keys=tuple(keys),
+        configuration=Configuration(
+            task=subject.task,
+            layout=subject.layout,
+            parameters=plan_masks(record, subject.layout, bounds, capacity=capacity, maximum_weight=maximum_weight),
+            minimum_cohort=minimum_cohort,
+            corrupted_clients=corrupted_clients,
+            maximum_weight=maximum_weight,
+        ),
+        terms=SumTerms(
+            sum_id=NO_SUM if record.rule is ThresholdRule.CERTIFIED else sum_id,
+            round_number=subject.round_number,
+            model_digest=subject.model_digest or bytes(32),
+            application_digest=subject.terms,
+        ),
+    )

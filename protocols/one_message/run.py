@@ -1,0 +1,72 @@
+"""The whole protocol on one page: an executable specification, with no network, and absences where you want them.
+
+Every message is bytes that a transport could carry; ``sent`` is told of each, so that a caller can count or record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from secagg.errors import PeerError, SecAggError
+from secagg.identifiers import HolderId, Party
+from secagg.session.roles import LateUpdate, Subject
+
+from .client import Client
+from .configuration import Offer
+from .holder import Holder
+from .server import Opened, Server, State
+
+_LOG = logging.getLogger(__name__)
+Observer = Callable[[Party, bytes, bytes], None]
+"""Told of each answer: whose it is, what it was sent, and what it answers."""
+
+
+def run(
+    offer: Offer,
+    sum_id: bytes,
+    clients: Iterable[tuple[Client, Subject, LateUpdate]],
+    holders: Mapping[int, Holder],
+    *,
+    sent: Observer = lambda *_: None,
+) -> tuple[Opened, Server]:
+    """Run one sum in memory; holders that are not in ``holders`` are absent.
+
+    Returns:
+        The sum, and the server, which knows what went wrong on the way.
+    Raises:
+        ThresholdNotMet: too few clients or holders; nothing is released.
+    """
+    server = Server(offer, sum_id)
+
+    def ask(requests: Mapping[int, bytes]) -> None:
+        """Hand each holder its request, and its answer back to the server."""
+        for position, request in requests.items():
+            try:
+                answer = holders[position].respond(request)
+                sent(HolderId(position), request, answer)
+                server.receive(position, answer)
+            except (KeyError, SecAggError) as error:
+                _LOG.warning("%s does not answer: %s", HolderId(position), error)
+                server.lose(position)
+
+    # Every client speaks once, whenever it likes, and may leave: it gets the offer, and uploads.
+    ask(server.introduce())
+    for client, subject, update in clients:
+        try:
+            upload = client.upload(server.offer, subject, update)
+            sent(client.client, server.offer, upload)
+            server.receive_upload(client.client, upload)
+        except PeerError as error:
+            _LOG.warning("%s is left out: %s", client.client, error)
+        # Holders check its shares, in batches of any size; bad dealers are named before the list is fixed.
+        ask(server.deliver())
+        server.settle()
+    server.fix_list()
+    # Under the rule certified the holders sign the list first.
+    if server.state is State.CERTIFYING:
+        ask(server.requests())
+        server.certify()
+    # Every holder answers once, with the sum of its shares over the list; any T answers remove the masks.
+    ask(server.requests())
+    return server.open(), server

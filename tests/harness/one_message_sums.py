@@ -1,0 +1,229 @@
+"""Sums of one message a client in memory: an authority, certified clients and holders, and inputs from a seed.
+
+There is no cryptography here but the library's own, and nothing here protects anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.crypto.secret import Secret
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
+from secagg.protocols.one_message.floors import Floors
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.journal import Journal, NoJournal
+from secagg.protocols.one_message.ledger import Ledger
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
+from secagg.protocols.one_message.server import Server
+from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+NOW: Final = 1_800_000_000
+TASK: Final = b"a task"
+MODEL: Final = hashlib.sha256(b"a model").digest()
+SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(9, 3)))
+SUM_ID: Final = b"sum number one.."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumSetup:
+    """What a sum is like; two sums of one setup are the same to the last byte but for what HPKE draws."""
+
+    population: int = 5
+    capacity: int = 16
+    holders: int = 5
+    corrupted: int = 1
+    absent: int = 0
+    rule: ThresholdRule | None = None
+    mode: SecurityMode = SecurityMode.ACTIVE
+    suite: Suite = Suite.CLASSIC
+    layout: Layout = SMALL_LAYOUT
+    bounds: tuple[Bounds, ...] | None = None
+    maximum_weight: int = 1
+    minimum_cohort: int = 3
+    corrupted_clients: int = 1
+    round_number: int = 0
+    number: int = 1
+    model: bytes = MODEL
+    sum_id: bytes = SUM_ID
+    seed: bytes = b"a sum"
+
+    def coins_of(self, party: str) -> InsecureSeededCoins:
+        return InsecureSeededCoins(hashlib.sha256(self.seed + b"/" + party.encode()).digest())
+
+    def key_of(self, party: str) -> SigningKey:
+        with Secret.random("signing key", 32, self.coins_of(f"identity of {party}")) as seed:
+            return SigningKey(seed)
+
+    @property
+    def is_active(self) -> bool:
+        return self.mode is SecurityMode.ACTIVE
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(
+            task=TASK,
+            round_number=self.round_number,
+            layout=self.layout,
+            capacity=self.capacity * self.maximum_weight,
+            model_digest=self.model,
+        )
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        return tuple(ClientId(1000 + 7 * index) for index in range(self.population))
+
+    def values_of(self, client: ClientId) -> Payload:
+        generator = np.random.default_rng([client.value, self.round_number])
+        bounds = self.bounds or (None,) * len(self.layout.segments)
+        vectors = list[np.ndarray]()
+        for segment, bound in zip(self.layout.require_rings(), bounds, strict=True):
+            low, high = bound or (0, 1 << (segment.modulus_bits - 5))
+            vectors.append(segment.ring.from_integers(generator.integers(low, high + 1, segment.length)))
+        return Payload(self.layout, tuple(vectors))
+
+    def weight_of(self, client: ClientId) -> int:
+        return 1 + client.value % self.maximum_weight
+
+
+@dataclass
+class InsecureSum:
+    """Everybody who takes part in sums of one epoch."""
+
+    setup: SumSetup = field(default_factory=SumSetup)
+    now: int = NOW
+
+    def __post_init__(self) -> None:
+        setup = self.setup
+        self.authority = setup.key_of("the authority")
+        self.holder_keys = [setup.key_of(f"holder {position}") for position in range(setup.holders)]
+        record = plan_epoch(
+            [
+                HolderIdentity(number=50 + position, public_key=key.public_key if setup.is_active else NO_KEY)
+                for position, key in enumerate(self.holder_keys)
+            ],
+            number=setup.number,
+            expiry=NOW + 3600,
+            corrupted=setup.corrupted,
+            absent=setup.absent,
+            suite=setup.suite,
+            authority=self.authority.public_key if setup.is_active else NO_KEY,
+            rule=setup.rule,
+        )
+        self.record: EpochRecord = record.signed(self.authority) if setup.is_active else record
+        self.holders = {position: self.holder(position) for position in range(setup.holders)}
+        self.stored = dict[ClientId, bytes]()
+
+    @property
+    def floors(self) -> Floors:
+        setup = self.setup
+        return Floors(
+            authority=self.record.authority,
+            suites=frozenset({setup.suite}),
+            modes=frozenset({setup.mode}),
+            least_holders=setup.holders,
+            assumed_corrupted=setup.corrupted,
+            assumed_corrupted_clients=setup.corrupted_clients,
+            minimum_cohort=setup.minimum_cohort,
+            minimum_modulus_bits=1,
+            maximum_length=1 << 20,
+            maximum_capacity=setup.capacity,
+        )
+
+    def holder(self, position: int, journal: Journal | None = None) -> Holder:
+        coins = self.setup.coins_of(f"holder {position}")
+        root = Secret.random("holder root", 32, coins)
+        return Holder(
+            self.record,
+            position,
+            root=root,
+            nonce=bytes(coins.draw(32)),
+            journal=journal or NoJournal(),
+            floors=self.floors,
+            clock=lambda: self.now,
+            signing_key=self.holder_keys[position] if self.setup.is_active else None,
+        )
+
+    def offer(self, sum_id: bytes | None = None, setup: SumSetup | None = None) -> Offer:
+        setup = setup or self.setup
+        return plan_offer(
+            self.record,
+            [self.holders[position].keys for position in sorted(self.holders)],
+            setup.subject,
+            sum_id=sum_id or setup.sum_id,
+            capacity=setup.capacity,
+            minimum_cohort=setup.minimum_cohort,
+            corrupted_clients=setup.corrupted_clients,
+            maximum_weight=setup.maximum_weight,
+            bounds=setup.bounds,
+        )
+
+    def certified(self, client: ClientId) -> tuple[SigningKey, Certificate]:
+        key = self.setup.key_of(str(client))
+        return key, issue_certificate(self.authority, client, key.public_key)
+
+    def client(self, client: ClientId) -> Client:
+        key, certificate = self.certified(client) if self.setup.is_active else (None, None)
+
+        def store(record: bytes) -> None:
+            self.stored[client] = record
+
+        return Client(
+            client,
+            floors=self.floors,
+            ledger=Ledger(TASK, store, self.stored.get(client)),
+            coins=self.setup.coins_of(f"{client} in round {self.setup.round_number}"),
+            clock=lambda: self.now,
+            signing_key=key,
+            certificate=certificate,
+        )
+
+    def update(self, client: ClientId, setup: SumSetup | None = None) -> LateUpdate:
+        setup = setup or self.setup
+        return LateUpdate(lambda: Update(setup.values_of(client), setup.model, setup.weight_of(client)))
+
+    def parts(self, clients: Iterable[ClientId] | None = None) -> list[tuple[Client, Subject, LateUpdate]]:
+        chosen = self.setup.clients if clients is None else clients
+        return [(self.client(client), self.setup.subject, self.update(client)) for client in chosen]
+
+    def upload(self, client: ClientId, offer: Offer | None = None, setup: SumSetup | None = None) -> bytes:
+        setup = setup or self.setup
+        encoded = (offer or self.offer()).encode()
+        return self.client(client).upload(encoded, setup.subject, self.update(client, setup))
+
+    def ideal(self, clients: Iterable[ClientId]) -> Aggregate:
+        chosen = list(clients)
+        return ideal_aggregate(
+            self.setup.layout,
+            [self.setup.values_of(client) for client in chosen],
+            [self.setup.weight_of(client) for client in chosen],
+        )
+
+    def collected(self, offer: Offer | None = None, clients: Iterable[ClientId] | None = None) -> Server:
+        """Return a server whose uploads were accepted by every holder."""
+        server = Server(offer or self.offer(), self.setup.sum_id)
+        self.ask(server, server.introduce())
+        for client in self.setup.clients if clients is None else clients:
+            server.receive_upload(client, self.upload(client, offer))
+        self.ask(server, server.deliver())
+        server.settle()
+        return server
+
+    def ask(self, server: Server, requests: dict[int, bytes], absent: Iterable[int] = ()) -> None:
+        for position, request in requests.items():
+            if position in absent:
+                server.lose(position)
+            else:
+                server.receive(position, self.holders[position].respond(request))

@@ -1,0 +1,91 @@
+"""Whole sums, exact, over suites, modes, rules, layouts, weights and absences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import ThresholdNotMet
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.run import run
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+
+SETUPS = {
+    "usual": SumSetup(),
+    "certified": SumSetup(rule=ThresholdRule.CERTIFIED),
+    "semi-honest": SumSetup(mode=SecurityMode.SEMI_HONEST),
+    "semi-honest, certified": SumSetup(mode=SecurityMode.SEMI_HONEST, rule=ThresholdRule.CERTIFIED),
+    "hybrid": SumSetup(suite=Suite.HYBRID),
+    "weights": SumSetup(maximum_weight=5),
+    "packed": SumSetup(
+        layout=Layout((RingSegment(16, 100), RingSegment(20, 7))), bounds=((-100, 100), None), maximum_weight=3
+    ),
+    "wide": SumSetup(layout=Layout((RingSegment(64, 3),)), population=3),
+    "absent holder": SumSetup(holders=8, absent=1),
+    "many blocks": SumSetup(layout=Layout((RingSegment(16, 3000), RingSegment(16, 3000)))),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_sum_is_exact(name: str) -> None:
+    setup = SETUPS[name]
+    world = InsecureSum(setup)
+    opened, server = run(world.offer(), setup.sum_id, world.parts(), world.holders)
+    assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
+    assert opened.counted == frozenset(setup.clients)
+    assert not server.faults
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_holders_within_the_plan_may_be_absent(rule: ThresholdRule) -> None:
+    setup = SumSetup(holders=8, absent=1, rule=rule)
+    world = InsecureSum(setup)
+    there = {position: holder for position, holder in world.holders.items() if position not in {0, 5}}
+    opened, server = run(world.offer(), setup.sum_id, world.parts(), there)
+    assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
+    assert server.present == frozenset(there)
+
+
+def test_holders_beyond_the_plan_release_nothing_and_are_named() -> None:
+    setup = SumSetup(holders=8, absent=1)
+    world = InsecureSum(setup)
+    there = {position: holder for position, holder in world.holders.items() if position not in {0, 5, 6}}
+    with pytest.raises(ThresholdNotMet, match="holder/0, holder/5, holder/6"):
+        run(world.offer(), setup.sum_id, world.parts(), there)
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_a_sum_can_be_asked_for_when_holders_come_back(rule: ThresholdRule) -> None:
+    world = InsecureSum(SumSetup(rule=rule))
+    server = world.collected()
+    server.fix_list()
+    if rule is ThresholdRule.CERTIFIED:
+        needed = world.record.quorum
+        world.ask(server, server.requests(), absent=range(needed - 1, 5))
+        with pytest.raises(ThresholdNotMet, match="holder/4"):
+            server.certify()
+        world.ask(server, server.requests())
+        server.certify()
+    world.ask(server, server.requests(), absent=range(world.record.threshold - 1, 5))
+    with pytest.raises(ThresholdNotMet, match="holder/4"):
+        server.open()
+    world.ask(server, server.requests())
+    assert server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
+
+
+def test_clients_that_never_come_cost_nothing() -> None:
+    setup = SumSetup(population=9)
+    world = InsecureSum(setup)
+    some = setup.clients[::2]
+    opened, _ = run(world.offer(), setup.sum_id, world.parts(some), world.holders)
+    assert opened.aggregate.encode() == world.ideal(some).encode()
+
+
+def test_too_few_clients_are_no_sum() -> None:
+    setup = replace(SumSetup(), population=2)
+    world = InsecureSum(setup)
+    with pytest.raises(ThresholdNotMet, match="accepted uploads"):
+        run(world.offer(), setup.sum_id, world.parts(), world.holders)
