@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 
 from secagg.contract import Payload
@@ -47,7 +48,7 @@ class Client(Confined):
         floors: Floors,
         ledger: Ledger,
         coins: Coins,
-        clock: Callable[[], float],
+        clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
     ) -> None:
@@ -56,14 +57,15 @@ class Client(Confined):
         Args:
             ledger: what this client has uploaded so far.
             coins: ``SystemCoins()`` in production.
-            clock: seconds since 1970, by the client's own clock.
+            clock: the client's own, with a time zone.
             signing_key: with its certificate, in ``active`` mode.
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
-        if signing_key is not None and certificate is not None:
-            if (certificate.client, certificate.public_key) != (client, signing_key.public_key):
-                raise InvalidParameters("the certificate is for another client or key")
+        if certificate is not None and certificate.client != client:
+            raise InvalidParameters("the certificate is for another client")
+        if signing_key is not None and certificate is not None and certificate.public_key != signing_key.public_key:
+            raise InvalidParameters("the certificate is for another key")
         self.client = client
         self._floors, self._ledger, self._coins, self._clock = floors, ledger, coins, clock
         self._signing_key, self._certificate = signing_key, certificate

@@ -37,9 +37,11 @@ class Encoded:
     declared: type[Layout | Parameters]
 
     def write(self, writer: Writer, value: Layout | Parameters) -> None:
+        """See ``Field``."""
         writer.variable(value.encode(), _MAXIMUM_BYTES)
 
     def read(self, reader: Reader) -> Any:  # noqa: ANN401 -- of the declared type
+        """See ``Field``."""
         encoded = reader.variable(_MAXIMUM_BYTES)
         try:
             return self.declared.decode(encoded)
@@ -97,8 +99,7 @@ class Configuration:
             (parameters.capacity_weight < most, f"the weights of {parameters.capacity} clients reach {most}"),
             (
                 self.minimum_cohort < self.corrupted_clients + 2,
-                f"a cohort of {self.minimum_cohort} with {self.corrupted_clients} corrupted clients has fewer than 2 "
-                "honest ones",
+                f"with {self.corrupted_clients} corrupted clients {self.minimum_cohort} hold fewer than 2 honest ones",
             ),
             (self.minimum_cohort > parameters.capacity, f"no list of {parameters.capacity} reaches the cohort"),
         ):

@@ -167,7 +167,7 @@ def draw_nonce(coins: Coins) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEpoch:
-    """A record that its authority signed, and the keys that every one of its holders published; see ``verify_epoch``."""
+    """A record that its authority signed, and the keys that each of its holders published; see ``verify_epoch``."""
 
     record: EpochRecord
     keys: tuple[HolderKeys, ...]

@@ -39,9 +39,11 @@ class Unsigned:
     size: int
 
     def write(self, writer: Writer, value: int) -> None:
+        """See ``Field``."""
         writer.integer(value, self.size)
 
     def read(self, reader: Reader) -> int:
+        """See ``Field``."""
         return reader.integer(self.size)
 
     def __str__(self) -> str:
@@ -55,9 +57,11 @@ class Choice:
     members: tuple[IntEnum | StrEnum, ...]
 
     def write(self, writer: Writer, value: IntEnum | StrEnum) -> None:
+        """See ``Field``."""
         writer.integer(self.members.index(value), 1)
 
     def read(self, reader: Reader) -> IntEnum | StrEnum:
+        """See ``Field``."""
         if (number := reader.integer(1)) >= len(self.members):
             raise MalformedMessage(f"{number} is none of {len(self.members)} values", reason=Reason.NOT_CANONICAL)
         return self.members[number]
@@ -71,9 +75,11 @@ class Client:
     """The id of a client."""
 
     def write(self, writer: Writer, value: ClientId) -> None:
+        """See ``Field``."""
         writer.fixed(value.encode(), CLIENT_ID_BYTES)
 
     def read(self, reader: Reader) -> ClientId:
+        """See ``Field``."""
         return ClientId(reader.integer(CLIENT_ID_BYTES))
 
     def __str__(self) -> str:
@@ -87,9 +93,11 @@ class Fixed:
     size: int
 
     def write(self, writer: Writer, value: bytes) -> None:
+        """See ``Field``."""
         writer.fixed(value, self.size)
 
     def read(self, reader: Reader) -> bytes:
+        """See ``Field``."""
         return reader.fixed(self.size)
 
     def __str__(self) -> str:
@@ -103,9 +111,11 @@ class Variable:
     limit: int
 
     def write(self, writer: Writer, value: bytes) -> None:
+        """See ``Field``."""
         writer.variable(value, self.limit)
 
     def read(self, reader: Reader) -> bytes:
+        """See ``Field``."""
         return reader.variable(self.limit)
 
     def __str__(self) -> str:
@@ -120,6 +130,7 @@ class Repeated:
     limit: int
 
     def write(self, writer: Writer, value: Sequence[Any]) -> None:
+        """See ``Field``."""
         if len(value) > self.limit:
             raise InvalidParameters(f"a field of at most {self.limit} items was given {len(value)}")
         writer.integer(len(value), 4)
@@ -127,6 +138,7 @@ class Repeated:
             self.item.write(writer, item)
 
     def read(self, reader: Reader) -> tuple[Any, ...]:
+        """See ``Field``."""
         if (count := reader.integer(4)) > self.limit:
             sentence = f"a field declares {count} items and {self.limit} is the limit"
             raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
@@ -171,9 +183,11 @@ class Nested:
     declared: Declared
 
     def write(self, writer: Writer, value: object) -> None:
+        """See ``Field``."""
         write_fields(writer, value)
 
     def read(self, reader: Reader) -> Any:  # noqa: ANN401 -- of the declared type
+        """See ``Field``."""
         return read_fields(reader, self.declared)
 
     def __str__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
@@ -70,7 +71,7 @@ class Floors:
             maximum_capacity=_USUAL_CAPACITY,
         )
 
-    def admit(self, agreement: Agreement, now: float) -> None:
+    def admit(self, agreement: Agreement, now: datetime) -> None:
         """Refuse what is weaker than these floors.
 
         Raises:
@@ -83,12 +84,12 @@ class Floors:
                     reason=Reason.BELOW_FLOOR,
                 )
 
-    def _weaknesses(self, agreement: Agreement, now: float) -> Iterator[tuple[bool, str]]:
+    def _weaknesses(self, agreement: Agreement, now: datetime) -> Iterator[tuple[bool, str]]:
         record, configuration, parameters = agreement.record, agreement.configuration, agreement.parameters
         yield record.suite not in self.suites, f"suite {record.suite} is not accepted"
         yield record.mode not in self.modes, f"mode {record.mode} is not accepted"
         yield record.authority != self.authority, "another authority signs for its holders and clients"
-        yield now >= record.expiry, "its epoch has expired"
+        yield now.timestamp() >= record.expiry, "its epoch has expired"
         holders = len(record.holders)
         yield holders < self.least_holders, f"{holders} holders are fewer than {self.least_holders}"
         corrupted = record.corrupted

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
@@ -109,7 +110,7 @@ class Holder(Confined):
         nonce: bytes,
         journal: Journal,
         floors: Floors,
-        clock: Callable[[], float],
+        clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
     ) -> None:
         """Begin an epoch, or go on with it from its journal.
@@ -176,7 +177,7 @@ class Holder(Confined):
         self._journal.erase()
 
     def _require_open(self) -> None:
-        if not self._is_over and self._clock() >= self._record.expiry:
+        if not self._is_over and self._clock().timestamp() >= self._record.expiry:
             self.end()
         if self._is_over:
             raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")

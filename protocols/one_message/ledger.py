@@ -1,4 +1,4 @@
-"""What a client has uploaded so far, in any epoch: an upload for a round, no update twice, no epoch older than the newest.
+"""What a client has uploaded so far, in any epoch: one upload for a round, no update twice, no older epoch.
 
 Two uploads of one update would make the difference of two sums, whichever epochs they are in.
 """

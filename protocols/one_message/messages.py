@@ -21,7 +21,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Aut
 from secagg.wire import MessageKind
 
 from . import fields
-from .configuration import SUM_ID_BYTES, Agreement, SumTerms
+from .configuration import Agreement, SumTerms
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES
 from .fields import Choice, Fixed, Message, Nested, Repeated, Unsigned, Variable
 

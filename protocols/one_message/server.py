@@ -342,6 +342,11 @@ class Server(Confined):
         return frozenset(position for state, position in self._said if state is self.state)
 
     @property
+    def needs_certificate(self) -> bool:
+        """Whether the holders sign the list next."""
+        return self.state is State.CERTIFYING
+
+    @property
     def needed(self) -> int:
         """How many holders are needed in this state."""
         record = self.agreement.record

@@ -6,8 +6,9 @@ There is no cryptography here but the library's own, and nothing here protects a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -106,13 +107,20 @@ class InsecureSum:
     now: int = NOW
 
     def __post_init__(self) -> None:
+        self.begin([50 + position for position in range(self.setup.holders)])
+
+    def number_holders_as_clients(self) -> None:
+        """Begin the epoch again with the first clients as its holders."""
+        self.begin([client.value for client in self.setup.clients[: self.setup.holders]])
+
+    def begin(self, numbers: Sequence[int]) -> None:
         setup = self.setup
         self.authority = setup.key_of("the authority")
         self.holder_keys = [setup.key_of(f"holder {position}") for position in range(setup.holders)]
         record = plan_epoch(
             [
-                HolderIdentity(number=50 + position, public_key=key.public_key if setup.is_active else NO_KEY)
-                for position, key in enumerate(self.holder_keys)
+                HolderIdentity(number=number, public_key=key.public_key if setup.is_active else NO_KEY)
+                for number, key in zip(numbers, self.holder_keys, strict=True)
             ],
             number=setup.number,
             expiry=NOW + 3600,
@@ -142,6 +150,9 @@ class InsecureSum:
             maximum_capacity=setup.capacity,
         )
 
+    def clock(self) -> datetime:
+        return datetime.fromtimestamp(self.now, UTC)
+
     def holder(self, position: int, journal: Journal | None = None) -> Holder:
         coins = self.setup.coins_of(f"holder {position}")
         root = Secret.random("holder root", 32, coins)
@@ -152,7 +163,7 @@ class InsecureSum:
             nonce=bytes(coins.draw(32)),
             journal=journal or NoJournal(),
             floors=self.floors,
-            clock=lambda: self.now,
+            clock=self.clock,
             signing_key=self.holder_keys[position] if self.setup.is_active else None,
         )
 
@@ -185,7 +196,7 @@ class InsecureSum:
             floors=self.floors,
             ledger=Ledger(TASK, store, self.stored.get(client)),
             coins=self.setup.coins_of(f"{client} in round {self.setup.round_number}"),
-            clock=lambda: self.now,
+            clock=self.clock,
             signing_key=key,
             certificate=certificate,
         )

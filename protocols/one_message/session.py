@@ -1,0 +1,397 @@
+"""One message a client as a session: one stage where holders stand, three or four where clients hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Final
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined, Secret, draw_exactly
+from secagg.errors import (
+    InvalidParameters,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.session.connection import AskAll
+from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
+from secagg.wire import MessageKind, message_kind
+
+from .client import Client
+from .configuration import SUM_ID_BYTES
+from .epoch import NO_KEY, EpochRecord, HolderIdentity
+from .holder import Holder
+from .parameters import ThresholdRule
+from .plan import Bounds, plan_epoch, plan_offer
+from .server import Server
+
+UPLOAD: Final = Stage(name="upload", takes_update=True)
+DELIVER: Final = Stage(name="deliver", takes_update=False)
+CERTIFY: Final = Stage(name="certify", takes_update=False)
+OPEN: Final = Stage(name="open", takes_update=False)
+
+
+# --- The server -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMessageSettings:
+    """What an epoch and its sums are planned for."""
+
+    suite: Suite = Suite.CLASSIC
+    rule: ThresholdRule | None = None
+    """The rule ``one_answer`` where the holders suffice for it, if nothing is said."""
+    corrupted: int = 1
+    """How many holders are assumed to work with the server."""
+    absent: int = 0
+    """How many other holders may be away."""
+    minimum_cohort: int = 3
+    corrupted_clients: int = 1
+    capacity: int | None = None
+    """The most clients of a sum; by default all who are invited."""
+    maximum_weight: int = 1
+    bounds: tuple[Bounds, ...] | None = None
+    """For each segment of the layout what one value lies between: several then share a coefficient."""
+    delivered_at_once: int = 64
+    """So many uploads wait until standing holders are sent their shares."""
+
+    def plan_epoch(
+        self, holders: Sequence[HolderIdentity], *, number: int, expiry: int, authority: bytes = NO_KEY
+    ) -> EpochRecord:
+        """Return the record that the authority signs; see ``plan_epoch``."""
+        return plan_epoch(
+            holders,
+            number=number,
+            expiry=expiry,
+            corrupted=self.corrupted,
+            absent=self.absent,
+            suite=self.suite,
+            authority=authority,
+            rule=self.rule,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMessageHelpers:
+    """The epoch that runs, and how its holders are reached."""
+
+    record: EpochRecord
+    keys: tuple[bytes, ...]
+    """What every holder published for the epoch, in their order."""
+    coins: Coins
+    ask_all: AskAll | None = None
+    """Reaches standing holders by position; without it the holders are clients, whose ids are the holders' numbers."""
+
+
+def open_session(
+    subject: Subject,
+    settings: OneMessageSettings,
+    invited: frozenset[ClientId] | None,
+    helpers: OneMessageHelpers,
+) -> OneMessageServerSession:
+    """Begin a sum of the epoch that runs.
+
+    Raises:
+        InvalidParameters: nothing fits; the message names the next parameters that do.
+        PeerError: the epoch does not verify.
+    """
+    capacity = settings.capacity or (None if invited is None else len(invited))
+    if capacity is None:
+        raise InvalidParameters("settings.capacity says how many upload at most, unless the invited are named")
+    sum_id = bytes(draw_exactly(SUM_ID_BYTES, helpers.coins))
+    offer = plan_offer(
+        helpers.record,
+        helpers.keys,
+        subject,
+        sum_id=sum_id,
+        capacity=capacity,
+        minimum_cohort=settings.minimum_cohort,
+        corrupted_clients=settings.corrupted_clients,
+        maximum_weight=settings.maximum_weight,
+        bounds=settings.bounds,
+    )
+    return OneMessageServerSession(Server(offer, sum_id), settings, invited, helpers.ask_all)
+
+
+class OneMessageServerSession(Confined):
+    """The server's side; ``Server`` holds the state machine and the mathematics."""
+
+    def __init__(
+        self,
+        server: Server,
+        settings: OneMessageSettings,
+        invited: frozenset[ClientId] | None,
+        ask_all: AskAll | None,
+    ) -> None:
+        self._server, self._settings, self._invited, self._ask_all = server, settings, invited, ask_all
+        numbers = [] if ask_all is not None else server.agreement.record.holders
+        self._position_of = {ClientId(holder.number): position for position, holder in enumerate(numbers)}
+        certify = [CERTIFY] if server.agreement.record.quorum else []
+        self._stages = [UPLOAD, *([DELIVER, *certify, OPEN] if self._position_of else [])]
+        self._requests = dict[int, bytes]()
+        self._out, self._lock, self._is_over = set[ClientId](), RLock(), False
+        if ask_all is not None:
+            self._ask(server.introduce())
+
+    @property
+    def invitation(self) -> bytes:
+        """The offer."""
+        return self._server.offer
+
+    @property
+    def stage(self) -> Stage | None:
+        """The open stage."""
+        return self._stages[0] if self._stages else None
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """What clients and holders did wrong so far."""
+        return tuple(self._server.faults)
+
+    @property
+    def awaited(self) -> frozenset[ClientId] | None:
+        """Who may still answer."""
+        with self._lock:
+            if self.stage is None:
+                return frozenset()
+            if self.stage is UPLOAD:
+                return None if self._invited is None else self._invited - self._server.taken - self._out
+            asked = {client for client, position in self._position_of.items() if position in self._requests}
+            return frozenset(asked) - {client for client in asked if self._has_said(client)} - self._out
+
+    def _has_said(self, client: ClientId) -> bool:
+        return self._position_of[client] in self._server.heard
+
+    @property
+    def turnout(self) -> Turnout:
+        """Whether closing the stage now can succeed."""
+        with self._lock:
+            if self.stage is None:
+                return Turnout.COMPLETE
+            if self.stage is UPLOAD:
+                heard, needed = len(self._server.taken), self._settings.minimum_cohort
+                is_complete = self._invited is not None and len(self._server.taken | self._out) >= len(self._invited)
+            else:
+                heard, needed = len(self._server.heard), self._server.needed
+                is_complete = not self.awaited
+            if is_complete:
+                return Turnout.COMPLETE
+            return Turnout.ENOUGH if heard >= needed else Turnout.TOO_FEW
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        """Return the open stage's message for a client: the offer, or what is asked of it as a holder."""
+        with self._lock:
+            if self.stage is None or client in self._out:
+                return None
+            if self.stage is UPLOAD:
+                return self.invitation if self._invited is None or client in self._invited else None
+            position = self._position_of.get(client)
+            return None if position is None else self._requests.get(position)
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        """Take an upload, or what a client of the committee says as a holder."""
+        with self._lock:
+            if self.stage is None:
+                raise UnexpectedMessage(expected="nothing: the last stage is closed", received="a message")
+            if sender in self._out or (self._invited is not None and sender not in self._invited):
+                raise PeerMisbehaved(
+                    f"{sender} is not invited, or has left", reason=Reason.NOT_ELIGIBLE, culprits={sender}
+                )
+            try:
+                if self.stage is not UPLOAD:
+                    self._receive_of_holder(sender, message)
+                    return
+                self._server.receive_upload(sender, message)
+            except UnexpectedMessage:
+                raise
+            except PeerError as error:
+                self._server.faults.append(error)
+                if self.stage is UPLOAD and sender not in self._server.taken:
+                    self._out.add(sender)
+                raise
+            if self._ask_all is not None and self._server.waiting >= self._settings.delivered_at_once:
+                self._deliver()
+
+    def _receive_of_holder(self, sender: ClientId, message: bytes) -> None:
+        position = self._position_of.get(sender)
+        if position is None:
+            raise PeerMisbehaved(f"{sender} holds nothing", reason=Reason.NOT_ELIGIBLE, culprits={sender})
+        self._server.receive(position, message)
+
+    def drop(self, client: ClientId) -> None:
+        """Await a client no more."""
+        with self._lock:
+            self._out.add(client)
+
+    def close_stage(self) -> None:
+        """Await nobody else, and open the next stage if there is one."""
+        with self._lock, _Ending(self):
+            if self.stage is UPLOAD:
+                least = self._settings.minimum_cohort
+                if len(self._server.taken) < least:
+                    raise ThresholdNotMet(needed=least, present=len(self._server.taken), what="uploads")
+                if self._ask_all is None:
+                    self._requests = self._server.deliver()
+                else:
+                    self._deliver()
+                    self._server.fix_list()
+            elif self.stage is DELIVER:
+                self._server.settle()
+                self._server.fix_list()
+                self._requests = self._server.requests()
+            elif self.stage is CERTIFY:
+                self._server.certify()
+                self._requests = self._server.requests()
+            elif self.stage is None:
+                raise Misuse("there is no stage to close")
+            self._stages.pop(0)
+
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        """Return the sum, once.
+
+        Where too few holders answer, nothing is released and nothing is lost: call it again when they are back.
+        """
+        del progress  # One product of polynomials, whatever the number of clients.
+        with self._lock, _Ending(self, keeps=ThresholdNotMet):
+            if self._stages or self._is_over:
+                raise Misuse("close the last stage first; a session releases once")
+            if self._ask_all is not None:
+                if self._server.needs_certificate:
+                    self._ask(self._server.requests())
+                    self._server.certify()
+                self._ask(self._server.requests())
+            opened = self._server.open()
+            self._is_over = True
+            return Released(
+                aggregate=opened.aggregate,
+                counted=opened.counted,
+                left_out=dict(self._server.left_out),
+                revealed=frozenset({opened.counted}),
+            )
+
+    def abort(self) -> None:
+        """End the session and wipe it."""
+        with self._lock:
+            if not self._is_over:
+                self._is_over = True
+                self._stages.clear()
+                self._requests.clear()
+                self._server.end()
+
+    def snapshot(self) -> Secret | None:
+        """Return nothing: a sum that this process forgets is over, and its uploads are spent."""
+        return None
+
+    def _deliver(self) -> None:
+        self._ask(self._server.deliver())
+        self._server.settle()
+
+    def _ask(self, requests: dict[int, bytes]) -> None:
+        """Ask standing holders; those that do not answer are lost to this sum, unless the list is fixed."""
+        if self._ask_all is None:
+            raise Misuse("clients that hold are asked in stages")
+        missing = set(requests)
+        for position, answer in self._ask_all(requests):
+            try:
+                self._server.receive(position, answer)
+                missing.discard(position)
+            except PeerError as error:
+                self._server.faults.append(error)
+        for position in missing:
+            self._server.lose(position)
+
+    def __repr__(self) -> str:
+        return f"<OneMessageServerSession {self._server!r}>"
+
+
+class _Ending:
+    """Ends a session that fails for any reason but misuse, and but what can be tried again."""
+
+    def __init__(self, session: OneMessageServerSession, keeps: type[SecAggError] = Misuse) -> None:
+        self._session, self._keeps = session, (Misuse, keeps)
+
+    def __enter__(self) -> None:
+        """Do nothing yet."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, SecAggError | ConnectionError) and not isinstance(error, self._keeps):
+            self._session.abort()
+
+
+# --- The client -------------------------------------------------------------------------------------------------------
+
+
+class OneMessageMember(Confined):
+    """A client from one sum to the next, and the holder that it is where it is on the epoch's committee."""
+
+    def __init__(self, client: Client, holder: Holder | None = None) -> None:
+        """Prepare to join; a holder's keys are in memory alone, so a client that restarts is an absent holder."""
+        self.of_client, self.holder = client, holder
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self.of_client.client
+
+    def join(
+        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
+    ) -> OneMessageClientSession:
+        """Begin, or go on as a holder."""
+        return OneMessageClientSession(self, subject, update, is_uploaded=suspended is not None)
+
+
+class OneMessageClientSession(Confined):
+    """A client's side: one message; then, on the committee, what is asked of its holder."""
+
+    def __init__(
+        self, member: OneMessageMember, subject: Subject, update: LateUpdate | None, *, is_uploaded: bool
+    ) -> None:
+        self._member, self._subject, self._update, self._is_uploaded = member, subject, update, is_uploaded
+        self._is_over = False
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self._member.client
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """Return nothing: a client hears of no other client."""
+        return ()
+
+    def answer(self, message: bytes) -> bytes:
+        """Return the upload, or what the holder answers."""
+        if self._is_over:
+            raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
+        if message_kind(message) is MessageKind.ONE_MESSAGE_OFFER:
+            if self._update is None:
+                raise InvalidParameters("an offer is answered with an upload, and there is no update to upload")
+            if self._member.holder is not None:
+                self._member.holder.respond(message)
+            upload = self._member.of_client.upload(message, self._subject, self._update)
+            self._is_uploaded = True
+            return upload
+        if self._member.holder is None:
+            raise UnexpectedMessage(expected="an offer", received=message_kind(message).name)
+        return self._member.holder.respond(message)
+
+    def suspend(self) -> Secret | None:
+        """Return a mark: what a holder goes on with is the member's, and leaves its memory never."""
+        is_left = self._member.holder is not None and self._is_uploaded and not self._is_over
+        self._is_over = True
+        return Secret("one-message mark", b"\1") if is_left else None
+
+    def abort(self) -> None:
+        """Leave; an update that was taken stays spent."""
+        self._is_over = True
+
+    def __repr__(self) -> str:
+        return f"<OneMessageClientSession of {self.client}>"

@@ -1,0 +1,191 @@
+"""The session: standing holders and a committee of clients give the same exact sum, and who is missing is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.session import (
+    OneMessageHelpers,
+    OneMessageMember,
+    OneMessageServerSession,
+    OneMessageSettings,
+    open_session,
+)
+from secagg.session.frames import decode_refusal
+from secagg.session.roles import ClientSession, Turnout
+from secagg.wire import MessageKind, message_kind
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+
+RULES = tuple(ThresholdRule)
+
+
+@dataclass
+class Standing:
+    """Holders behind a call, of which some are away, or are killed when they are asked for the n-th time."""
+
+    world: InsecureSum
+    away: set[int] = field(default_factory=set[int])
+
+    def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        for position, request in requests.items():
+            if position not in self.away:
+                answer = self.world.holders[position].answer(request)
+                if message_kind(answer) is MessageKind.REFUSAL:
+                    raise decode_refusal(answer)
+                yield position, answer
+
+
+def settings_of(setup: SumSetup) -> OneMessageSettings:
+    return OneMessageSettings(
+        suite=setup.suite,
+        rule=setup.rule,
+        corrupted=setup.corrupted,
+        absent=setup.absent,
+        minimum_cohort=setup.minimum_cohort,
+        corrupted_clients=setup.corrupted_clients,
+        maximum_weight=setup.maximum_weight,
+        bounds=setup.bounds,
+        delivered_at_once=2,
+    )
+
+
+def opened(world: InsecureSum, standing: Standing | None) -> OneMessageServerSession:
+    setup = world.setup
+    helpers = OneMessageHelpers(
+        record=world.record,
+        keys=tuple(world.holders[position].keys for position in sorted(world.holders)),
+        coins=setup.coins_of("the server"),
+        ask_all=None if standing is None else standing.ask_all,
+    )
+    return open_session(setup.subject, settings_of(setup), frozenset(setup.clients), helpers)
+
+
+def carry(session: OneMessageServerSession, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]) -> None:
+    """Carry every stage out; ``gone`` has the positions of the clients that are lost in a stage."""
+    order = list(clients)
+    while (stage := session.stage) is not None:
+        for index in gone.get(stage.name, set()):
+            session.drop(order[index])
+        for client in order:
+            if (message := session.message_to(client)) is not None:
+                assert session.message_to(client) == message
+                session.receive(client, clients[client].answer(message))
+        assert session.turnout is Turnout.COMPLETE
+        session.close_stage()
+
+
+def members(world: InsecureSum, *, hold: bool) -> dict[ClientId, ClientSession]:
+    found = dict[ClientId, ClientSession]()
+    for position, client in enumerate(world.setup.clients):
+        member = OneMessageMember(world.client(client), world.holders.get(position) if hold else None)
+        found[client] = member.join(world.setup.subject, world.update(client))
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("weight", [1, 4])
+def test_standing_holders(rule: ThresholdRule, weight: int) -> None:
+    world = InsecureSum(SumSetup(rule=rule, maximum_weight=weight, holders=8, absent=1))
+    session = opened(world, Standing(world, away={3}))
+    carry(session, members(world, hold=False), {})
+    released = session.release()
+    assert released.aggregate.encode() == world.ideal(world.setup.clients).encode()
+    assert released.revealed == {released.counted} == {frozenset(world.setup.clients)}
+    assert not released.left_out
+
+
+def committee(setup: SumSetup) -> InsecureSum:
+    world = InsecureSum(setup)
+    world.number_holders_as_clients()
+    return world
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_committee_of_clients(rule: ThresholdRule) -> None:
+    world = committee(SumSetup(rule=rule, population=9, holders=8, absent=1))
+    session = opened(world, None)
+    # Client 8 holds nothing and never comes; client 6 uploads and then is an absent holder.
+    carry(session, members(world, hold=True), {"upload": {8}, "deliver": {6}})
+    released = session.release()
+    assert released.aggregate.encode() == world.ideal(world.setup.clients[:8]).encode()
+
+
+def test_a_committee_below_the_threshold_releases_nothing() -> None:
+    world = committee(SumSetup(population=9, holders=8, absent=1))
+    session = opened(world, None)
+    with pytest.raises(ThresholdNotMet, match="holder/5, holder/6, holder/7"):
+        carry(session, members(world, hold=True), {"deliver": {5, 6, 7}})
+    assert session.stage is None or session.stage.name == "deliver"
+
+
+def test_a_release_that_lacks_holders_can_be_asked_for_later() -> None:
+    world = InsecureSum(SumSetup())
+    standing = Standing(world)
+    session = opened(world, standing)
+    carry(session, members(world, hold=False), {})
+    standing.away = {0, 1}
+    with pytest.raises(ThresholdNotMet, match="missing: holder/0, holder/1"):
+        session.release()
+    standing.away = set()
+    assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    with pytest.raises(Misuse, match="releases once"):
+        session.release()
+
+
+def test_the_settings_count_the_turnout() -> None:
+    world = InsecureSum(SumSetup())
+    session = opened(world, Standing(world))
+    clients = members(world, hold=False)
+    assert (session.turnout, session.awaited) == (Turnout.TOO_FEW, frozenset(clients))
+    with pytest.raises(ThresholdNotMet, match="3 uploads are needed and 0"):
+        opened(world, Standing(world)).close_stage()
+    for number, (client, one) in enumerate(clients.items(), start=1):
+        upload = one.answer(session.invitation)
+        session.receive(client, upload)
+        session.receive(client, upload)
+        due = Turnout.TOO_FEW if number < 3 else Turnout.ENOUGH if number < 5 else Turnout.COMPLETE
+        assert session.turnout is due
+
+
+def test_messages_that_are_not_due() -> None:
+    world = InsecureSum(SumSetup())
+    session = opened(world, Standing(world))
+    clients = members(world, hold=False)
+    first, second = list(clients)[:2]
+    upload = clients[first].answer(session.invitation)
+    with pytest.raises(PeerMisbehaved, match="sent an upload of"):
+        session.receive(second, upload)
+    with pytest.raises(PeerMisbehaved, match="not invited, or has left"):
+        session.receive(second, upload)
+    assert [fault.culprits for fault in session.faults] == [{second}]
+    with pytest.raises(UnexpectedMessage, match="expected an offer"):
+        clients[first].answer(upload)
+    session.abort()
+    with pytest.raises(UnexpectedMessage):
+        session.receive(first, upload)
+
+
+def test_a_client_on_the_committee_goes_on_as_a_holder() -> None:
+    world = committee(SumSetup(population=5))
+    member = OneMessageMember(world.client(world.setup.clients[0]), world.holders[0])
+    joined = member.join(world.setup.subject, world.update(member.client))
+    joined.answer(opened(world, None).invitation)
+    mark = joined.suspend()
+    assert mark is not None
+    resumed = member.join(world.setup.subject, None, mark)
+    assert message_kind(resumed.answer(world.record.encode())) is MessageKind.ONE_MESSAGE_HOLDER_KEYS
+    plain = OneMessageMember(world.client(world.setup.clients[1])).join(world.setup.subject)
+    assert plain.suspend() is None
+
+
+def test_parameters_that_do_not_fit_name_those_that_do() -> None:
+    setup = SumSetup(bounds=((0, 1 << 18), None))
+    world = InsecureSum(replace(setup, capacity=5))
+    with pytest.raises(InvalidParameters, match="a ring of 21 bits fits"):
+        opened(world, Standing(world))
