@@ -23,7 +23,7 @@ from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdenti
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Journal, NoJournal
-from secagg.protocols.one_message.ledger import Ledger
+from secagg.protocols.one_message.ledger import ClientRecord, Ledger
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
 from secagg.protocols.one_message.server import Server
@@ -213,6 +213,10 @@ class InsecureSum:
         setup = setup or self.setup
         encoded = (offer or self.offer()).encode()
         return self.client(client).upload(encoded, setup.subject, self.update(client, setup))
+
+    def stored_upload(self, client: ClientId) -> bytes:
+        """Return the last upload of a client, as its ledger has it."""
+        return ClientRecord.decode(self.stored[client]).upload
 
     def ideal(self, clients: Iterable[ClientId]) -> Aggregate:
         chosen = list(clients)

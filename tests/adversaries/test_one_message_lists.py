@@ -1,0 +1,460 @@
+"""A server that shows holders other lists than one: what it learns from holders without a rule, and that ours refuse.
+
+| attack | rule that stops it |
+|---|---|
+| a victim on the lists of several sums, one spare holder at a time | an upload names its sum; one list for a sum |
+| two certificates, with and without the victim | an upload is spent when a list with it is signed |
+| the victim's share withheld from some holders | all of the list or nothing |
+| other lists for other holders, at a majority threshold | the bound of ``one_answer``; a quorum's signatures |
+| lists of one, unordered, too long, over two models | checks of a list |
+| forged certificates | ``require_certificate`` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message import epoch, parameters
+from secagg.protocols.one_message.client import epoch_ring
+from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.holder import Holder, Placements
+from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.messages import (
+    Answer,
+    CertifiedList,
+    HolderSignature,
+    Listed,
+    ListSignature,
+    Upload,
+    UploadList,
+)
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.recovery import recover
+from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.sharing_field import FIELD
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+
+VICTIM = 0
+Words = np.ndarray[Any, Any]
+
+
+def list_of(world: InsecureSum, offer: Offer, uploads: Mapping[ClientId, bytes], sum_id: bytes) -> bytes:
+    """Return a list of uploads, by their digests, under a sum's id."""
+    listed = tuple(Listed(client=client, upload=uploads[client]) for client in sorted(uploads))
+    terms = replace(offer.terms, sum_id=sum_id)
+    return UploadList(t0=offer.agree().t0, terms=terms, listed=listed).encode()
+
+
+def digests(server: Server) -> dict[ClientId, bytes]:
+    """Return what the uploads of a server that collected them are known by."""
+    return {listed.client: listed.upload for listed in fixed(server).listed}
+
+
+def fixed(server: Server) -> UploadList:
+    server.fix_list()
+    return server.upload_list
+
+
+def words_of(answer: bytes) -> Words:
+    return np.frombuffer(Answer.decode(answer).sums, "<u2").astype(np.int64)
+
+
+def as_answer(words: Words) -> bytes:
+    return (words % FIELD).astype("<u2").tobytes()
+
+
+def victims_input(world: InsecureSum, offer: Offer, upload: bytes, secret: SumOfSecrets) -> bool:
+    """Whether the secret opens the victim's upload alone, to the victim's input."""
+    ring = ring_of(offer)
+    total = ring.accumulator()
+    total.add(Upload.decode(upload).vector)
+    found = ring.open(total, secret).vector(0, 1)
+    return found.tolist() == world.setup.values_of(world.setup.clients[VICTIM]).values[0].tolist()
+
+
+def ring_of(offer: Offer) -> EpochRing:
+    agreement = offer.agree()
+    return epoch_ring(agreement.parameters, agreement.epoch.seed)
+
+
+def world_of(
+    monkeypatch: pytest.MonkeyPatch, setup: SumSetup, *planted: Callable[[pytest.MonkeyPatch], None]
+) -> InsecureSum:
+    for plant in planted:
+        plant(monkeypatch)
+    return InsecureSum(setup)
+
+
+def without_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holders that check nothing of a list."""
+    monkeypatch.setattr(Holder, "_require_whole", lambda *_: None)
+
+
+def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holders that remember sums and forget uploads."""
+
+    def require_free(self: Placements, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
+        del uploads
+        if self._list_of_sum.get(sum_id, upload_list) != upload_list:
+            raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT)
+
+    monkeypatch.setattr(Placements, "require_free", require_free)
+
+
+def keeping_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holders that keep shares after an answer, which those with the rules have no reason to."""
+    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.wipe", lambda _: None)
+
+
+# --- Several sums -----------------------------------------------------------------------------------------------------
+
+
+def several_sums(world: InsecureSum) -> bool:
+    """Put the victim on the spare holders' lists of one sum after the other, and look for its shares."""
+    setup = world.setup
+    spare_shares = dict[int, bytes]()
+    victim = setup.clients[VICTIM]
+    first = world.offer(sum_id=b"sum 0".ljust(16))
+    victims_upload, victims_digest = b"", b""
+    for number in range(world.record.threshold):
+        chosen = replace(setup, round_number=number, sum_id=f"sum {number}".encode().ljust(16))
+        offer = world.offer(chosen.sum_id, chosen)
+        server = Server(offer, chosen.sum_id)
+        world.ask(server, server.introduce())
+        uploads = dict[ClientId, bytes]()
+        for client in setup.clients[1 - min(number, 1) :] if number == 0 else setup.clients[1:]:
+            uploads[client] = world.upload(client, offer, chosen)
+            server.receive_upload(client, uploads[client])
+        world.ask(server, server.deliver())
+        server.settle()
+        known = digests(server)
+        if number == 0:
+            victims_upload, victims_digest = uploads[victim], known.pop(victim)
+        group = list_of(world, offer, known, chosen.sum_id)
+        more = list_of(world, offer, {**known, victim: victims_digest}, chosen.sum_id)
+        spare = number  # Another holder in each sum; the others give the group's polynomial.
+        answers = {
+            position: Answer.decode(holder.respond(group)).sums
+            for position, holder in world.holders.items()
+            if position != spare
+        }
+        with_victim = words_of(world.holders[spare].respond(more))
+        expected = evaluate(offer, answers, spare)
+        spare_shares[spare] = as_answer(with_victim - expected)
+    found = recover(first.agree().parameters, spare_shares)
+    return victims_input(world, first, victims_upload, found.sum_secret)
+
+
+def evaluate(offer: Offer, answers: Mapping[int, bytes], position: int) -> Words:
+    """Return what an honest answer at another position would be."""
+    from secagg.protocols.one_message.sharing_field import holder_point, multiply, transfer_matrix
+
+    threshold = offer.agree().parameters.threshold
+    chosen = sorted(answers)[:threshold]
+    matrix = transfer_matrix(tuple(map(holder_point, chosen)), (holder_point(position),))
+    words = np.array([np.frombuffer(answers[one], "<u2").astype(np.int64) for one in chosen])
+    return np.asarray(multiply(matrix, words)[0]).astype(np.int64)
+
+
+def test_a_victim_on_lists_of_several_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = SumSetup(population=5)
+    with monkeypatch.context() as planted:
+        assert several_sums(world_of(planted, setup, without_whole, keeping_shares))
+    with pytest.raises(PeerMisbehaved, match="uploaded for another sum|one list"):
+        several_sums(InsecureSum(setup))
+
+
+# --- Two certificates -------------------------------------------------------------------------------------------------
+
+CERTIFIED = SumSetup(holders=7, absent=3, rule=ThresholdRule.CERTIFIED)
+
+
+def certified_by(world: InsecureSum, upload_list: bytes, positions: Iterable[int]) -> bytes:
+    signed = [ListSignature.decode(world.holders[position].respond(upload_list)) for position in sorted(positions)]
+    certificate = tuple(HolderSignature(holder=one.holder, signature=one.signature) for one in signed)
+    return CertifiedList(upload_list=upload_list, certificate=certificate).encode()
+
+
+def two_certificates(world: InsecureSum) -> bool:
+    setup, offer = world.setup, world.offer()
+    server = world.collected(offer)
+    victim, known = setup.clients[VICTIM], digests(server)
+    upload = world.stored_upload(victim)
+    everybody = list_of(world, offer, known, b"with the victim.")
+    del known[victim]
+    others = list_of(world, offer, known, b"and without it..")
+    answers = list[dict[int, bytes]]()
+    for upload_list, asked in ((everybody, (0, 1, 2)), (others, (3, 4, 5))):
+        certified = certified_by(world, upload_list, range(world.record.quorum))
+        answers.append({p: Answer.decode(world.holders[p].respond(certified)).sums for p in asked})
+    with_it, without_it = (recover(offer.agree().parameters, one).sum_secret for one in answers)
+    return victims_input(world, offer, upload, with_it - without_it)
+
+
+def test_two_certificates_with_and_without_a_victim(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        assert two_certificates(world_of(planted, CERTIFIED, without_placements, keeping_shares))
+    with pytest.raises(PeerMisbehaved, match="an upload is on one list ever"):
+        two_certificates(InsecureSum(CERTIFIED))
+
+
+def test_a_second_list_never_reaches_a_quorum() -> None:
+    """The holders are divided between two lists; only one list can be certified, and a smaller one never."""
+    world = InsecureSum(CERTIFIED)
+    offer = world.offer()
+    known = digests(world.collected(offer))
+    everybody = list_of(world, offer, known, b"with the victim.")
+    del known[world.setup.clients[VICTIM]]
+    others = list_of(world, offer, known, b"and without it..")
+    signed = 0
+    for position, holder in world.holders.items():
+        for upload_list in (everybody, others) if position % 2 else (others, everybody):
+            try:
+                signed += (
+                    ListSignature.decode(holder.respond(upload_list)).upload_list == UploadList.decode(others).digest
+                )
+            except PeerMisbehaved as error:
+                assert error.reason is Reason.ALREADY_SPENT
+    assert signed < world.record.quorum
+
+
+# --- Partial lists ----------------------------------------------------------------------------------------------------
+
+
+def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -> bool:
+    """Withhold the victim's share from T holders; careless ones answer for the rest of the list."""
+    offer, setup = world.offer(), world.setup
+    server = Server(offer, setup.sum_id)
+    world.ask(server, server.introduce())
+    victim, kept = setup.clients[VICTIM], (0, 1, 2)
+    upload = world.upload(victim, offer)
+    others = setup.clients[1:]
+    for client in others:
+        server.receive_upload(client, world.upload(client, offer))
+    world.ask(server, server.deliver())
+    server.settle()
+    server.receive_upload(victim, upload)
+    world.ask(server, server.deliver(), absent=kept)
+    server.settle()
+    everybody = fixed(server).encode()
+    if monkeypatch is not None:
+        skip_what_never_came(monkeypatch)
+    certified = certified_by(world, everybody, range(world.record.quorum))
+    answers = [
+        {position: Answer.decode(world.holders[position].respond(certified)).sums for position in asked}
+        for asked in ((3, 4, 5), kept)
+    ]
+    with_it, without_it = (recover(offer.agree().parameters, one).sum_secret for one in answers)
+    return victims_input(world, offer, upload, with_it - without_it)
+
+
+def skip_what_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Holder._answer
+    place = Holder._place
+
+    def shorter(work: Any, upload_list: UploadList) -> UploadList:
+        return replace(upload_list, listed=tuple(one for one in upload_list.listed if one.upload in work.accepted))
+
+    def answer(self: Holder, work: Any, upload_list: UploadList) -> bytes:
+        return whole(self, work, shorter(work, upload_list))
+
+    monkeypatch.setattr(Holder, "_require_whole", lambda *_: None)
+    monkeypatch.setattr(Holder, "_answer", answer)
+    monkeypatch.setattr(Holder, "_place", lambda self, work, one, reply: place(self, work, shorter(work, one), reply))
+
+
+def test_a_share_that_is_withheld_from_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = replace(CERTIFIED, population=5)
+    with monkeypatch.context() as planted:
+        assert withheld_share(InsecureSum(setup), planted)
+    with pytest.raises(PeerMisbehaved, match="all of a list or nothing"):
+        withheld_share(InsecureSum(setup), None)
+
+
+# --- Split lists ------------------------------------------------------------------------------------------------------
+
+
+class Combined:
+    """Uploads in a combination that is no sum, for ``EpochRing.open``."""
+
+    def __init__(self, offer: Offer, parts: Mapping[int, list[bytes]]) -> None:
+        self.parameters = offer.agree().parameters
+        self.count = self.parameters.capacity
+        self._offer, self._parts = offer, parts
+
+    def coefficients(self) -> list[Words]:
+        total = np.zeros(self.parameters.coefficients, np.uint64)
+        for factor, uploads in self._parts.items():
+            one = ring_of(self._offer).accumulator()
+            for upload in uploads:
+                one.add(Upload.decode(upload).vector)
+            total += one.coefficients()[0] * np.uint64(factor % (1 << 64))
+        return [total]
+
+
+def split_lists(world: InsecureSum) -> list[int]:
+    """Three holders are shown {A}, {A, B} and {B}; -6, 3 and -2 times their answers are s_B - 3 s_A at threshold 2."""
+    offer, setup = world.offer(), world.setup
+    server = world.collected(offer)
+    known = digests(server)
+    group_a, group_b = setup.clients[:3], setup.clients[3:]
+    lists = [
+        list_of(world, offer, {client: known[client] for client in shown}, setup.sum_id)
+        for shown in (group_a, setup.clients, group_b)
+    ]
+    answers = [words_of(world.holders[position].respond(lists[position])) for position in range(3)]
+    mixed = (-6 * answers[0] + 3 * answers[1] - 2 * answers[2]) % FIELD
+    secret = np.where(mixed > FIELD // 2, mixed - FIELD, mixed).astype(np.int32)
+    uploads = {
+        factor: [world.stored_upload(client) for client in group] for factor, group in ((1, group_b), (-3, group_a))
+    }
+    opened = ring_of(offer).open(Combined(offer, uploads), secret)  # type: ignore[arg-type]
+    return opened.vector(0, 1).tolist()
+
+
+def test_split_lists_at_a_majority_threshold_and_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = SumSetup(population=6, capacity=100, holders=3, corrupted=0, corrupted_clients=0)
+    with monkeypatch.context() as planted:
+        for module in (epoch, parameters):
+            planted.setattr(module, "least_threshold", lambda *_: 2)
+        planted.setattr("secagg.protocols.one_message.fitting.least_threshold", lambda *_: 2)
+        world = InsecureSum(replace(setup, absent=1))
+        assert world.record.threshold == 2
+        values = [world.setup.values_of(client).values[0].astype(np.int64) for client in setup.clients]
+        learned = (sum(values[3:]) - 3 * sum(values[:3])) % (1 << 20)
+        assert split_lists(world) == learned.tolist()
+    assert InsecureSum(setup).record.threshold == 3
+    with pytest.raises(WrongSecret):
+        split_lists(InsecureSum(setup))
+
+
+def test_split_lists_are_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the rule certified a list that only some were shown has too few signatures for any answer."""
+    world = InsecureSum(SumSetup(population=6, holders=4, corrupted=1, rule=ThresholdRule.CERTIFIED, minimum_cohort=3))
+    offer = world.offer()
+    known = digests(world.collected(offer))
+    for shown, position in ((world.setup.clients[:3], 0), (world.setup.clients, 1), (world.setup.clients[3:], 2)):
+        upload_list = list_of(world, offer, {client: known[client] for client in shown}, f"{position}".encode() * 16)
+        with pytest.raises(PeerMisbehaved, match="signatures of holders"):
+            world.holders[position].respond(certified_by(world, upload_list, [position]))
+
+
+# --- What a holder checks of a list -----------------------------------------------------------------------------------
+
+
+def altered_lists(world: InsecureSum, server: Server, offer: Offer) -> dict[str, UploadList]:
+    whole = fixed(server)
+    other_model = replace(world.setup, model=bytes(32), round_number=7)
+    dead = world.offer(setup=other_model)
+    late = Server(dead, world.setup.sum_id)
+    world.ask(late, late.introduce())
+    for client in world.setup.clients:
+        late.receive_upload(client, world.upload(client, dead, other_model))
+    world.ask(late, late.deliver())
+    late.settle()
+    given_dead = digests(late)
+    first, *rest = whole.listed
+    return {
+        "a list of one": replace(whole, listed=(first,)),
+        "below the cohort": replace(whole, listed=whole.listed[:2]),
+        "empty": replace(whole, listed=()),
+        "unordered": replace(whole, listed=(*rest, first)),
+        "a client twice": replace(whole, listed=(first, first, *rest)),
+        "another's upload": replace(whole, listed=(replace(first, upload=rest[0].upload), *rest)),
+        "an upload that is none": replace(whole, listed=(replace(first, upload=bytes(32)), *rest)),
+        "a dead model for all but one": replace(
+            whole, listed=(first, *(replace(one, upload=given_dead[one.client]) for one in rest))
+        ),
+        "another model": replace(whole, terms=replace(whole.terms, model_digest=bytes(32))),
+        "another round": replace(whole, terms=replace(whole.terms, round_number=9)),
+        "no sum": replace(whole, terms=replace(whole.terms, sum_id=bytes(16))),
+        "another T0": replace(whole, t0=bytes(32)),
+    }
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_what_a_holder_refuses_of_a_list(rule: ThresholdRule) -> None:
+    world = InsecureSum(SumSetup(rule=rule))
+    offer = world.offer()
+    server = world.collected(offer)
+    holder = world.holders[0]
+    for name, altered in altered_lists(world, server, offer).items():
+        with pytest.raises(PeerError) as refused:
+            holder.respond(altered.encode())
+        assert refused.value.culprits, name
+    # None of them spent anything: the true list is answered, and only that.
+    reply = holder.respond(server.upload_list.encode())
+    assert holder.respond(server.upload_list.encode()) == reply
+
+
+def test_lists_longer_than_the_capacity() -> None:
+    world = InsecureSum(SumSetup(population=4, capacity=3))
+    server = Server(world.offer(), world.setup.sum_id)
+    world.ask(server, server.introduce())
+    for client in world.setup.clients[:3]:
+        server.receive_upload(client, world.upload(client))
+    with pytest.raises(PeerMisbehaved, match="the list is full"):
+        server.receive_upload(world.setup.clients[3], world.upload(world.setup.clients[3]))
+    # A server that does not count delivers all four.
+    server.agreement.parameters.__dict__["capacity"] = 4
+    server.receive_upload(world.setup.clients[3], world.upload(world.setup.clients[3]))
+    world.ask(server, server.deliver())
+    listed = [Listed(client=one, upload=upload) for one, upload in server._taken.items()]  # noqa: SLF001
+    server.agreement.parameters.__dict__["capacity"] = 3
+    too_long = UploadList(
+        t0=server.agreement.t0, terms=world.offer().terms, listed=tuple(sorted(listed, key=lambda one: one.client))
+    )
+    with pytest.raises(PeerMisbehaved, match="a list of 4 is not in 3..3"):
+        world.holders[0].respond(too_long.encode())
+
+
+# --- Certificates -----------------------------------------------------------------------------------------------------
+
+
+def test_forged_certificates() -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    offer = world.offer()
+    server = world.collected(offer)
+    upload_list, quorum = fixed(server).encode(), world.record.quorum
+    good = CertifiedList.decode(certified_by(world, upload_list, range(quorum)))
+    signatures, holder = good.certificate, world.holders[4]
+    forged = {
+        "too few": signatures[:-1],
+        "one twice": (*signatures[:-1], signatures[-2]),
+        "out of order": signatures[::-1],
+        "no such holder": (*signatures[:-1], replace(signatures[-1], holder=9)),
+        "another's signature": (*signatures[:-1], replace(signatures[-1], signature=signatures[0].signature)),
+        "none": (*signatures[:-1], replace(signatures[-1], signature=b"")),
+    }
+    for name, certificate in forged.items():
+        with pytest.raises((PeerMisbehaved, AuthenticationFailed)) as refused:
+            holder.respond(replace(good, certificate=certificate).encode())
+        assert refused.value.culprits, name
+    other = replace(UploadList.decode(upload_list), listed=UploadList.decode(upload_list).listed[1:])
+    with pytest.raises(AuthenticationFailed):
+        holder.respond(replace(good, upload_list=other.encode()).encode())
+    assert Answer.decode(holder.respond(good.encode())).holder == 4
+
+
+def test_a_certificate_is_worth_nothing_under_one_answer() -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER))
+    upload_list = fixed(world.collected()).encode()
+    certified = CertifiedList(upload_list=upload_list, certificate=(HolderSignature(holder=0, signature=bytes(64)),))
+    with pytest.raises(PeerMisbehaved, match="under the rule certified"):
+        world.holders[0].respond(certified.encode())
+
+
+def test_fewer_than_a_quorum_is_no_certificate_at_the_server() -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    server = world.collected()
+    server.fix_list()
+    world.ask(server, server.requests(), absent=range(world.record.quorum - 1, 5))
+    with pytest.raises(ThresholdNotMet):
+        server.certify()
