@@ -56,13 +56,13 @@ class Floors:
 
     @classmethod
     def usual(cls, authority: bytes = NO_KEY) -> Floors:
-        """Return the floors of most clients: certified identities, three holders of which one may be corrupted."""
+        """Return the floors of most clients: certified identities, four holders of which one may be corrupted."""
         is_active = authority != NO_KEY
         return cls(
             authority=authority,
             suites=frozenset(Suite),
             modes=frozenset({SecurityMode.ACTIVE if is_active else SecurityMode.SEMI_HONEST}),
-            least_holders=3,
+            least_holders=4,
             assumed_corrupted=1,
             assumed_corrupted_clients=1,
             minimum_cohort=3,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from secagg.contract import Layout
+from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.roles import Subject
 
 from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
 from .epoch import NO_KEY, EpochRecord, HolderIdentity
 from .fitting import choose_committee, plan
-from .floors import LEAST_SECURITY_BITS
-from .parameters import Parameters, ThresholdRule
+from .parameters import DEGREES, Parameters, ThresholdRule
 
 Bounds = tuple[int, int] | None
 
@@ -62,18 +64,24 @@ def plan_masks(
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
-    most = capacity * maximum_weight
-    count, corrupted = len(record.holders), record.corrupted
-    return plan(
-        masked_values(layout, tuple(bounds), most),
-        capacity,
-        count,
-        corrupted,
-        count - corrupted - record.threshold,
-        capacity_weight=most,
-        least_security=LEAST_SECURITY_BITS,
-        rule=record.rule,
-    )
+    most, found = capacity * maximum_weight, list[Parameters]()
+    values = masked_values(layout, tuple(bounds), most)
+
+    def planned(degrees: Sequence[int]) -> Parameters:
+        """Plan for holders that are all honest and there, and put the signed thresholds in."""
+        free = plan(values, capacity, len(record.holders), 0, capacity_weight=most, rule=record.rule, degrees=degrees)
+        return replace(
+            free,
+            corrupted=record.corrupted,
+            threshold=record.threshold,
+            packing=record.packing,
+            quorum=record.quorum,
+        )
+
+    for degree in DEGREES:
+        with suppress(InvalidParameters):
+            found.append(planned((degree,)))
+    return min(found, key=lambda one: one.upload_bytes + one.dealt_bytes) if found else planned(DEGREES)
 
 
 def plan_offer(  # noqa: PLR0913 -- all but four have defaults

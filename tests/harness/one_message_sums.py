@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -48,6 +48,8 @@ class SumSetup:
     corrupted: int = 1
     absent: int = 0
     rule: ThresholdRule | None = None
+    threshold: int | None = None
+    """Another threshold than the largest that leaves the planned absences."""
     mode: SecurityMode = SecurityMode.ACTIVE
     suite: Suite = Suite.CLASSIC
     layout: Layout = SMALL_LAYOUT
@@ -130,6 +132,8 @@ class InsecureSum:
             authority=self.authority.public_key if setup.is_active else NO_KEY,
             rule=setup.rule,
         )
+        if setup.threshold is not None:
+            record = replace(record, threshold=setup.threshold, packing=1)
         self.record: EpochRecord = record.signed(self.authority) if setup.is_active else record
         self.holders = {position: self.holder(position) for position in range(setup.holders)}
         self.stored = dict[ClientId, bytes]()
