@@ -107,6 +107,8 @@ class InsecureSum:
 
     setup: SumSetup = field(default_factory=SumSetup)
     now: int = NOW
+    salt: str = ""
+    """Clients of another salt draw other coins."""
 
     def __post_init__(self) -> None:
         self.begin([50 + position for position in range(self.setup.holders)])
@@ -199,7 +201,7 @@ class InsecureSum:
             client,
             floors=self.floors,
             ledger=Ledger(TASK, store, self.stored.get(client)),
-            coins=self.setup.coins_of(f"{client} in round {self.setup.round_number}"),
+            coins=self.setup.coins_of(f"{client} in round {self.setup.round_number}{self.salt}"),
             clock=self.clock,
             signing_key=key,
             certificate=certificate,

@@ -1,0 +1,445 @@
+"""Clients that deal badly, holders that lie, and a server that mixes up what it relays.
+
+| attack | what stops it |
+|---|---|
+| a dealer off its polynomial | the published polynomial; it is named before the list is fixed |
+| a share that does not open, or another client's | HPKE's info names client and holder |
+| sealed shares swapped by the server | the tree that the client signs |
+| uploads replayed across sums, epochs and clients | T0 and the sum's terms in the signature |
+| a holder that refuses clients | a share of refusals, then it counts as absent |
+| a holder that lies in its answer | surplus answers; the tests of an opened sum |
+| S + 2^g X^5 by one liar among exactly T answers | the size of S |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from secagg.crypto.hpke import sealing_key
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, HolderId
+from secagg.protocols.one_message import client as client_module
+from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.lattice.masks import WrongSecret
+from secagg.protocols.one_message.messages import (
+    Answer,
+    DeliveredShare,
+    Delivery,
+    Judged,
+    Receipt,
+    Upload,
+    Verdict,
+    challenge_of,
+    leaf,
+    tree,
+    upload_digest,
+    vector_digest,
+)
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.sharing import Dealing
+from secagg.protocols.one_message.sharing_field import FIELD, holder_point
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+
+
+def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upload) -> bytes:
+    """Sign an altered upload as its client; the published polynomial stays what it was."""
+    agreement = offer.agree()
+    root = tree([leaf(agreement, position, share) for position, share in enumerate(upload.sealed)])[-1][0]
+    challenge = challenge_of(agreement, upload.header, vector_digest(upload.vector), root)
+    digest = upload_digest(challenge, upload.polynomial)
+    key = world.certified(client)[0]
+    return replace(upload, signature=agreement.sign(key, Label.ONE_MESSAGE_SIGNED_UPLOAD, digest)).encode()
+
+
+def badly_dealt(
+    world: InsecureSum, offer: Offer, client: ClientId, positions: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> bytes:
+    """Return an upload whose shares for some holders are off the polynomial that its client published."""
+    whole = client_module.deal
+
+    def deal(*arguments: object, **named: object) -> Dealing:
+        dealing = whole(*arguments, **named)  # type: ignore[arg-type]
+        shares = list(dealing.shares)
+        for position in positions:
+            altered = bytearray(shares[position].expose())
+            altered[0] ^= 1
+            shares[position] = Secret("share of a ring secret", altered)
+        dealing.shares = tuple(shares)
+        return dealing
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client_module, "deal", deal)
+        return world.upload(client, offer)
+
+
+def server_with(world: InsecureSum, offer: Offer, uploads: dict[ClientId, bytes]) -> Server:
+    server = Server(offer, world.setup.sum_id)
+    world.ask(server, server.introduce())
+    for client in world.setup.clients:
+        server.receive_upload(client, uploads.get(client) or world.upload(client, offer))
+    return server
+
+
+def settled(world: InsecureSum, server: Server) -> Server:
+    world.ask(server, server.deliver())
+    server.settle()
+    return server
+
+
+# --- Dealers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dealer_off_its_polynomial_is_named_before_the_list_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum(SumSetup())
+    offer, bad = world.offer(), world.setup.clients[2]
+    server = settled(world, server_with(world, offer, {bad: badly_dealt(world, offer, bad, [0, 3], monkeypatch)}))
+    assert isinstance(server.left_out[bad], PeerError)
+    assert server.left_out[bad].culprits == {bad}
+    assert [fault.culprits for fault in server.faults] == [{bad}]
+    server.fix_list()
+    world.ask(server, server.requests())
+    others = [client for client in world.setup.clients if client != bad]
+    assert server.open().aggregate.encode() == world.ideal(others).encode()
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_a_dealer_that_cheats_one_holder_is_left_out_and_both_are_named(
+    position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One holder may lie, so its word alone convicts nobody: shares from seeds and explicit ones alike."""
+    world = InsecureSum(SumSetup())
+    offer, bad = world.offer(), world.setup.clients[2]
+    server = settled(world, server_with(world, offer, {bad: badly_dealt(world, offer, bad, [position], monkeypatch)}))
+    assert server.left_out[bad].culprits == {bad, HolderId(position)}
+    assert server.present == frozenset(range(5))
+
+
+def test_without_the_dealer_check_such_a_dealer_spoils_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the check is for: with it planted away, nothing is released, and nobody is named."""
+    world = InsecureSum(SumSetup())
+    offer, bad = world.offer(), world.setup.clients[2]
+    upload = badly_dealt(world, offer, bad, [0, 3], monkeypatch)
+    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.require_on", lambda *_: None)
+    server = settled(world, server_with(world, offer, {bad: upload}))
+    server.fix_list()
+    world.ask(server, server.requests())
+    with pytest.raises(PeerMisbehaved):
+        server.open()
+
+
+def test_a_share_copied_from_another_client_does_not_open() -> None:
+    world = InsecureSum(SumSetup())
+    offer = world.offer()
+    honest, thief = world.setup.clients[:2]
+    stolen = Upload.decode(world.upload(honest, offer)).sealed
+    upload = replace(Upload.decode(world.upload(thief, offer)), sealed=stolen)
+    server = settled(world, server_with(world, offer, {thief: signed_again(world, offer, thief, upload)}))
+    assert server.left_out[thief].culprits == {thief}
+    verdicts = [Receipt.decode(server.receipts[0][-1]).judged[index].verdict for index in range(2)]
+    assert verdicts == [Verdict.ACCEPTED, Verdict.DOES_NOT_OPEN]
+
+
+def test_words_that_are_no_field_elements_do_not_open() -> None:
+    world = InsecureSum(SumSetup())
+    offer = world.offer()
+    agreement, bad = offer.agree(), world.setup.clients[0]
+    upload = Upload.decode(world.upload(bad, offer))
+    position = 4
+    from secagg.protocols.one_message.messages import sealing_info
+
+    with Secret("share", b"\xff" * agreement.parameters.share_bytes(position)) as words:
+        sealed = sealing_key(agreement.record.suite, agreement.epoch.keys[position].sealing_key).seal(
+            words, sealing_info(agreement, upload.header, position)
+        )
+    altered = replace(upload, sealed=(*upload.sealed[:position], sealed))
+    server = settled(world, server_with(world, offer, {bad: signed_again(world, offer, bad, altered)}))
+    judged = {p: Receipt.decode(server.receipts[p][-1]).judged[0].verdict for p in range(5)}
+    # The tree is another one, so the challenge is too, and the old polynomial is off for everybody else.
+    assert judged[position] is Verdict.DOES_NOT_OPEN
+    assert server.left_out[bad].culprits == {bad}
+
+
+def test_a_vector_with_bits_that_mean_nothing_is_left_out() -> None:
+    """Holders see a digest of the vector; what does not decode is the server's to find."""
+    world = InsecureSum(SumSetup())
+    offer, bad = world.offer(), world.setup.clients[0]
+    upload = Upload.decode(world.upload(bad, offer))
+    with pytest.raises(MalformedMessage, match="other lengths"):
+        server_with(world, offer, {bad: signed_again(world, offer, bad, replace(upload, vector=upload.vector[1:]))})
+
+
+# --- The server mixes things up ---------------------------------------------------------------------------------------
+
+
+def altered_deliveries(requests: dict[int, bytes]) -> dict[str, DeliveredShare]:
+    delivery = Delivery.decode(requests[0])
+    first, second, *_ = delivery.shares
+    other = Delivery.decode(requests[1]).shares[0]
+    return {
+        "shares of two clients swapped": replace(first, sealed=second.sealed),
+        "another holder's share": replace(first, sealed=other.sealed, path=other.path),
+        "another path": replace(first, path=second.path),
+        "a path that is too short": replace(first, path=first.path[:-1]),
+        "a path that is too long": replace(first, path=(*first.path, bytes(32))),
+        "another vector": replace(first, vector_digest=bytes(32)),
+        "another polynomial": replace(first, polynomial=second.polynomial),
+        "another client's name": replace(first, header=replace(first.header, client=second.header.client)),
+        "another client's certificate": replace(first, header=replace(first.header, identity=second.header.identity)),
+        "no certificate": replace(first, header=replace(first.header, identity=b"")),
+        "another sum": replace(
+            first, header=replace(first.header, terms=replace(first.header.terms, sum_id=b"s" * 16))
+        ),
+        "any sum": replace(first, header=replace(first.header, terms=replace(first.header.terms, sum_id=bytes(16)))),
+        "another model": replace(
+            first, header=replace(first.header, terms=replace(first.header.terms, model_digest=bytes(32)))
+        ),
+        "another nonce": replace(first, header=replace(first.header, nonce=bytes(32))),
+        "another's signature": replace(first, signature=second.signature),
+        "no signature": replace(first, signature=b""),
+    }
+
+
+def test_a_server_that_mixes_shares_up_is_to_blame_and_no_client() -> None:
+    world = InsecureSum(SumSetup())
+    server = server_with(world, world.offer(), {})
+    requests = server.deliver()
+    holder = world.holders[0]
+    for name, share in altered_deliveries(requests).items():
+        altered = replace(Delivery.decode(requests[0]), shares=(share,))
+        judged = Receipt.decode(holder.respond(altered.encode())).judged
+        assert [one.verdict for one in judged] == [Verdict.NOT_AUTHENTIC], name
+    assert {one.verdict for one in Receipt.decode(holder.respond(requests[0])).judged} == {Verdict.ACCEPTED}
+
+
+def test_uploads_replayed_across_clients_sums_rounds_and_epochs() -> None:
+    world = InsecureSum(SumSetup())
+    offer, (first, second, *_) = world.offer(), world.setup.clients
+    upload = world.upload(first, offer)
+    with pytest.raises(PeerMisbehaved, match="sent an upload of"):
+        Server(offer, world.setup.sum_id).receive_upload(second, upload)
+    later = world.offer(sum_id=b"another sum id..", setup=replace(world.setup, sum_id=b"another sum id.."))
+    with pytest.raises(PeerMisbehaved, match="another sum") as refused:
+        Server(later, b"another sum id..").receive_upload(first, upload)
+    assert refused.value.culprits == {first}
+    next_epoch = InsecureSum(replace(world.setup, number=2))
+    with pytest.raises(PeerMisbehaved, match="another sum"):
+        Server(next_epoch.offer(), world.setup.sum_id).receive_upload(first, upload)
+    # A server that relays it all the same learns nothing: the holders of the next epoch cannot open it.
+    server = Server(next_epoch.offer(), world.setup.sum_id)
+    next_epoch.ask(server, server.introduce())
+    old = server_with(world, offer, {}).deliver()
+    moved = replace(Delivery.decode(old[0]), t0=next_epoch.offer().agree().t0)
+    judged = Receipt.decode(next_epoch.holders[0].respond(moved.encode())).judged
+    assert {one.verdict for one in judged} == {Verdict.NOT_AUTHENTIC}
+
+
+def test_an_upload_that_the_authority_does_not_vouch_for() -> None:
+    world, strangers = InsecureSum(SumSetup()), InsecureSum(SumSetup(seed=b"others"))
+    offer, first = world.offer(), world.setup.clients[0]
+    upload = Upload.decode(world.upload(first, offer))
+    key, certificate = strangers.certified(first)
+    forged = replace(upload, header=replace(upload.header, identity=certificate.public_key + certificate.signature))
+    del key
+    with pytest.raises(AuthenticationFailed) as refused:
+        Server(offer, world.setup.sum_id).receive_upload(first, forged.encode())
+    assert refused.value.culprits == {first}
+
+
+def test_a_second_upload_of_a_client_is_refused_and_the_same_bytes_are_not() -> None:
+    world, again = InsecureSum(SumSetup()), InsecureSum(SumSetup())
+    offer, first = world.offer(), world.setup.clients[0]
+    server = Server(offer, world.setup.sum_id)
+    upload = world.upload(first, offer)
+    server.receive_upload(first, upload)
+    server.receive_upload(first, upload)
+    # A client without a ledger makes another one, and HPKE seals it with other coins.
+    with pytest.raises(PeerMisbehaved, match="a second upload"):
+        server.receive_upload(first, again.upload(first, offer))
+
+
+# --- Holders that lie -------------------------------------------------------------------------------------------------
+
+
+def lying(world: InsecureSum, position: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
+    """Return what a holder answers that adds to its sums, and signs that."""
+
+    def respond(request: bytes) -> bytes:
+        answer = Answer.decode(world.holders[position].respond(request))
+        words = change(np.frombuffer(answer.sums, "<u2").astype(np.int64)) % FIELD
+        altered = replace(answer, sums=words.astype("<u2").tobytes())
+        agreement = world.offer().agree()
+        key = world.holder_keys[position]
+        return replace(altered, signature=agreement.sign(key, Label.ONE_MESSAGE_ANSWER, *altered.parts)).encode()
+
+    return respond
+
+
+def listed(world: InsecureSum) -> Server:
+    server = world.collected()
+    server.fix_list()
+    if server.needs_certificate:
+        world.ask(server, server.requests())
+        server.certify()
+    return server
+
+
+@pytest.mark.parametrize("there", [10, 8, 7])
+def test_a_liar_is_named_off_what_the_others_agree_on(there: int) -> None:
+    world = InsecureSum(SumSetup(holders=10, threshold=6, rule=ThresholdRule.CERTIFIED))
+    server = listed(world)
+    respond = lying(world, 2, lambda words: words + 1)
+    for position, request in server.requests().items():
+        if position < there:
+            server.receive(position, respond(request) if position == 2 else world.holders[position].respond(request))
+    assert server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    assert [fault.culprits for fault in server.faults] == [{HolderId(2)}]
+
+
+def coefficient(world: InsecureSum, position: int, present: Sequence[int], amount: int) -> int:
+    """Return what a holder adds to its answer to move the secret by an amount, given who answers."""
+    top = bottom = 1
+    for other in present:
+        if other != position:
+            top = top * -holder_point(other) % FIELD
+            bottom = bottom * (holder_point(position) - holder_point(other)) % FIELD
+    return amount * bottom * pow(top, -1, FIELD) % FIELD
+
+
+@pytest.mark.parametrize("index", [0, 5, 1023])
+def test_one_liar_among_exactly_t_answers_shifts_the_secret_and_nothing_is_released(index: int) -> None:
+    """S + 2^g X^index leaves every guard bit as it was; the size of S gives it away."""
+    world = InsecureSum(SumSetup())
+    server, parameters = listed(world), world.offer().agree().parameters
+    present = range(parameters.threshold)
+    assert parameters.packing == 1
+    added = coefficient(world, 1, present, 1 << parameters.guard_bits)
+
+    def change(words: np.ndarray) -> np.ndarray:
+        words[index] += added
+        return words
+
+    respond = lying(world, 1, change)
+    for position in present:
+        request = server.requests()[position]
+        server.receive(position, respond(request) if position == 1 else world.holders[position].respond(request))
+    with pytest.raises(WrongSecret) as refused:
+        server.open()
+    assert not refused.value.culprits
+    assert not server.faults
+    # One more answer tells which one is wrong, and the sum comes out.
+    world.ask(server, server.requests())
+    assert server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    assert [fault.culprits for fault in server.faults] == [{HolderId(1)}]
+
+
+def test_what_a_server_refuses_of_a_holder() -> None:
+    world = InsecureSum(SumSetup())
+    server = listed(world)
+    request = server.requests()[0]
+    good = world.holders[0].respond(request)
+    answer = Answer.decode(good)
+    for altered, kind in (
+        (replace(answer, upload_list=bytes(32)), PeerMisbehaved),
+        (replace(answer, holder=1), PeerMisbehaved),
+        (replace(answer, t0=bytes(32)), PeerMisbehaved),
+        (replace(answer, signature=bytes(64)), AuthenticationFailed),
+        (replace(answer, sums=bytes(len(answer.sums))), AuthenticationFailed),
+    ):
+        with pytest.raises(kind) as refused:
+            server.receive(0, altered.encode())
+        assert refused.value.culprits == {HolderId(0)}
+    with pytest.raises(PeerError) as refused:
+        server.receive(1, good)
+    assert refused.value.culprits == {HolderId(1)}
+    server.receive(0, good)
+    server.receive(0, good)
+    second = lying(world, 0, lambda words: words + 1)(request)
+    with pytest.raises(PeerMisbehaved, match="two things") as refused:
+        server.receive(0, second)
+    assert refused.value.reason is Reason.ALREADY_ANSWERED
+
+
+def refusing(world: InsecureSum, position: int, verdict: Verdict, count: int) -> Callable[[bytes], bytes]:
+    """Return what a holder says that refuses the first few uploads of a delivery, and signs that."""
+
+    def respond(request: bytes) -> bytes:
+        receipt = Receipt.decode(world.holders[position].respond(request))
+        judged = tuple(Judged(upload=one.upload, verdict=verdict) for one in receipt.judged[:count])
+        altered = replace(receipt, judged=judged + receipt.judged[count:])
+        key = world.holder_keys[position]
+        signature = world.offer().agree().sign(key, Label.ONE_MESSAGE_RECEIPT, *altered.parts)
+        return replace(altered, signature=signature).encode()
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("verdict", "count", "left_out", "is_lost"),
+    [
+        (Verdict.OFF_POLYNOMIAL, 2, 2, False),
+        (Verdict.DOES_NOT_OPEN, 5, 0, True),
+        (Verdict.NOT_AUTHENTIC, 1, 0, True),
+    ],
+)
+def test_a_holder_that_refuses_clients(verdict: Verdict, count: int, left_out: int, is_lost: bool) -> None:  # noqa: FBT001
+    world = InsecureSum(SumSetup())
+    server = server_with(world, world.offer(), {})
+    respond = refusing(world, 3, verdict, count)
+    for position, request in server.deliver().items():
+        server.receive(position, respond(request) if position == 3 else world.holders[position].respond(request))
+    server.settle()
+    assert len(server.left_out) == left_out
+    assert (3 not in server.present) is is_lost
+    assert all(HolderId(3) in fault.culprits for fault in server.faults)
+    server.fix_list()
+    world.ask(server, server.requests())
+    counted = [client for client in world.setup.clients if client not in server.left_out]
+    assert server.open().aggregate.encode() == world.ideal(counted).encode()
+
+
+def test_a_wrong_input_spoils_the_sum_and_names_nobody() -> None:
+    """A consistent sharing beside another vector passes every check but the last: nothing is released."""
+    world = InsecureSum(SumSetup())
+    offer, bad = world.offer(), world.setup.clients[0]
+    upload = Upload.decode(world.upload(bad, offer))
+    with pytest.MonkeyPatch.context() as patched:
+        ring = client_module.epoch_ring(offer.agree().parameters, offer.agree().epoch.seed)
+        masked = type(ring).mask
+        patched.setattr(
+            type(ring),
+            "mask",
+            lambda *arguments: (upload.vector, masked(*arguments)[1]),
+        )
+        world.stored.pop(bad)
+        world.salt = " again"
+        spoiled = world.upload(bad, offer)
+    server = settled(world, server_with(world, offer, {bad: spoiled}))
+    assert not server.left_out
+    server.fix_list()
+    world.ask(server, server.requests())
+    with pytest.raises(WrongSecret) as refused:
+        server.open()
+    assert not refused.value.culprits
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_weights_that_no_clients_have_are_refused(rule: ThresholdRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum(SumSetup(rule=rule, maximum_weight=2))
+    offer = world.offer()
+    monkeypatch.setattr(client_module, "_require_fits", lambda *_: None)
+    monkeypatch.setattr(SumSetup, "weight_of", lambda *_: 3)
+    server = world.collected(offer)
+    server.fix_list()
+    if rule is ThresholdRule.CERTIFIED:
+        world.ask(server, server.requests())
+        server.certify()
+    world.ask(server, server.requests())
+    with pytest.raises(PeerMisbehaved, match="weights add up to what no weights do"):
+        server.open()
