@@ -159,18 +159,38 @@ class InsecureSum:
     def clock(self) -> datetime:
         return datetime.fromtimestamp(self.now, UTC)
 
-    def holder(self, position: int, journal: Journal | None = None) -> Holder:
-        coins = self.setup.coins_of(f"holder {position}")
+    def holder(self, position: int) -> Holder:
+        return self._holder(position, "")
+
+    def holder_of_other_coins(self, position: int) -> Holder:
+        """Return a second holder at a position, which announces other keys."""
+        return self._holder(position, " again")
+
+    def _holder(self, position: int, salt: str) -> Holder:
+        coins = self.setup.coins_of(f"holder {position}{salt}")
         root = Secret.random("holder root", 32, coins)
+        key = self.holder_keys[position] if self.setup.is_active else None
+        return self.holder_with(self.record, position, key=key, root=root, nonce=bytes(coins.draw(32)))
+
+    def holder_with(
+        self,
+        record: EpochRecord,
+        position: int,
+        *,
+        key: SigningKey | None,
+        journal: Journal | None = None,
+        root: Secret | None = None,
+        nonce: bytes = bytes(32),
+    ) -> Holder:
         return Holder(
-            self.record,
+            record,
             position,
-            root=root,
-            nonce=bytes(coins.draw(32)),
+            root=root or Secret("holder root", bytes(32)),
+            nonce=nonce,
             journal=journal or NoJournal(),
             floors=self.floors,
             clock=self.clock,
-            signing_key=self.holder_keys[position] if self.setup.is_active else None,
+            signing_key=key,
         )
 
     def offer(self, sum_id: bytes | None = None, setup: SumSetup | None = None) -> Offer:

@@ -1,0 +1,497 @@
+"""Who may hold, which epoch, which public polynomials, and what a holder remembers that was killed or restored.
+
+| attack | what stops it |
+|---|---|
+| a committee that the server chose, a holder twice, another order | the authority's signature on the ordered list |
+| holders' keys or ``a`` of the server's choice | each holder's signature; T0 |
+| an epoch that is over, or older than one that was seen | the client's clock and ledger |
+| the same update in two sums, epochs or attempts | the client's ledger |
+| parameters below a client's floors | floors, held by clients and again by holders |
+| a holder that answers twice after a crash, or from a copy | the journal, its head and the boot id |
+| counts and lengths of any size | limits before allocation |
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+)
+from secagg.identifiers import HolderId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
+from secagg.protocols.one_message.floors import Floors
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.journal import Event, FileJournal
+from secagg.protocols.one_message.ledger import Ledger
+from secagg.protocols.one_message.messages import MESSAGES, Answer, Receipt
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.server import Server
+from secagg.session.roles import LateUpdate, Update
+from secagg.wire import HEADER_BYTES, Writer
+from tests.harness.one_message_sums import MODEL, NOW, TASK, InsecureSum, SumSetup
+
+BOOT = b"since this morning"
+OPENED = list[FileJournal]()
+
+
+@pytest.fixture(autouse=True)
+def closed_journals() -> Iterator[None]:
+    """Close what a test leaves open, as the end of a process would."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+# --- Committees -------------------------------------------------------------------------------------------------------
+
+
+def test_a_committee_that_the_authority_did_not_sign() -> None:
+    world = InsecureSum(SumSetup())
+    keys = [world.holders[position].keys for position in range(5)]
+    record = world.record
+    for altered in (
+        replace(record, holders=record.holders[::-1]),
+        replace(record, holders=record.holders[:-1], threshold=4),
+        replace(record, corrupted=0, threshold=4),
+        replace(record, threshold=5),
+        replace(record, expiry=record.expiry + 1),
+        replace(record, number=2),
+        replace(record, rule=ThresholdRule.CERTIFIED, quorum=4),
+        replace(record, suite=Suite.HYBRID),
+        record.signed(world.setup.key_of("another authority")),
+    ):
+        with pytest.raises(AuthenticationFailed):
+            verify_epoch(altered.encode(), keys)
+    assert verify_epoch(record.encode(), keys).record == record
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda world: {"holders": (world.record.holders[0], *world.record.holders[:4])}, "at two positions"),
+        (
+            lambda world: {
+                "holders": (*world.record.holders[:4], replace(world.record.holders[0], number=99)),
+            },
+            "one key stands at two positions",
+        ),
+        (lambda _: {"threshold": 3}, "the threshold is 3, not in 4..5"),
+        (lambda _: {"rule": ThresholdRule.CERTIFIED, "quorum": 3}, "the quorum is 3; 4 are needed of 5"),
+        (lambda _: {"authority": bytes(32)}, "needs an authority"),
+        (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "has no keys"),
+    ],
+)
+def test_records_that_no_authority_may_sign(change: Callable[[InsecureSum], dict[str, object]], sentence: str) -> None:
+    world = InsecureSum(SumSetup())
+    with pytest.raises(InvalidParameters, match=sentence):
+        replace(world.record, **change(world))  # type: ignore[arg-type]
+
+
+def test_keys_that_a_holder_did_not_publish() -> None:
+    """The server cannot choose ``a``: its seed is of every holder's bytes, which the holder signed."""
+    world, other = InsecureSum(SumSetup()), InsecureSum(SumSetup(number=2))
+    record, keys = world.record.encode(), [world.holders[position].keys for position in range(5)]
+    first = HolderKeys.decode(keys[0])
+    for altered, kind in (
+        (replace(first, nonce=bytes(32)), AuthenticationFailed),
+        (replace(first, sealing_key=HolderKeys.decode(keys[1]).sealing_key), AuthenticationFailed),
+        (HolderKeys.decode(other.holders[0].keys), PeerMisbehaved),
+    ):
+        with pytest.raises(kind) as refused:
+            verify_epoch(record, [altered.encode(), *keys[1:]])
+        assert refused.value.culprits == {HolderId(0)}
+    for wrong in (keys[:-1], keys[::-1], [*keys[:-1], keys[0]], [*keys, keys[0]]):
+        with pytest.raises(PeerMisbehaved, match="keys of all its holders"):
+            verify_epoch(record, wrong)
+
+
+def test_a_holder_that_tells_clients_different_keys_divides_them_and_learns_nothing() -> None:
+    """Two announcements of one holder are two T0s: nobody's upload for one is taken, or opened, in the other."""
+    world = InsecureSum(SumSetup())
+    honest = world.offer()
+    twin = world.holder_of_other_coins(3)
+    told = replace(honest, keys=(*honest.keys[:3], twin.keys, honest.keys[4]))
+    assert told.agree().t0 != honest.agree().t0
+    assert told.agree().epoch.seed != honest.agree().epoch.seed
+    client = world.setup.clients[0]
+    with pytest.raises(PeerMisbehaved, match="another sum"):
+        Server(honest, world.setup.sum_id).receive_upload(client, world.upload(client, told))
+    with pytest.raises(PeerMisbehaved, match="other keys of this holder"):
+        world.holders[3].respond(told.encode())
+
+
+def test_holders_stand_only_where_the_authority_put_them() -> None:
+    world = InsecureSum(SumSetup())
+    with pytest.raises(InvalidParameters, match="another holder stands"):
+        world.holder_with(world.record, 0, key=world.holder_keys[1])
+    forged = replace(world.record, threshold=5)
+    with pytest.raises(AuthenticationFailed):
+        world.holder_with(forged, 0, key=world.holder_keys[0])
+    elsewhere = InsecureSum(SumSetup(seed=b"another authority"))
+    with pytest.raises(InvalidParameters, match="another authority"):
+        elsewhere.holder_with(world.record, 0, key=world.holder_keys[0])
+
+
+# --- Clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_that_is_over_or_older_than_the_newest() -> None:
+    old, new = InsecureSum(SumSetup(number=1)), InsecureSum(SumSetup(number=2, round_number=1))
+    client = old.setup.clients[0]
+    new.upload(client)
+    old.stored = new.stored
+    old.setup = replace(old.setup, round_number=5)
+    with pytest.raises(PeerMisbehaved, match="epoch 1 is older than 2"):
+        old.upload(client)
+    new.now = NOW + 3600
+    with pytest.raises(InvalidParameters, match="its epoch has expired"):
+        new.upload(new.setup.clients[1])
+    with pytest.raises(InvalidParameters, match="the epoch is over"):
+        new.holders[0].respond(new.record.encode())
+
+
+def test_an_epoch_that_expires_while_the_client_trains() -> None:
+    world = InsecureSum(SumSetup())
+    client = world.setup.clients[0]
+
+    def train() -> Update:
+        world.now = NOW + 3600
+        return Update(world.setup.values_of(client), MODEL)
+
+    with pytest.raises(InvalidParameters, match="its epoch has expired"):
+        world.client(client).upload(world.offer().encode(), world.setup.subject, LateUpdate(train))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_same_update_in_two_sums_or_epochs(number: int) -> None:
+    world = InsecureSum(SumSetup())
+    client = world.setup.clients[0]
+    world.upload(client)
+    again = InsecureSum(SumSetup(number=number, round_number=1, sum_id=b"another sum id.."))
+    again.stored = world.stored
+    payload = world.setup.values_of(client)
+    with pytest.raises(Misuse, match="was uploaded before") as refused:
+        again.client(client).upload(
+            again.offer().encode(), again.setup.subject, LateUpdate(lambda: Update(payload, MODEL))
+        )
+    assert refused.value.reason is Reason.ALREADY_SPENT
+    # A round is answered once, whatever is offered for it under whichever sum or epoch.
+    elsewhere = InsecureSum(SumSetup(number=number, sum_id=b"another sum id.."))
+    elsewhere.stored = world.stored
+    with pytest.raises(PeerMisbehaved, match="rounds go up"):
+        elsewhere.upload(client)
+
+
+def test_an_upload_is_sent_again_identically_and_never_made_again() -> None:
+    world = InsecureSum(SumSetup())
+    client, offer = world.setup.clients[0], world.offer()
+    first = world.upload(client, offer)
+    assert world.upload(client, offer) == first, "after a restart, from what was stored"
+
+    def never() -> Update:
+        raise AssertionError
+
+    assert world.client(client).upload(offer.encode(), world.setup.subject, LateUpdate(never)) == first
+
+
+def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
+    """The ledger is stored before the update is made, and the upload before it is handed over."""
+    world = InsecureSum(SumSetup())
+    client, stored = world.setup.clients[0], list[bytes]()
+
+    def store(record: bytes) -> None:
+        stored.append(record)
+        if len(stored) == 3:
+            raise OSError("the disk is full")
+
+    ledger = Ledger(TASK, store)
+    member = world.client(client)
+    member._ledger = ledger  # noqa: SLF001 -- another store
+    with pytest.raises(OSError, match="full"):
+        member.upload(world.offer().encode(), world.setup.subject, world.update(client))
+    world.stored[client] = stored[1]
+    with pytest.raises(PeerMisbehaved, match="rounds go up"):
+        world.upload(client)
+
+
+def weaker(world: InsecureSum) -> dict[str, Floors]:
+    floors = world.floors
+    return {
+        "another authority": replace(floors, authority=b"a" * 32),
+        "suite": replace(floors, suites=frozenset({Suite.HYBRID})),
+        "mode": replace(floors, modes=frozenset({SecurityMode.SEMI_HONEST})),
+        "fewer than 6": replace(floors, least_holders=6),
+        "1 corrupted holders only": replace(floors, assumed_corrupted=2),
+        "1 corrupted clients only": replace(floors, assumed_corrupted_clients=2, minimum_cohort=4),
+        "a cohort of 3 is below 4": replace(floors, minimum_cohort=4),
+        "a ring of 9 bits is below 10": replace(floors, minimum_modulus_bits=10),
+        "a vector of 9 is longer than 8": replace(floors, maximum_length=8),
+        "a list of 16 is longer than 15": replace(floors, maximum_capacity=15),
+        "bits of security": replace(floors, least_security_bits=1000),
+    }
+
+
+def test_offers_below_the_floors_are_refused_by_clients_and_by_holders() -> None:
+    world = InsecureSum(SumSetup())
+    offer, client = world.offer(), world.setup.clients[0]
+    for sentence, floors in weaker(world).items():
+        world.stored.clear()
+        insisting = world.client(client)
+        insisting._floors = floors  # noqa: SLF001 -- another client's
+        with pytest.raises(InvalidParameters, match=sentence) as refused:
+            insisting.upload(offer.encode(), world.setup.subject, world.update(client))
+        assert refused.value.reason is Reason.BELOW_FLOOR
+        assert not world.stored, "nothing was charged"
+        if sentence != "another authority":
+            holder = world.holder(0)
+            holder._floors = floors  # noqa: SLF001 -- another holder's
+            with pytest.raises(InvalidParameters, match=sentence):
+                holder.respond(offer.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("task", {"task": b"another"}),
+        ("round", {"round_number": 1}),
+        ("layout", {"layout": Layout((RingSegment(20, 6),))}),
+        ("terms", {"terms": b"t" * 32}),
+        ("model", {"model_digest": bytes(32)}),
+        ("capacity", {"capacity": 3}),
+    ],
+)
+def test_offers_about_something_else_are_refused(name: str, change: dict[str, object]) -> None:
+    world = InsecureSum(SumSetup())
+    client = world.setup.clients[0]
+    subject = replace(world.setup.subject, **change)  # type: ignore[arg-type]
+    with pytest.raises(SecAggError, match=name):
+        world.client(client).upload(world.offer().encode(), subject, world.update(client))
+    assert client not in world.stored
+
+
+def test_offers_whose_uploads_name_no_sum() -> None:
+    world = InsecureSum(SumSetup())
+    offer, client = world.offer(), world.setup.clients[0]
+    nameless = replace(offer, terms=replace(offer.terms, sum_id=bytes(16)))
+    with pytest.raises(InvalidParameters, match="names its one sum"):
+        world.client(client).upload(nameless.encode(), world.setup.subject, world.update(client))
+    with pytest.raises(InvalidParameters, match="names its one sum"):
+        Server(nameless, world.setup.sum_id)
+
+
+def test_thresholds_that_the_authority_did_not_sign() -> None:
+    world, other = InsecureSum(SumSetup()), InsecureSum(SumSetup(threshold=5))
+    mixed = replace(world.offer(), configuration=other.offer().configuration)
+    with pytest.raises(InvalidParameters, match="other thresholds than the authority signed"):
+        mixed.agree()
+
+
+# --- Holders that were killed or restored -----------------------------------------------------------------------------
+
+
+class Standing:
+    """A holder with a journal in a folder, which can be killed at any write."""
+
+    def __init__(self, world: InsecureSum, folder: Path) -> None:
+        self.world, self.folder = world, folder
+        self.holder = self.start()
+
+    def start(self, boot: bytes = BOOT) -> Holder:
+        coins = self.world.setup.coins_of(f"journal {len(OPENED)} of {self.folder}")
+        self.journal = FileJournal(self.folder, self.world.record.context.digest, boot, coins)
+        OPENED.append(self.journal)
+        return self.world.holder_with(
+            self.world.record,
+            0,
+            key=self.world.holder_keys[0],
+            journal=self.journal,
+            root=self.journal.root,
+            nonce=self.journal.nonce,
+        )
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.holder = self.start()
+
+
+def standing_world(folder: Path, rule: ThresholdRule = ThresholdRule.ONE_ANSWER) -> tuple[InsecureSum, Standing]:
+    world = InsecureSum(SumSetup(rule=rule))
+    standing = Standing(world, folder / "holder")
+    world.holders[0] = standing.holder
+    return world, standing
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_a_holder_restarted_after_each_step_says_the_same_again(rule: ThresholdRule, tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path, rule)
+    server = world.collected()
+    server.fix_list()
+    standing.restart()
+    world.holders[0] = standing.holder
+    stages = 2 if rule is ThresholdRule.CERTIFIED else 1
+    for stage in range(stages):
+        requests = server.requests()
+        first = standing.holder.respond(requests[0])
+        standing.restart()
+        assert standing.holder.respond(requests[0]) == first
+        world.holders[0] = standing.holder
+        world.ask(server, requests)
+        if stages == 2 and stage == 0:
+            server.certify()
+    assert server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    # A smaller list of the same uploads is refused before and after a restart.
+    smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
+    for _ in range(2):
+        with pytest.raises(PeerMisbehaved, match="one list"):
+            standing.holder.respond(smaller.encode())
+        standing.restart()
+
+
+def test_a_crash_before_the_answer_is_sent_leaves_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journal, flush, then send: killed in between, the holder answers that list and no other."""
+    world, standing = standing_world(tmp_path)
+    server = world.collected()
+    server.fix_list()
+    request = server.requests()[0]
+    smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
+    place = Holder._place  # noqa: SLF001 -- what comes after the journal
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Holder, "_place", crash)
+        with pytest.raises(KeyboardInterrupt):
+            standing.holder.respond(smaller.encode())
+    assert Holder._place is place  # noqa: SLF001
+    standing.restart()
+    with pytest.raises(PeerMisbehaved, match="one list"):
+        standing.holder.respond(request)
+    assert Answer.decode(standing.holder.respond(smaller.encode())).upload_list == smaller.digest
+
+
+def test_a_journal_that_cannot_be_written_promises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, standing = standing_world(tmp_path)
+    server = world.collected()
+    server.fix_list()
+
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="no space"):
+            standing.holder.respond(server.requests()[0])
+    with pytest.raises(Misuse, match="was closed"):
+        standing.holder.respond(server.requests()[0])
+
+
+def test_a_restored_holder_is_out_of_the_epoch(tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path)
+    server = world.collected()
+    server.fix_list()
+    standing.journal.close()
+    shutil.copytree(standing.folder, tmp_path / "backup")
+    standing.restart()
+    standing.holder.respond(server.requests()[0])
+    standing.journal.close()
+    # The records come from a backup: the head knows of one more.
+    shutil.copy(tmp_path / "backup" / "records", standing.folder / "records")
+    with pytest.raises(InvalidParameters, match="older than what this holder has done"):
+        standing.start()
+    # The whole folder comes from a backup, on a machine that was started again.
+    shutil.rmtree(standing.folder)
+    shutil.copytree(tmp_path / "backup", standing.folder)
+    with pytest.raises(InvalidParameters, match="before this machine was started"):
+        standing.start(boot=b"since noon")
+
+
+@pytest.mark.parametrize("name", ["records", "head", "secret"])
+def test_files_of_a_journal_that_are_lost_end_the_epoch(name: str, tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path)
+    world.collected()
+    standing.journal.close()
+    (standing.folder / name).unlink()
+    with pytest.raises(InvalidParameters, match="epoch is over"):
+        standing.start()
+
+
+def test_a_record_that_a_crash_cut_off_is_forgotten_and_one_without_its_head_is_not(tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path)
+    world.collected()
+    standing.journal.close()
+    records, head = standing.folder / "records", standing.folder / "head"
+    kept, old_head = records.read_bytes(), head.read_bytes()
+    records.write_bytes(kept + (500).to_bytes(8, "big") + b"half of a record")
+    standing.restart()
+    assert records.read_bytes() == kept
+    standing.journal.append(Event.OFFERED, world.offer(sum_id=b"s" * 16).encode())
+    standing.journal.close()
+    head.write_bytes(old_head)
+    standing.restart()
+    assert head.read_bytes() != old_head
+    # But no two records are ahead of their head.
+    standing.journal.append(Event.OFFERED, world.offer(sum_id=b"t" * 16).encode())
+    standing.journal.close()
+    head.write_bytes(old_head)
+    with pytest.raises(InvalidParameters, match="older than what this holder has done"):
+        standing.start()
+
+
+def test_a_journal_of_another_epoch_or_open_elsewhere(tmp_path: Path) -> None:
+    _, standing = standing_world(tmp_path)
+    with pytest.raises(InvalidParameters, match="open in another process"):
+        standing.start()
+    standing.journal.close()
+    with pytest.raises(InvalidParameters, match="of another epoch"):
+        FileJournal(standing.folder, bytes(32), BOOT, standing.world.setup.coins_of("other"))
+    standing.folder.chmod(0o755)
+    with pytest.raises(InvalidParameters, match="chmod it to 700"):
+        standing.start()
+
+
+def test_the_end_of_an_epoch_destroys_its_keys(tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path)
+    world.collected()
+    world.now = NOW + 3600
+    with pytest.raises(InvalidParameters, match="keys are destroyed"):
+        standing.holder.respond(world.record.encode())
+    assert not any(standing.folder.iterdir())
+    # Begun again, it has other keys than the epoch's, and takes no part.
+    world.now = NOW
+    standing.restart()
+    with pytest.raises(PeerMisbehaved, match="other keys of this holder"):
+        standing.holder.respond(world.offer().encode())
+
+
+# --- Huge counts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", [*MESSAGES, Offer])
+def test_huge_counts_are_refused_before_anything_is_allocated(message: type[Answer]) -> None:
+    """Every run of four bytes that could be a count says 2^32 - 1."""
+    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    server = world.collected()
+    examples = {type(one): one.encode() for one in (world.offer(), Receipt.decode(server.receipts[0][-1]))}
+    encoded = examples.get(message, Writer(message.kind).finish() + bytes(400))
+    for start in range(HEADER_BYTES, min(len(encoded), 600)):
+        altered = encoded[:start] + b"\xff" * 4 + encoded[start + 4 :]
+        try:
+            message.decode(altered)
+        except MalformedMessage:
+            continue
