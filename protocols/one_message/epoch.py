@@ -30,8 +30,7 @@ from secagg.session.certificates import (
 from secagg.wire import MessageKind
 
 from .fields import Choice, Fixed, Message, Nested, Repeated, Unsigned, Variable
-from .fitting import least_quorum, least_threshold
-from .parameters import ThresholdRule
+from .parameters import ThresholdRule, least_quorum, least_threshold
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32

@@ -8,10 +8,9 @@ class Receipt(Message):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from functools import cache
 from typing import Any, ClassVar, Final, Protocol, Self, get_type_hints
 
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
@@ -168,12 +167,13 @@ class Message:
             MalformedMessage: anything that ``encode`` would not have written.
         """
         reader = Reader(message, cls.kind)
-        decoded = read_fields(reader, cls)
+        decoded: Self = read_fields(reader, cls)
         reader.finish()
         return decoded
 
 
 Declared = type[Any]
+_FIELDS: Final[dict[Declared, tuple[tuple[str, Field], ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +194,14 @@ class Nested:
         return f"({', '.join(f'{name} {field}' for name, field in fields_of(self.declared))})"
 
 
-@cache
 def fields_of(declared: Declared) -> tuple[tuple[str, Field], ...]:
     """Return the fields of a declaration, each with its name."""
+    if declared not in _FIELDS:
+        _FIELDS[declared] = _declared_fields(declared)
+    return _FIELDS[declared]
+
+
+def _declared_fields(declared: Declared) -> tuple[tuple[str, Field], ...]:
     hints = get_type_hints(declared, include_extras=True)
     return tuple((name, hint.__metadata__[0]) for name, hint in hints.items() if hasattr(hint, "__metadata__"))
 
@@ -207,9 +212,9 @@ def write_fields(writer: Writer, value: object) -> None:
         field.write(writer, getattr(value, name))
 
 
-def read_fields(reader: Reader, declared: Callable[..., Any]) -> Any:  # noqa: ANN401 -- of the declared type
+def read_fields(reader: Reader, declared: Declared) -> Any:  # noqa: ANN401 -- of the declared type
     """Read the fields of a declaration; what its own checks refuse is malformed."""
-    values = {name: field.read(reader) for name, field in fields_of(declared)}  # type: ignore[arg-type]
+    values = {name: field.read(reader) for name, field in fields_of(declared)}
     try:
         return declared(**values)
     except InvalidParameters as error:

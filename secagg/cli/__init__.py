@@ -11,6 +11,7 @@ from pathlib import Path
 
 from secagg.errors import SecAggError
 
+from .holder import add_holder_options
 from .round import add_options as add_round_options
 from .training_options import add_training_options
 from .two_servers_options import add_two_servers_options
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_two_servers_options(
         commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )
+    add_holder_options(commands)
     add_training_options(commands)
     return parser
 

@@ -25,6 +25,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, HolderId
 from secagg.protocols.one_message import client as client_module
+from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.lattice.masks import WrongSecret
 from secagg.protocols.one_message.messages import (
@@ -37,6 +38,7 @@ from secagg.protocols.one_message.messages import (
     Verdict,
     challenge_of,
     leaf,
+    sealing_info,
     tree,
     upload_digest,
     vector_digest,
@@ -62,10 +64,9 @@ def badly_dealt(
     world: InsecureSum, offer: Offer, client: ClientId, positions: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> bytes:
     """Return an upload whose shares for some holders are off the polynomial that its client published."""
-    whole = client_module.deal
 
     def deal(*arguments: object, **named: object) -> Dealing:
-        dealing = whole(*arguments, **named)  # type: ignore[arg-type]
+        dealing = sharing.deal(*arguments, **named)  # type: ignore[arg-type]
         shares = list(dealing.shares)
         for position in positions:
             altered = bytearray(shares[position].expose())
@@ -152,8 +153,6 @@ def test_words_that_are_no_field_elements_do_not_open() -> None:
     agreement, bad = offer.agree(), world.setup.clients[0]
     upload = Upload.decode(world.upload(bad, offer))
     position = 4
-    from secagg.protocols.one_message.messages import sealing_info
-
     with Secret("share", b"\xff" * agreement.parameters.share_bytes(position)) as words:
         sealed = sealing_key(agreement.record.suite, agreement.epoch.keys[position].sealing_key).seal(
             words, sealing_info(agreement, upload.header, position)
@@ -302,7 +301,7 @@ def test_a_liar_is_named_off_what_the_others_agree_on(there: int) -> None:
     assert [fault.culprits for fault in server.faults] == [{HolderId(2)}]
 
 
-def coefficient(world: InsecureSum, position: int, present: Sequence[int], amount: int) -> int:
+def coefficient(position: int, present: Sequence[int], amount: int) -> int:
     """Return what a holder adds to its answer to move the secret by an amount, given who answers."""
     top = bottom = 1
     for other in present:
@@ -319,7 +318,7 @@ def test_one_liar_among_exactly_t_answers_shifts_the_secret_and_nothing_is_relea
     server, parameters = listed(world), world.offer().agree().parameters
     present = range(parameters.threshold)
     assert parameters.packing == 1
-    added = coefficient(world, 1, present, 1 << parameters.guard_bits)
+    added = coefficient(1, present, 1 << parameters.guard_bits)
 
     def change(words: np.ndarray) -> np.ndarray:
         words[index] += added

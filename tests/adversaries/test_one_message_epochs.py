@@ -34,6 +34,7 @@ from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
+from secagg.protocols.one_message.fields import Message
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Event, FileJournal
@@ -483,12 +484,12 @@ def test_the_end_of_an_epoch_destroys_its_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("message", [*MESSAGES, Offer])
-def test_huge_counts_are_refused_before_anything_is_allocated(message: type[Answer]) -> None:
+def test_huge_counts_are_refused_before_anything_is_allocated(message: type[Message]) -> None:
     """Every run of four bytes that could be a count says 2^32 - 1."""
     world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
     server = world.collected()
-    examples = {type(one): one.encode() for one in (world.offer(), Receipt.decode(server.receipts[0][-1]))}
-    encoded = examples.get(message, Writer(message.kind).finish() + bytes(400))
+    examples = {one.kind: one.encode() for one in (world.offer(), Receipt.decode(server.receipts[0][-1]))}
+    encoded = examples.get(message.kind, Writer(message.kind).finish() + bytes(400))
     for start in range(HEADER_BYTES, min(len(encoded), 600)):
         altered = encoded[:start] + b"\xff" * 4 + encoded[start + 4 :]
         try:

@@ -172,7 +172,7 @@ class InsecureSum:
         key = self.holder_keys[position] if self.setup.is_active else None
         return self.holder_with(self.record, position, key=key, root=root, nonce=bytes(coins.draw(32)))
 
-    def holder_with(
+    def holder_with(  # noqa: PLR0913 -- what a holder brings
         self,
         record: EpochRecord,
         position: int,

@@ -66,7 +66,9 @@ def opened(world: InsecureSum, standing: Standing | None) -> OneMessageServerSes
     return open_session(setup.subject, settings_of(setup), frozenset(setup.clients), helpers)
 
 
-def carry(session: OneMessageServerSession, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]) -> None:
+def carry(
+    session: OneMessageServerSession, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]
+) -> None:
     """Carry every stage out; ``gone`` has the positions of the clients that are lost in a stage."""
     order = list(clients)
     while (stage := session.stage) is not None:

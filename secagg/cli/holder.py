@@ -1,0 +1,196 @@
+"""``secagg holder``: a standing holder of the protocol with one message a client, and the keys that one needs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, PeerError
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
+from secagg.session.numbered_helpers import serve_helper
+
+from .serving import serving
+
+if TYPE_CHECKING:
+    from secagg.protocols.one_message.epoch import EpochRecord
+
+_MOST_FILE_BYTES: Final = 1 << 20
+_OWNER_ONLY: Final = 0o600
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def add_holder_options(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``holder keys``, ``holder record`` and ``holder serve``."""
+    holder = commands.add_parser("holder", help="a standing holder of the protocol with one message a client")
+    kinds = holder.add_subparsers(required=True, metavar="COMMAND")
+    keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
+    keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes")
+    keys.set_defaults(run=lambda options: make_key(options.out))
+    record = kinds.add_parser(
+        "record",
+        help="as the authority: sign who holds in an epoch",
+        description="Sign an epoch's holders, in their order. List operators that do not work together: what any "
+        "--corrupted of them know tells nothing, and no more than that is promised.",
+    )
+    record.add_argument("--authority", type=Path, required=True, metavar="FILE", help="the authority's private key")
+    record.add_argument(
+        "--holder", action="append", required=True, metavar="HEX", help="a holder's public key; once for each, in order"
+    )
+    record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
+    record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
+    record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")
+    record.add_argument(
+        "--rule", choices=("one_answer", "certified"), help="default: one_answer where it suits the holders"
+    )
+    record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="default: classic")
+    record.add_argument("--hours", type=float, default=24.0, help="how long the epoch lasts (default: 24)")
+    record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the record goes")
+    record.set_defaults(run=sign_record)
+    serve = kinds.add_parser(
+        "serve",
+        help="hold in one epoch, until SIGTERM or SIGINT",
+        description="Hold in one epoch. Started again with the same arguments it goes on from its journal; started "
+        "from a backup, or after a reboot, it refuses, because it cannot know what it has answered.",
+    )
+    serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
+    serve.add_argument("--key", type=Path, required=True, metavar="FILE", help="this holder's private key")
+    serve.add_argument("--authority", required=True, metavar="HEX", help="the public key of the authority it believes")
+    serve.add_argument("--journal", type=Path, required=True, metavar="DIR", help="a folder that no backup copies")
+    serve.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where the server connects")
+    serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
+    serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
+    serve.set_defaults(run=serve_holder)
+
+
+def make_key(path: Path) -> int:
+    """Write a private key for nobody but this user, and print the public one."""
+    with Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) as seed:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
+        except FileExistsError:
+            raise InvalidParameters(f"{path} exists; name another --out, or remove the key that is there") from None
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(seed.expose())
+        print(SigningKey(seed).public_key.hex())
+    return 0
+
+
+def sign_record(options: argparse.Namespace) -> int:
+    """Choose thresholds, sign the holders, and write the record."""
+    from secagg.parameters import Suite
+    from secagg.protocols.one_message.epoch import HolderIdentity
+    from secagg.protocols.one_message.parameters import ThresholdRule
+    from secagg.protocols.one_message.plan import plan_epoch
+
+    authority = _signing_key(options.authority)
+    record = plan_epoch(
+        [
+            HolderIdentity(number=number, public_key=_public_key("--holder", key))
+            for number, key in enumerate(options.holder)
+        ],
+        number=options.number,
+        expiry=int((datetime.now(UTC) + timedelta(hours=options.hours)).timestamp()),
+        corrupted=options.corrupted,
+        absent=options.absent,
+        suite=Suite[options.suite.upper()],
+        authority=authority.public_key,
+        rule=None if options.rule is None else ThresholdRule(options.rule),
+    )
+    options.out.write_bytes(record.signed(authority).encode())
+    certified = f", {record.quorum} sign a list first" if record.quorum else ""
+    print(
+        f"epoch {record.number}: {len(record.holders)} holders, {record.threshold} open a sum{certified}; any "
+        f"{record.corrupted} of them with the server learn nothing else"
+    )
+    return 0
+
+
+def serve_holder(options: argparse.Namespace) -> int:
+    """Hold until SIGTERM or SIGINT."""
+    from secagg.protocols.one_message.epoch import EpochRecord
+    from secagg.protocols.one_message.floors import Floors
+    from secagg.protocols.one_message.holder import Holder
+    from secagg.protocols.one_message.journal import FileJournal
+
+    floors = replace(
+        Floors.usual(_public_key("--authority", options.authority)),
+        minimum_cohort=options.minimum_cohort,
+        assumed_corrupted=options.corrupted,
+        assumed_corrupted_clients=min(1, options.minimum_cohort - 2),
+    )
+    key = _signing_key(options.key)
+    with serving():
+        try:
+            record = EpochRecord.decode(_read(options.record))
+            position = _position(record, key)
+            journal = FileJournal(options.journal, record.context.digest, _boot_id(), SystemCoins())
+        except PeerError as error:
+            raise InvalidParameters(f"{options.record} or {options.journal}: {error}") from None
+        try:
+            holder = Holder(
+                record,
+                position,
+                root=journal.root,
+                nonce=journal.nonce,
+                journal=journal,
+                floors=floors,
+                clock=lambda: datetime.now(UTC),
+                signing_key=key,
+            )
+            serve_helper(holder, options.socket, ready=_say_ready(position, options.socket))
+        except PeerError as error:
+            raise InvalidParameters(f"{options.journal}: {error}") from None
+        finally:
+            journal.close()
+
+
+def _say_ready(position: int, path: Path) -> Callable[[], None]:
+    return lambda: print(f"secagg holder: holder/{position} is ready at {path}", flush=True)
+
+
+def _position(record: EpochRecord, key: SigningKey) -> int:
+    for position, holder in enumerate(record.holders):
+        if holder.public_key == key.public_key:
+            return position
+    raise InvalidParameters(f"the epoch has no holder with the key {key.public_key.hex()}")
+
+
+def _boot_id() -> bytes:
+    try:
+        return _BOOT_ID.read_bytes().strip()
+    except OSError:
+        raise InvalidParameters(
+            "this system does not say when it was started, so a restored holder cannot be noticed; hold on Linux"
+        ) from None
+
+
+def _signing_key(path: Path) -> SigningKey:
+    if path.stat().st_mode & 0o077:
+        raise InvalidParameters(f"the key {path} is readable by others; chmod it to 600")
+    with Secret("signing key", _read(path)) as seed:
+        return SigningKey(seed)
+
+
+def _public_key(name: str, text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != IDENTITY_KEY_BYTES:
+        raise InvalidParameters(f"{name} is {2 * IDENTITY_KEY_BYTES} hexadecimal digits, as `secagg holder keys` says")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_FILE_BYTES)
+    except OSError as error:
+        raise InvalidParameters(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,234 @@
+"""``secagg holder``: real processes, killed at any point, that never say two things."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from secagg.cli import main
+from secagg.contract import ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.errors import ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.epoch import EpochRecord
+from secagg.protocols.one_message.floors import Floors
+from secagg.protocols.one_message.ledger import Ledger
+from secagg.protocols.one_message.messages import Answer, UploadList
+from secagg.protocols.one_message.session import (
+    OneMessageHelpers,
+    OneMessageMember,
+    OneMessageServerSession,
+    OneMessageSettings,
+    open_session,
+)
+from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.numbered_helpers import NumberedHelpers
+from secagg.session.roles import LateUpdate, Released, Update
+from secagg.wire import MessageKind, message_kind
+from tests.harness.one_message_sums import TASK, SumSetup
+
+SETUP = SumSetup(holders=5)
+
+
+def update_of(client: ClientId) -> LateUpdate:
+    return LateUpdate(lambda: Update(SETUP.values_of(client), SETUP.model))
+
+
+def is_exact(released: Released) -> bool:
+    ideal = ideal_aggregate(SETUP.layout, [SETUP.values_of(client) for client in SETUP.clients])
+    return released.aggregate.encode() == ideal.encode()
+
+
+class Deployment:
+    """An authority, and holders in processes of their own."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], rule: str) -> None:
+        self.folder = folder
+        public = list[str]()
+        for name in ("authority", *(f"holder-{number}" for number in range(SETUP.holders))):
+            assert main(["holder", "keys", "--out", str(folder / name)]) == 0
+            public.append(capsys.readouterr().out.strip())
+        self.authority, *self.keys = public
+        listed = [part for key in self.keys for part in ("--holder", key)]
+        arguments = ["--authority", str(folder / "authority"), "--number", "1", "--rule", rule]
+        assert main(["holder", "record", *arguments, *listed, "--out", str(folder / "record")]) == 0
+        assert "5 holders, 4 open a sum" in capsys.readouterr().out
+        self.record = EpochRecord.decode((folder / "record").read_bytes())
+        self.processes = dict[int, subprocess.Popen[str]]()
+        self.said = list[tuple[int, bytes, bytes]]()
+        self.before_asking: Callable[[Mapping[int, bytes]], None] = lambda _: None
+        paths = {number: folder / f"{number}.socket" for number in range(SETUP.holders)}
+        self.helpers = NumberedHelpers(paths, patience=20)
+        for number in paths:
+            self.start(number)
+        answers = dict(self.helpers.ask_all(dict.fromkeys(paths, self.record.encode())))
+        self.holder_keys = tuple(answers[number] for number in sorted(answers))
+
+    def start(self, number: int) -> None:
+        arguments = [
+            *("--record", str(self.folder / "record"), "--key", str(self.folder / f"holder-{number}")),
+            *("--authority", self.authority, "--journal", str(self.folder / f"journal-{number}")),
+            *("--socket", str(self.folder / f"{number}.socket")),
+        ]
+        process = subprocess.Popen(  # noqa: S603 -- our own command
+            [sys.executable, "-m", "secagg.cli", "holder", "serve", *arguments], stdout=subprocess.PIPE, text=True
+        )
+        self.processes[number] = process
+        assert process.stdout is not None
+        assert "is ready" in process.stdout.readline()
+
+    def kill(self, number: int) -> None:
+        process = self.processes.pop(number)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        self.before_asking(requests)
+        for number, answer in self.helpers.ask_all(requests):
+            self.said.append((number, requests[number], answer))
+            yield number, answer
+
+    def session(self) -> OneMessageServerSession:
+        helpers = OneMessageHelpers(
+            record=self.record, keys=self.holder_keys, coins=SystemCoins(), ask_all=self.ask_all
+        )
+        return open_session(SETUP.subject, OneMessageSettings(), frozenset(SETUP.clients), helpers)
+
+    def upload_all(self, session: OneMessageServerSession) -> None:
+        with Secret("signing key", (self.folder / "authority").read_bytes()) as seed:
+            authority = SigningKey(seed)
+        for client in SETUP.clients:
+            joined = self.member(client, authority).join(SETUP.subject, update_of(client))
+            session.receive(client, joined.answer(session.invitation))
+
+    def member(self, client: ClientId, authority: SigningKey) -> OneMessageMember:
+        key = SETUP.key_of(str(client))
+        return OneMessageMember(
+            Client(
+                client,
+                floors=Floors.usual(authority.public_key),
+                ledger=Ledger(TASK, lambda _: None),
+                coins=SystemCoins(),
+                clock=lambda: datetime.now(UTC),
+                signing_key=key,
+                certificate=issue_certificate(authority, client, key.public_key),
+            )
+        )
+
+
+@pytest.fixture(params=["one_answer", "certified"])
+def deployment(
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Deployment]:
+    made = Deployment(tmp_path, capsys, request.param)
+    yield made
+    for number in list(made.processes):
+        made.kill(number)
+
+
+def test_a_sum_with_holders_of_which_one_is_gone(deployment: Deployment) -> None:
+    session = deployment.session()
+    deployment.upload_all(session)
+    deployment.kill(2)
+    session.close_stage()
+    assert is_exact(session.release())
+
+
+def test_holders_killed_before_every_request_and_started_again_say_one_thing(deployment: Deployment) -> None:
+    """SIGKILL before each request, and once after: the sum is exact, and the same request has the same answer."""
+    turn = 0
+
+    def kill_one(requests: Mapping[int, bytes]) -> None:
+        nonlocal turn
+        for number in sorted(requests)[turn % 5 : turn % 5 + 2]:
+            deployment.kill(number)
+            deployment.start(number)
+        turn += 1
+
+    deployment.before_asking = kill_one
+    session = deployment.session()
+    deployment.upload_all(session)
+    session.close_stage()
+    assert is_exact(session.release())
+    answers = [(number, request, said) for number, request, said in deployment.said if is_answer(said)]
+    assert len(answers) >= 4
+    for number, request, said in answers:
+        deployment.kill(number)
+        deployment.start(number)
+        assert dict(deployment.helpers.ask_all({number: request})) == {number: said}
+
+
+def is_answer(message: bytes) -> bool:
+    return message_kind(message) is MessageKind.ONE_MESSAGE_ANSWER
+
+
+def test_a_holder_killed_while_it_answers_gives_one_answer(deployment: Deployment) -> None:
+    """Two lists of one sum, asked in a row around a kill at a random moment: one of them is answered, ever."""
+    if deployment.record.quorum:
+        pytest.skip("a certificate decides there; the rule for signatures is the same code")
+    session = deployment.session()
+    deployment.upload_all(session)
+    session.close_stage()
+    upload_list = session._server.upload_list  # noqa: SLF001 -- what a server that cheats would change
+    whole = upload_list.encode()
+    smaller = UploadList(t0=upload_list.t0, terms=upload_list.terms, listed=upload_list.listed[1:]).encode()
+    for number, delay in enumerate((0.0, 0.001, 0.003, 0.01)):
+        child = os.fork()
+        if child == 0:
+            list(deployment.helpers.ask_all({number: smaller}))
+            os._exit(0)
+        time.sleep(delay)
+        deployment.kill(number)
+        os.waitpid(child, 0)
+        deployment.start(number)
+        answers = [dict(deployment.helpers.ask_all({number: asked})) for asked in (whole, smaller, whole)]
+        lists = {Answer.decode(answer).upload_list for one in answers for answer in one.values()}
+        assert len(lists) == 1
+        assert len({len(one) for one in answers}) == 2, "the other list is refused"
+
+
+def test_too_few_holders_release_nothing_until_they_are_back(deployment: Deployment) -> None:
+    session = deployment.session()
+    deployment.upload_all(session)
+    session.close_stage()
+    deployment.kill(0)
+    deployment.kill(4)
+    with pytest.raises(ThresholdNotMet, match="missing: holder/0, holder/4"):
+        session.release()
+    deployment.start(0)
+    deployment.start(4)
+    assert is_exact(session.release())
+
+
+def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "key"
+    assert main(["holder", "keys", "--out", str(key)]) == 0
+    public = capsys.readouterr().out.strip()
+    assert main(["holder", "keys", "--out", str(key)]) == 2
+    assert "remove the key that is there" in capsys.readouterr().err
+    record = ["holder", "record", "--authority", str(key), "--number", "1", "--out", str(tmp_path / "record")]
+    assert main([*record, "--holder", "00"]) == 2
+    assert "hexadecimal digits" in capsys.readouterr().err
+    others = [part for number in range(3) for part in ("--holder", f"{number + 1:064x}")]
+    assert main([*record, *others]) == 2
+    assert "3 holders cannot do without 1 corrupted" in capsys.readouterr().err
+    assert main([*record, *others, "--holder", f"{9:064x}"]) == 0
+    serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--socket", str(tmp_path / "socket")]
+    serve += ["--journal", str(tmp_path / "journal"), "--authority", public, "--key"]
+    assert main([*serve, str(key)]) == 2
+    assert "no holder with the key" in capsys.readouterr().err
+    key.chmod(0o644)
+    assert main([*serve, str(key)]) == 2
+    assert "chmod it to 600" in capsys.readouterr().err
