@@ -138,6 +138,7 @@ def deployment(
         made.kill(number)
 
 
+@pytest.mark.parametrize("deployment", ["one_answer"], indirect=True)
 def test_a_sum_with_holders_of_which_one_is_gone(deployment: Deployment) -> None:
     session = deployment.session()
     deployment.upload_all(session)
@@ -174,10 +175,9 @@ def is_answer(message: bytes) -> bool:
     return message_kind(message) is MessageKind.ONE_MESSAGE_ANSWER
 
 
+@pytest.mark.parametrize("deployment", ["one_answer"], indirect=True)
 def test_a_holder_killed_while_it_answers_gives_one_answer(deployment: Deployment) -> None:
     """Two lists of one sum, asked in a row around a kill at a random moment: one of them is answered, ever."""
-    if deployment.record.quorum:
-        pytest.skip("a certificate decides there; the rule for signatures is the same code")
     session = deployment.session()
     deployment.upload_all(session)
     session.close_stage()
@@ -199,6 +199,7 @@ def test_a_holder_killed_while_it_answers_gives_one_answer(deployment: Deploymen
         assert len({len(one) for one in answers}) == 2, "the other list is refused"
 
 
+@pytest.mark.parametrize("deployment", ["one_answer"], indirect=True)
 def test_too_few_holders_release_nothing_until_they_are_back(deployment: Deployment) -> None:
     session = deployment.session()
     deployment.upload_all(session)

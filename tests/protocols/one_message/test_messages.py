@@ -1,0 +1,133 @@
+"""Messages: one encoding each, and the README has the tables that the declarations give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
+from secagg.protocols.one_message.fields import Client, Fixed, Message, Repeated, Unsigned, Variable, table_of
+from secagg.protocols.one_message.journal import Entry, Event, HolderSecret
+from secagg.protocols.one_message.ledger import ClientRecord
+from secagg.protocols.one_message.messages import (
+    MESSAGES,
+    Upload,
+    path_in,
+    root_above,
+    tree,
+)
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.server import Server
+from secagg.wire import MessageKind, Reader, Writer, message_kind
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+
+STORED = (Entry, HolderSecret, ClientRecord)
+
+
+@pytest.fixture(scope="module")
+def sent() -> dict[type[Message], bytes]:
+    """One message of every kind, out of a real sum."""
+    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    server = world.collected()
+    client = world.setup.clients[0]
+    found: dict[type[Message], bytes] = {Upload: world.stored_upload(client), ClientRecord: world.stored[client]}
+    server.fix_list()
+    signing = server.requests()
+    world.ask(server, signing)
+    server.certify()
+    certified = server.requests()
+    by_kind: dict[MessageKind, type[Message]] = {
+        declared.kind: declared for declared in (*MESSAGES, Offer, EpochRecord, HolderKeys)
+    }
+    more = [*signing.values(), *certified.values(), world.holders[0].respond(signing[0]), server.offer]
+    more += [world.holders[0].respond(certified[0]), world.record.encode(), world.holders[0].keys, *server.receipts[0]]
+    late = Server(world.offer(), world.setup.sum_id)
+    late.receive_upload(client, world.stored_upload(client))
+    for message in (*more, late.deliver()[0]):
+        found[by_kind[message_kind(message)]] = message
+    found[Entry] = Entry(event=Event.LISTED, parts=(b"a list", b"a reply")).encode()
+    found[HolderSecret] = HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32).encode()
+    return found
+
+
+KINDS = (*MESSAGES, Offer, EpochRecord, HolderKeys, *STORED)
+
+
+@pytest.mark.parametrize("declared", KINDS)
+def test_every_message_has_one_encoding(declared: type[Message], sent: dict[type[Message], bytes]) -> None:
+    message = sent[declared]
+    assert declared.decode(message).encode() == message
+    for cut in {0, 3, 7, 8, len(message) // 2, len(message) - 1}:
+        with pytest.raises(MalformedMessage):
+            declared.decode(message[:cut])
+    with pytest.raises(MalformedMessage) as refused:
+        declared.decode(message + b"\0")
+    assert refused.value.reason is Reason.TRAILING_BYTES
+
+
+@pytest.mark.parametrize("declared", KINDS)
+def test_altered_bytes_decode_canonically_or_not_at_all(
+    declared: type[Message], sent: dict[type[Message], bytes]
+) -> None:
+    message = sent[declared]
+    for start in [*range(min(len(message), 300)), len(message) - 1]:
+        altered = message[:start] + bytes([message[start] ^ 0x81]) + message[start + 1 :]
+        try:
+            decoded = declared.decode(altered)
+        except PeerError:
+            continue
+        assert decoded.encode() == altered
+
+
+@pytest.mark.parametrize("declared", KINDS)
+def test_the_readme_has_the_table_of_every_message(declared: type[Message], repository: Path) -> None:
+    text = (repository / "protocols/one_message/README.md").read_text(encoding="utf-8")
+    assert f"### {declared.__name__} (kind {declared.kind.value})\n\n{table_of(declared)}" in text
+
+
+def test_secrets_are_not_shown(sent: dict[type[Message], bytes]) -> None:
+    assert repr(HolderSecret.decode(sent[HolderSecret])) == "<HolderSecret>"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (Unsigned(1), 256),
+        (Fixed(2), b"abc"),
+        (Variable(2), b"abc"),
+        (Repeated(Unsigned(1), 2), (1, 2, 3)),
+    ],
+)
+def test_values_that_their_field_cannot_hold(field: Unsigned, value: int) -> None:
+    with pytest.raises(InvalidParameters):
+        field.write(Writer(1), value)
+
+
+@given(st.integers(0, (1 << 64) - 1))
+def test_clients_are_eight_bytes(number: int) -> None:
+    writer = Writer(1)
+    Client().write(writer, ClientId(number))
+    assert Client().read(Reader(writer.finish(), 1)) == ClientId(number)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.data())
+def test_paths_lead_to_the_root_and_to_no_other(count: int, data: st.DataObject) -> None:
+    leaves = [bytes([number]) * 32 for number in range(count)]
+    levels, position = tree(leaves), data.draw(st.integers(0, count - 1))
+    path = path_in(levels, position)
+    assert root_above(leaves[position], position, count, path) == levels[-1][0]
+    other = data.draw(st.integers(0, count - 1))
+    if other != position:
+        try:
+            assert root_above(leaves[position], other, count, path) != levels[-1][0]
+        except MalformedMessage:
+            pass
+    with pytest.raises(MalformedMessage):
+        root_above(leaves[position], position, count, (*path, bytes(32)))
