@@ -1,0 +1,296 @@
+"""One message a client once more, from the README, in plain integers: slow, and without a line of the library.
+
+It reads an offer, uploads and answers as bytes, plays the holders that keep their roots, and opens the sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+P = 65521
+CHECKS = 8
+HEADER = 7
+
+
+def bind(label: str, *parts: bytes) -> bytes:
+    return f"secagg/1/{label}".encode() + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def h(label: str, *parts: bytes) -> bytes:
+    return hashlib.sha256(bind(label, *parts)).digest()
+
+
+def expand(key: bytes, info: bytes) -> bytes:
+    return hmac.new(key, info + b"\1", hashlib.sha256).digest()
+
+
+def stream(key: bytes, count: int) -> bytes:
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(count))
+
+
+def words(key: bytes, count: int) -> list[int]:
+    data, found, at = stream(key, 4 * count + 4096), list[int](), 0
+    while len(found) < count:
+        word = int.from_bytes(data[at : at + 2], "little")
+        found += [word] if word < P else []
+        at += 2
+    return found
+
+
+class Fields:
+    """Fields one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, HEADER
+
+    def fixed(self, size: int) -> bytes:
+        self.at += size
+        assert self.at <= len(self.data)
+        return self.data[self.at - size : self.at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.fixed(size), "big")
+
+    def variable(self) -> bytes:
+        return self.fixed(self.number(4))
+
+    def end(self) -> None:
+        assert self.at == len(self.data)
+
+
+@dataclass
+class Offer:
+    """What an offer says, and what follows from it: T0, the seed of the public polynomials, and D."""
+
+    t0: bytes
+    seed: bytes
+    context: bytes
+    holders: list[int]
+    threshold: int
+    packing: int
+    degree: int
+    modulus: int
+    guard: int
+    dropped: int
+    capacity_weight: int
+    segments: list[tuple[int, int, tuple[int, int] | None]]
+
+
+def read_offer(message: bytes) -> Offer:
+    reader = Fields(message)
+    record = reader.variable()
+    keys = [reader.variable() for _ in range(reader.number(4))]
+    start = reader.at
+    reader.variable()
+    reader.variable()
+    parameters = reader.variable()
+    reader.fixed(12)
+    stated = reader.data[start : reader.at]
+    reader.fixed(16 + 8 + 32 + 32)
+    reader.end()
+    of_record = Fields(record)
+    of_record.fixed(8 + 3)
+    _, threshold, packing, _ = (of_record.number(2) for _ in range(4))
+    of_record.fixed(8 + 32)
+    holders = list[int]()
+    for _ in range(of_record.number(4)):
+        holders.append(of_record.number(8))
+        of_record.fixed(32)
+    unsigned = record[: of_record.at] + bytes(4)
+    numbers = [int.from_bytes(parameters[at : at + 8], "big", signed=True) for at in range(0, len(parameters), 8)]
+    degree, modulus, guard, dropped, _, capacity_weight = numbers[:6]
+    # Holders, corrupted, threshold, packing, quorum and rule stand in the record too.
+    tail = numbers[12:]
+    segments = [
+        (tail[at], tail[at + 1], (tail[at + 3], tail[at + 4]) if tail[at + 2] else None)
+        for at in range(0, len(tail), 5)
+    ]
+    epoch = h("one-message-epoch", *keys)
+    return Offer(
+        t0=h("one-message-configuration", epoch, b"SAGG\1" + (110).to_bytes(2, "big") + stated),
+        seed=h("one-message-public-seed", epoch),
+        context=h("one-message-record", unsigned),
+        holders=holders,
+        threshold=threshold,
+        packing=packing,
+        degree=degree,
+        modulus=modulus,
+        guard=guard,
+        dropped=dropped,
+        capacity_weight=capacity_weight,
+        segments=segments,
+    )
+
+
+@dataclass
+class Upload:
+    """What a client sent, verified."""
+
+    client: int
+    digest: bytes
+    challenge: bytes
+    vector: bytes
+    polynomial: list[list[int]]
+    """T rows of 8."""
+    sealed: list[bytes]
+    parts: tuple[bytes, bytes, bytes]
+    """The client, the digest of the terms, and the nonce."""
+
+
+def read_upload(offer: Offer, message: bytes) -> Upload:
+    """Read an upload and verify everything that its client signed."""
+    reader = Fields(message)
+    assert reader.fixed(32) == offer.t0
+    client, identity = reader.fixed(8), reader.variable()
+    t = h("one-message-terms", reader.fixed(16), reader.fixed(8), reader.fixed(32), reader.fixed(32))
+    nonce, vector, polynomial = reader.fixed(32), reader.variable(), reader.variable()
+    sealed = [reader.variable() for _ in range(reader.number(4))]
+    signature = reader.variable()
+    reader.end()
+    level = [h("one-message-leaf", holder_string(offer, j), share) for j, share in enumerate(sealed)]
+    while len(level) > 1:
+        pairs = [h("one-message-node", level[j], level[j + 1]) for j in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    hashed = hashlib.sha256(bind("one-message-vector") + vector).digest()
+    challenge = h("one-message-statement", offer.t0, client, t, nonce, hashed, level[0])
+    digest = h("one-message-signed-upload", challenge, polynomial)
+    if identity:
+        signed = bind("one-message-signed-upload", offer.t0, digest)
+        Ed25519PublicKey.from_public_bytes(identity[:32]).verify(signature, signed)
+    flat = [int.from_bytes(polynomial[at : at + 2], "little") for at in range(0, len(polynomial), 2)]
+    rows = [flat[at : at + CHECKS] for at in range(0, len(flat), CHECKS)]
+    assert len(rows) == offer.threshold
+    return Upload(int.from_bytes(client, "big"), digest, challenge, vector, rows, sealed, (client, t, nonce))
+
+
+def holder_string(offer: Offer, position: int) -> bytes:
+    return position.to_bytes(2, "big") + offer.holders[position].to_bytes(8, "big")
+
+
+def open_share(offer: Offer, position: int, root: bytes, upload: Upload) -> list[int]:
+    """Open a holder's share, check it, and return its words of the secret."""
+    client, t, nonce = upload.parts
+    parts = (offer.t0, client, holder_string(offer, position), t, nonce)
+    key = X25519PrivateKey.from_private_bytes(expand(root, bind("sealing-x25519-key", offer.context)))
+    hpke = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+    opened = hpke.decrypt(upload.sealed[position], key, bind("one-message-sealing", *parts))
+    columns = offer.degree // offer.packing
+    if position < offer.threshold - offer.packing:
+        label = bind("one-message-share", bind("one-message-dealt", *parts))
+        share = words(expand(opened, label), columns + CHECKS)
+    else:
+        share = [int.from_bytes(opened[at : at + 2], "little") for at in range(0, len(opened), 2)]
+    assert len(share) == columns + CHECKS
+    assert max(share) < P
+    r = words(expand(upload.challenge, bind("one-message-challenge", b"")), columns * CHECKS)
+    for check in range(CHECKS):
+        held = share[columns + check] + sum(share[k] * r[k * CHECKS + check] for k in range(columns))
+        due = sum(row[check] * pow(position + 1, power, P) for power, row in enumerate(upload.polynomial))
+        assert held % P == due % P
+    return share[:columns]
+
+
+def recover(offer: Offer, answers: dict[int, list[int]]) -> list[int]:
+    """Interpolate the sum of the secrets: rho values of each polynomial, at 0, -1, ..."""
+    present = sorted(answers)[: offer.threshold]
+    secret = list[int]()
+    for slot in range(offer.packing):
+        factors = list[int]()
+        for i in present:
+            top = bottom = 1
+            for j in present:
+                if j != i:
+                    top, bottom = top * (-slot - j - 1) % P, bottom * (i - j) % P
+            factors.append(top * pow(bottom, -1, P) % P)
+        for column in range(offer.degree // offer.packing):
+            value = sum(factor * answers[i][column] for factor, i in zip(factors, present, strict=True)) % P
+            secret.append(value - P if value > P // 2 else value)
+    return secret
+
+
+def product(a: Sequence[int], s: Sequence[int]) -> list[int]:
+    """Return a s modulo X^n + 1 through two products of long integers."""
+    n, size = len(a), 20
+    left = int.from_bytes(b"".join(value.to_bytes(size, "little") for value in a), "little")
+    result = [0] * n
+    for sign in (1, -1):
+        part = b"".join(max(sign * value, 0).to_bytes(size, "little") for value in s)
+        whole = (left * int.from_bytes(part, "little")).to_bytes(2 * n * size, "little")
+        for index in range(2 * n - 1):
+            value = int.from_bytes(whole[index * size : (index + 1) * size], "little")
+            result[index % n] += value * (sign if index < n else -sign)
+    return result
+
+
+def coefficients(offer: Offer, vector: bytes, count: int) -> list[int]:
+    """Put the planes of one upload together, shifted back by what was dropped."""
+    sent = offer.modulus - offer.dropped
+    found, at, shift = [0] * count, 0, offer.dropped
+    for bits in [32] * (sent // 32) + [part for part in (16, 8, 4, 2, 1) if sent & part]:
+        size = -(-count * bits // 8)
+        plane, at = vector[at : at + size], at + size
+        for index in range(count):
+            if bits >= 8:
+                value = int.from_bytes(plane[index * bits // 8 : (index + 1) * bits // 8], "little")
+            else:
+                value = plane[index % size] >> (bits * (index // size)) & ((1 << bits) - 1)
+            found[index] += value << shift
+        shift += bits
+    assert at == len(vector)
+    return found
+
+
+def public_polynomial(offer: Offer, block: int) -> list[int]:
+    limbs = -(-offer.modulus // 28)
+    bits = -(-offer.modulus // limbs)
+    size = 4 * limbs * offer.degree
+    data = stream(offer.seed, (block + 1) * size)[block * size :]
+    a = [0] * offer.degree
+    for limb in range(limbs):
+        for index in range(offer.degree):
+            at = 4 * (limb * offer.degree + index)
+            word = int.from_bytes(data[at : at + 4], "little", signed=True)
+            a[index] += word >> (32 - bits) << (limb * bits)
+    return [value % (1 << offer.modulus) for value in a]
+
+
+def open_sum(offer: Offer, vectors: Sequence[bytes], secret: Sequence[int]) -> tuple[list[list[int]], int]:
+    """Remove the masks: return the sum of each segment modulo its ring, and the sum of weights."""
+    shapes = list[tuple[int, int, int]]()
+    for _, ring, bounds in offer.segments:
+        if bounds is None:
+            shapes.append((1, ring, offer.modulus - ring))
+        else:
+            bits = (offer.capacity_weight * (bounds[1] - bounds[0])).bit_length()
+            shapes.append(((offer.modulus - offer.guard) // bits, bits, offer.guard))
+    counts = [-(-length // k) for (length, _, _), (k, _, _) in zip(offer.segments, shapes, strict=True)]
+    total = [0] * sum(counts)
+    for vector in vectors:
+        sent = coefficients(offer, vector, len(total))
+        total = [left + right for left, right in zip(total, sent, strict=True)]
+    for start in range(0, len(total), offer.degree):
+        mask = product(public_polynomial(offer, start // offer.degree), secret)
+        for index in range(start, min(start + offer.degree, len(total))):
+            total[index] -= mask[index - start]
+    bias = len(vectors) // 2 if offer.dropped else 0
+    pieces, first = list[list[int]](), 0
+    for (length, _, _), (k, bits, lowest), size in zip(offer.segments, shapes, counts, strict=True):
+        half, modulus = 1 << (lowest - 1), 1 << offer.modulus
+        part = [(value - bias + half) % modulus >> lowest for value in total[first : first + size]]
+        fields = [value >> (j * bits) & ((1 << bits) - 1) for j in range(k) for value in part]
+        pieces.append(fields[:length])
+        first += size
+    weight = pieces[-1][0]
+    sums = [
+        [(value + (bounds[0] * weight if bounds else 0)) % (1 << ring) for value in piece]
+        for piece, (_, ring, bounds) in zip(pieces[:-1], offer.segments, strict=False)
+    ]
+    return sums, weight

@@ -1,0 +1,61 @@
+"""The plain implementation reads what the library sends, answers as its holders do, and opens the same sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.parameters import SecurityMode
+from secagg.protocols.one_message.messages import Answer
+from secagg.protocols.one_message.parameters import ThresholdRule
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.protocols.one_message.plain import plain_one_message as plain
+
+SETUPS = {
+    "usual": SumSetup(population=3),
+    "semi-honest and certified": SumSetup(
+        population=4, mode=SecurityMode.SEMI_HONEST, rule=ThresholdRule.CERTIFIED, holders=9, absent=1
+    ),
+    "packed, weighted, two blocks": SumSetup(
+        population=3,
+        layout=Layout((RingSegment(12, 9000), RingSegment(7, 5))),
+        bounds=((-3, 3), None),
+        maximum_weight=3,
+    ),
+    "two words": SumSetup(population=3, layout=Layout((RingSegment(60, 5),))),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_library_and_the_plain_implementation_agree(name: str) -> None:
+    setup = SETUPS[name]
+    world = InsecureSum(setup)
+    server = world.collected()
+    server.fix_list()
+    offer = plain.read_offer(server.offer)
+    assert offer.t0 == server.agreement.t0
+    assert offer.seed == server.agreement.epoch.seed
+    uploads = [plain.read_upload(offer, world.stored_upload(client)) for client in setup.clients]
+    assert [(one.client, one.digest) for one in uploads] == [
+        (listed.client.value, listed.upload) for listed in server.upload_list.listed
+    ]
+    answers = dict[int, list[int]]()
+    for position in range(offer.threshold):
+        root = bytes(world.setup.coins_of(f"holder {position}").draw(32))
+        held = [plain.open_share(offer, position, root, upload) for upload in uploads]
+        answers[position] = [sum(column) % plain.P for column in zip(*held, strict=True)]
+    if server.needs_certificate:
+        world.ask(server, server.requests())
+        server.certify()
+    for position, request in server.requests().items():
+        answer = world.holders[position].respond(request)
+        server.receive(position, answer)
+        if position in answers:
+            words = [word.to_bytes(2, "little") for word in answers[position]]
+            assert Answer.decode(answer).sums == b"".join(words)
+    secret = plain.recover(offer, answers)
+    sums, weight = plain.open_sum(offer, [upload.vector for upload in uploads], secret)
+    opened = server.open().aggregate
+    assert weight == opened.total_weight == sum(map(setup.weight_of, setup.clients))
+    assert sums == [vector.tolist() for vector in opened.values]
+    assert opened.encode() == world.ideal(setup.clients).encode()
