@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from secagg.errors import InvalidParameters, Party
 
-__all__ = ["CLIENT_ID_BYTES", "CONTEXT_BYTES", "AttemptContext", "ClientId", "HolderId", "Party", "ServerId", "SessionContext"]
+__all__ = [
+    "CLIENT_ID_BYTES",
+    "CONTEXT_BYTES",
+    "AttemptContext",
+    "ClientId",
+    "HolderId",
+    "Party",
+    "ServerId",
+    "SessionContext",
+]
 
 CLIENT_ID_BYTES = 8
 CONTEXT_BYTES = 32
