@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
+from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
-from secagg.errors import AuthenticationFailed, MalformedMessage, Reason
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
@@ -290,3 +291,38 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
         certificate = Certificate(client, public_key, header.identity[IDENTITY_KEY_BYTES:])
         Authority(record.authority).verify(certificate, culprits={client})
     record.verify(public_key, signature, Label.ONE_MESSAGE_SIGNED_UPLOAD, agreement.t0, digest, culprits={client})
+
+
+def verify_upload(
+    agreement: Agreement, terms: SumTerms, sender: ClientId, upload: Upload
+) -> tuple[bytes, tuple[DeliveredShare, ...]]:
+    """Check an upload, and return its digest and what each holder is shown of it.
+
+    Raises:
+        PeerError: it is another client's or another sum's, has other lengths, or is not signed.
+    """
+    header, parameters = upload.header, agreement.parameters
+    if header.client != sender:
+        raise PeerMisbehaved(f"{sender} sent an upload of {header.client}", reason=Reason.NOT_ELIGIBLE)
+    if upload.t0 != agreement.t0 or header.terms != terms:
+        raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION)
+    overhead = sealing_sizes(agreement.record.suite)[1]
+    due = tuple(parameters.share_bytes(position) + overhead for position in range(agreement.epoch.count))
+    lengths = (len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
+    if lengths != (parameters.upload_bytes, parameters.polynomial_bytes, due):
+        raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
+    levels = tree([leaf(agreement, position, sealed) for position, sealed in enumerate(upload.sealed)])
+    hashed = vector_digest(upload.vector)
+    digest = upload_digest(challenge_of(agreement, header, hashed, levels[-1][0]), upload.polynomial)
+    require_signed(agreement, header, digest, upload.signature)
+    return digest, tuple(
+        DeliveredShare(
+            header=header,
+            vector_digest=hashed,
+            polynomial=upload.polynomial,
+            sealed=sealed,
+            path=path_in(levels, position),
+            signature=upload.signature,
+        )
+        for position, sealed in enumerate(upload.sealed)
+    )

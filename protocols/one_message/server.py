@@ -13,7 +13,6 @@ from itertools import combinations, islice
 from typing import Final
 
 from secagg.contract import Aggregate
-from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import (
@@ -46,13 +45,7 @@ from .messages import (
     Upload,
     UploadList,
     Verdict,
-    challenge_of,
-    leaf,
-    path_in,
-    require_signed,
-    tree,
-    upload_digest,
-    vector_digest,
+    verify_upload,
 )
 from .parameters import ThresholdRule
 from .receipts import Receipts
@@ -156,45 +149,14 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         with blaming(sender):
             upload = Upload.decode(message)
-            pending = self._verified(sender, upload)
-            if self._taken.get(sender, pending.digest) != pending.digest:
+            digest, shares = verify_upload(self.agreement, self._terms, sender, upload)
+            if self._taken.get(sender, digest) != digest:
                 raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
             if sender in self._taken:
                 return
             if len(self._taken) >= self.agreement.parameters.capacity:
                 raise PeerMisbehaved("the list is full", reason=Reason.BUFFER_FULL)
-        self._taken[sender], self._pending[sender] = pending.digest, pending
-
-    def _verified(self, sender: ClientId, upload: Upload) -> _Pending:
-        agreement, header, parameters = self.agreement, upload.header, self.agreement.parameters
-        if header.client != sender:
-            raise PeerMisbehaved(f"{sender} sent an upload of {header.client}", reason=Reason.NOT_ELIGIBLE)
-        if upload.t0 != agreement.t0 or header.terms != self._terms:
-            raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION)
-        overhead = sealing_sizes(agreement.record.suite)[1]
-        due = tuple(parameters.share_bytes(position) + overhead for position in range(agreement.epoch.count))
-        if (len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed))) != (
-            parameters.upload_bytes,
-            parameters.polynomial_bytes,
-            due,
-        ):
-            raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
-        levels = tree([leaf(agreement, position, sealed) for position, sealed in enumerate(upload.sealed)])
-        hashed = vector_digest(upload.vector)
-        digest = upload_digest(challenge_of(agreement, header, hashed, levels[-1][0]), upload.polynomial)
-        require_signed(agreement, header, digest, upload.signature)
-        shares = tuple(
-            DeliveredShare(
-                header=header,
-                vector_digest=hashed,
-                polynomial=upload.polynomial,
-                sealed=sealed,
-                path=path_in(levels, position),
-                signature=upload.signature,
-            )
-            for position, sealed in enumerate(upload.sealed)
-        )
-        return _Pending(upload, digest, shares)
+        self._taken[sender], self._pending[sender] = digest, _Pending(upload, digest, shares)
 
     def introduce(self) -> dict[int, bytes]:
         """Return what every holder is told before its first delivery: the offer. Each answers with an empty receipt."""
