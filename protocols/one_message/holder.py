@@ -230,9 +230,8 @@ class Holder(Confined):
         if upload in work.accepted:
             return upload, Verdict.ACCEPTED, None
         try:
-            agreement.require_terms(header.terms)
             require_signed(agreement, header, upload, share.signature)
-        except (PeerError, InvalidParameters):
+        except PeerError:
             return upload, Verdict.NOT_AUTHENTIC, None
         length = agreement.parameters.share_bytes(position)
         try:

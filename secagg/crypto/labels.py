@@ -143,6 +143,9 @@ class Label(Enum):
     ONE_MESSAGE_ANSWER = b"secagg/1/one-message-answer"
     ONE_MESSAGE_SPENT_UPDATE = b"secagg/1/one-message-spent-update"
     ONE_MESSAGE_JOURNAL = b"secagg/1/one-message-journal"
+    CODED_MASK_CONFIGURATION = b"secagg/1/coded-mask-configuration"
+    CODED_MASK_ROSTER = b"secagg/1/coded-mask-roster"
+    CODED_MASK_SEALING = b"secagg/1/coded-mask-sealing"
     FLOWER_INVITATION = b"secagg/1/flower-invitation"
     FLOWER_MODEL = b"secagg/1/flower-model"
 

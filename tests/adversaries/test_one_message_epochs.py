@@ -37,7 +37,7 @@ from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
 from secagg.protocols.one_message.fields import Message
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import Event, FileJournal
+from secagg.protocols.one_message.journal import Entry, Event, FileJournal
 from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import MESSAGES, Answer, Receipt
 from secagg.protocols.one_message.parameters import ThresholdRule
@@ -420,6 +420,23 @@ def test_a_restored_holder_is_out_of_the_epoch(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "backup", standing.folder)
     with pytest.raises(InvalidParameters, match="before this machine was started"):
         standing.start(boot=b"since noon")
+
+
+def test_another_history_of_the_same_length_is_not_this_holders(tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path)
+    standing.holder.respond(world.offer().encode())
+    standing.journal.close()
+    head = (standing.folder / "head").read_bytes()
+    (standing.folder / "records").write_bytes(b"")
+    (standing.folder / "head").write_bytes(bytes(8) + head[8:])
+    with pytest.raises(InvalidParameters, match="older than what this holder has done"):
+        standing.start()
+    other = world.offer(sum_id=b"another sum id..").encode()
+    record = Entry(event=Event.OFFERED, parts=(other,)).encode()
+    (standing.folder / "records").write_bytes(len(record).to_bytes(8, "big") + record)
+    (standing.folder / "head").write_bytes(head)
+    with pytest.raises(InvalidParameters, match="older than what this holder has done"):
+        standing.start()
 
 
 @pytest.mark.parametrize("name", ["records", "head", "secret"])

@@ -1,0 +1,112 @@
+"""What the parties of one sum agree on, and which layouts fit the field."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from secagg.contract import Layout
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.identifiers import AttemptContext
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.wire import MessageKind, Reader, Writer
+
+from .field import FIELD
+
+DIGEST_BYTES: Final = 32
+MAXIMUM_CLIENTS: Final = 1 << 10
+_MAXIMUM_TASK_BYTES: Final = 256
+_MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
+_SUITES: Final = tuple(Suite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One sum: what is summed, by how many, and how many may drop out or talk to each other."""
+
+    task: bytes
+    round_number: int
+    model_digest: bytes
+    suite: Suite
+    layout: Layout
+    population: int
+    """N: how many clients there are."""
+    privacy: int
+    """T: so many clients and the server learn nothing but the sum."""
+    target: int
+    """U: so many clients must stay to the end; N - U may drop out."""
+    maximum_weight: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse thresholds that open nothing or protect nobody, and sums that leave the field."""
+        most = self.population * self.maximum_weight
+        for is_wrong, sentence in (
+            (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "a task has a name of 1 to 256 bytes"),
+            (len(self.model_digest) != DIGEST_BYTES, "a model digest has 32 bytes"),
+            (not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS, f"there are 2 to {MAXIMUM_CLIENTS} clients"),
+            (not 1 <= self.privacy < self.target <= self.population, "1 <= privacy < target <= population"),
+            (not 1 <= self.maximum_weight < 1 << 20, "a weight is 1 to 2^20 - 1"),
+        ):
+            if is_wrong:
+                raise InvalidParameters(f"the configuration is refused: {sentence}")
+        for segment in self.layout.require_rings():
+            if self.population * ((1 << segment.modulus_bits) - 1) >= FIELD or most >= FIELD:
+                widest = (FIELD // self.population).bit_length() - 1
+                raise InvalidParameters(
+                    f"sums of {self.population} elements of {segment.modulus_bits} bits leave the field; use rings of "
+                    f"at most {widest} bits, or another protocol"
+                )
+
+    @cached_property
+    def context(self) -> AttemptContext:
+        """The digest of all this (T0)."""
+        return AttemptContext(hashlib.sha256(bind(Label.CODED_MASK_CONFIGURATION, self.encode())).digest())
+
+    @property
+    def length(self) -> int:
+        """How many elements one client masks: its values, and its weight."""
+        return sum(segment.length for segment in self.layout.segments) + 1
+
+    @property
+    def piece_length(self) -> int:
+        """How many elements a piece has."""
+        return -(-self.length // (self.target - self.privacy))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding, which is the server's offer."""
+        writer = Writer(MessageKind.CODED_MASK_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer.integer(self.round_number, 8).fixed(self.model_digest, DIGEST_BYTES)
+        writer.integer(_SUITES.index(self.suite), 1).variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
+        for number in (self.population, self.privacy, self.target, self.maximum_weight):
+            writer.integer(number, 4)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Configuration:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.CODED_MASK_OFFER)
+        task, number, model = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(DIGEST_BYTES)
+        suite, layout = reader.integer(1), reader.variable(_MAXIMUM_LAYOUT_BYTES)
+        population, privacy, target, weight = (reader.integer(4) for _ in range(4))
+        reader.finish()
+        try:
+            return cls(
+                task=task,
+                round_number=number,
+                model_digest=model,
+                suite=_SUITES[suite],
+                layout=Layout.decode(layout),
+                population=population,
+                privacy=privacy,
+                target=target,
+                maximum_weight=weight,
+            )
+        except (InvalidParameters, IndexError) as error:
+            raise MalformedMessage(f"the offer is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None

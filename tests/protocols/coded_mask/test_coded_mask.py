@@ -1,0 +1,319 @@
+"""LightSecAgg: exact sums with dropouts at every stage, what T pieces tell, and what a server that lies learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secagg.contract import Layout, Payload, RingSegment, ideal_aggregate
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.protocols.coded_mask.client import Client
+from secagg.protocols.coded_mask.configuration import Configuration
+from secagg.protocols.coded_mask.field import (
+    FIELD,
+    decode_vector,
+    encode_vector,
+    mask_from,
+    pieces_of,
+    uniform,
+)
+from secagg.protocols.coded_mask.messages import decode_body, decode_entries, encode_entries
+from secagg.protocols.coded_mask.run import run
+from secagg.protocols.coded_mask.server import TRANSITIONS, Server, State
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind
+
+USUAL = Configuration(
+    task=b"a task",
+    round_number=3,
+    model_digest=bytes(32),
+    suite=Suite.CLASSIC,
+    layout=Layout((RingSegment(20, 11), RingSegment(5, 3))),
+    population=9,
+    privacy=3,
+    target=6,
+)
+
+
+def ids(configuration: Configuration) -> list[ClientId]:
+    return [ClientId(10 + 3 * number) for number in range(configuration.population)]
+
+
+def payload_of(configuration: Configuration, client: ClientId) -> Payload:
+    generator = np.random.default_rng(client.value)
+    rings = configuration.layout.require_rings()
+    drawn = (generator.integers(one.ring.least, one.ring.greatest, one.length, endpoint=True) for one in rings)
+    vectors = tuple(one.ring.from_integers(values) for one, values in zip(rings, drawn, strict=True))
+    return Payload(configuration.layout, vectors)
+
+
+def weight_of(configuration: Configuration, client: ClientId) -> int:
+    return 1 + client.value % configuration.maximum_weight
+
+
+def clients_of(configuration: Configuration) -> list[Client]:
+    return [
+        Client(
+            client,
+            configuration,
+            payload_of(configuration, client),
+            InsecureSeededCoins(client.encode()),
+            weight_of(configuration, client),
+        )
+        for client in ids(configuration)
+    ]
+
+
+def is_exact(configuration: Configuration, server: Server, found: bytes) -> bool:
+    counted = sorted(server.survivors)
+    payloads = [payload_of(configuration, client) for client in counted]
+    weights = [weight_of(configuration, client) for client in counted]
+    return found == ideal_aggregate(configuration.layout, payloads, weights).encode()
+
+
+@pytest.mark.parametrize("stage", [State.PIECES, State.INPUTS, State.ANSWERS])
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("weight", [1, 7])
+def test_sums_are_exact_whoever_drops_out(stage: State, suite: Suite, weight: int) -> None:
+    configuration = replace(USUAL, suite=suite, maximum_weight=weight)
+    gone = frozenset(ids(configuration)[1:4])
+    aggregate, server = run(configuration, clients_of(configuration), dropouts={stage: gone})
+    assert is_exact(configuration, server, aggregate.encode())
+    assert (gone <= server.survivors) is (stage is State.ANSWERS)
+
+
+@pytest.mark.parametrize("stage", [State.KEYS, State.PIECES, State.INPUTS, State.ANSWERS])
+def test_one_dropout_more_releases_nothing(stage: State) -> None:
+    with pytest.raises(ThresholdNotMet):
+        run(USUAL, clients_of(USUAL), dropouts={stage: frozenset(ids(USUAL)[:4])})
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_sums_are_exact_over_configurations(data: st.DataObject) -> None:
+    population = data.draw(st.integers(2, 12))
+    target = data.draw(st.integers(2, population))
+    configuration = replace(
+        USUAL,
+        population=population,
+        target=target,
+        privacy=data.draw(st.integers(1, target - 1)),
+        layout=Layout((RingSegment(data.draw(st.integers(1, 26)), data.draw(st.integers(1, 40))),)),
+    )
+    gone = frozenset(data.draw(st.permutations(ids(configuration)))[target:])
+    stage = data.draw(st.sampled_from([State.PIECES, State.INPUTS, State.ANSWERS]))
+    aggregate, server = run(configuration, clients_of(configuration), dropouts={stage: gone})
+    assert is_exact(configuration, server, aggregate.encode())
+
+
+def test_any_u_pieces_give_the_mask_and_any_t_are_uniform() -> None:
+    """The uniform rows reach any T pieces through an invertible matrix, so these are uniform whatever the mask."""
+    privacy, target, clients = 2, 4, 6
+    parts = uniform(4 * 5, InsecureSeededCoins(b"parts")).reshape(4, 5)
+    pieces = pieces_of(parts, clients)
+    for chosen in combinations(range(clients), target):
+        assert np.array_equal(mask_from(pieces[list(chosen)], chosen, target - privacy), parts[: target - privacy])
+    units = np.eye(target, dtype=np.int64)
+    code = pieces_of(units, clients)
+    for first, second in combinations(range(clients), privacy):
+        a, b = (code[row, target - privacy :].tolist() for row in (first, second))
+        assert (a[0] * b[1] - a[1] * b[0]) % FIELD != 0
+
+
+@given(st.integers(0, 300))
+def test_drawn_elements_are_below_the_modulus(count: int) -> None:
+    drawn = uniform(count, InsecureSeededCoins(b"drawn"))
+    assert drawn.size == count
+    assert np.array_equal(decode_vector(encode_vector(drawn), count), drawn)
+    assert not count or 0 <= int(drawn.min()) <= int(drawn.max()) < FIELD
+
+
+class AllOnes:
+    """Coins whose every word is the modulus."""
+
+    def draw(self, count: int) -> bytearray:
+        return bytearray(b"\xff" * count)
+
+
+def test_coins_that_are_not_uniform() -> None:
+    with pytest.raises(Misuse, match="not uniform"):
+        uniform(3, AllOnes())
+
+
+@pytest.mark.parametrize("data", [b"", bytes(7), bytes(9), b"\xff" * 8, (FIELD).to_bytes(4, "little") * 2])
+def test_vectors_have_one_encoding(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_vector(data, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"task": b""}, "a task has a name"),
+        ({"model_digest": b""}, "32 bytes"),
+        ({"population": 1}, "2 to 1024"),
+        ({"privacy": 0}, "1 <= privacy < target"),
+        ({"privacy": 6}, "1 <= privacy < target"),
+        ({"target": 10}, "1 <= privacy < target"),
+        ({"maximum_weight": 0}, "a weight is"),
+        ({"layout": Layout((RingSegment(28, 1),))}, "rings of at most 27 bits"),
+    ],
+)
+def test_configurations_that_open_nothing_or_leave_the_field(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=sentence):
+        replace(USUAL, **change)  # type: ignore[arg-type]
+
+
+def test_an_offer_has_one_encoding() -> None:
+    offer = USUAL.encode()
+    assert Configuration.decode(offer) == USUAL
+    for altered in (offer[:-1], offer + b"\0", offer[:-1] + b"\0", offer.replace(b"a task", b"A task")):
+        try:
+            assert Configuration.decode(altered).encode() == altered
+        except MalformedMessage:
+            continue
+
+
+def stages(configuration: Configuration) -> tuple[Server, dict[ClientId, Client], dict[ClientId, bytes]]:
+    """Return a server that has all masked inputs, its clients, and what it would send them next."""
+    server, clients = Server(configuration), {client.client: client for client in clients_of(configuration)}
+    for name, client in clients.items():
+        server.receive(name, client.advertisement)
+    for _ in range(2):
+        for name, message in server.close_stage().items():
+            server.receive(name, clients[name].receive(message))
+    return server, clients, server.close_stage()
+
+
+def test_what_a_client_refuses() -> None:
+    server, clients, asked = stages(USUAL)
+    del server
+    first = clients[ids(USUAL)[0]]
+    others = ids(USUAL)[1:]
+    kind = MessageKind.CODED_MASK_SURVIVORS
+    for entries in (dict.fromkeys(others[:5], b""), dict.fromkeys([*others, ClientId(1)], b"")):
+        with pytest.raises(PeerMisbehaved, match="as many as must stay"):
+            first.receive(encode_entries(kind, USUAL, entries))
+    with pytest.raises(MalformedMessage, match="clients alone"):
+        first.receive(encode_entries(kind, USUAL, dict.fromkeys(others, b"x")))
+    with pytest.raises(PeerMisbehaved, match="another sum"):
+        first.receive(encode_entries(kind, replace(USUAL, round_number=4), dict.fromkeys(others, b"")))
+    first.receive(asked[first.client])
+    with pytest.raises(UnexpectedMessage):
+        first.receive(asked[first.client])
+
+
+def test_pieces_that_were_moved_do_not_open() -> None:
+    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
+    for name, client in clients.items():
+        server.receive(name, client.advertisement)
+    for name, message in server.close_stage().items():
+        server.receive(name, clients[name].receive(message))
+    delivered = server.close_stage()
+    first, second = ids(USUAL)[:2]
+    with pytest.raises(AuthenticationFailed):
+        clients[first].receive(delivered[second])
+    entries = decode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, delivered[first])
+    entries[first], entries[second] = entries[second], entries[first]
+    with pytest.raises(AuthenticationFailed):
+        clients[first].receive(encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, entries))
+    del entries[first]
+    with pytest.raises(PeerError):
+        clients[first].receive(encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, entries))
+    clients[first].receive(delivered[first])
+
+
+def test_what_a_server_refuses() -> None:
+    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
+    first = ids(USUAL)[0]
+    with pytest.raises(UnexpectedMessage):
+        server.receive(first, USUAL.encode())
+    for name, client in clients.items():
+        server.receive(name, client.advertisement)
+    with pytest.raises(PeerMisbehaved, match="has answered") as refused:
+        server.receive(first, clients[first].advertisement)
+    assert refused.value.culprits == {first}
+    with pytest.raises(PeerMisbehaved, match="all places"):
+        server.receive(ClientId(1), clients[first].advertisement)
+    with pytest.raises(Misuse):
+        server.open()
+    rosters = server.close_stage()
+    pieces = decode_entries(MessageKind.CODED_MASK_PIECES, USUAL, clients[first].receive(rosters[first]))
+    pieces.pop(first)
+    with pytest.raises(MalformedMessage, match="for each client"):
+        server.receive(first, encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
+    with pytest.raises(PeerMisbehaved, match="was never here"):
+        server.receive(ClientId(1), encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
+
+
+def test_a_sum_is_opened_once_and_its_stages_close_in_order() -> None:
+    server, clients, asked = stages(USUAL)
+    with pytest.raises(ThresholdNotMet):
+        server.open()
+    with pytest.raises(Misuse, match="by opening"):
+        server.close_stage()
+    for name, message in asked.items():
+        server.receive(name, clients[name].receive(message))
+    server.open()
+    with pytest.raises(Misuse, match="opened once"):
+        server.open()
+    assert [TRANSITIONS[state][1] for state in State] == [*list(State)[1:], State.DONE]
+
+
+def test_a_server_that_lies_learns_an_input() -> None:
+    """What is not claimed: two sets for two halves of the clients, and the difference is one mask."""
+    configuration = replace(USUAL, population=8, privacy=1, target=3)
+    _, clients, _ = stages(configuration)
+    names, victim = ids(configuration), ids(configuration)[0]
+    answers = dict[bool, list[np.ndarray]]()
+    for has_victim, asked in ((True, names[2:5]), (False, names[5:])):
+        entries = dict.fromkeys(names if has_victim else names[1:], b"")
+        message = encode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, entries)
+        answers[has_victim] = [
+            decode_vector(
+                decode_body(MessageKind.CODED_MASK_ANSWER, configuration, clients[name].receive(message)),
+                configuration.piece_length,
+            )
+            for name in asked
+        ]
+    masks = [
+        mask_from(np.stack(answers[has_victim]), positions, 2).reshape(-1)
+        for has_victim, positions in ((True, (2, 3, 4)), (False, (5, 6, 7)))
+    ]
+    mask = (masks[0] - masks[1])[: configuration.length] % FIELD
+    coins = InsecureSeededCoins(victim.encode())
+    again = Client(victim, configuration, payload_of(configuration, victim), coins)
+    assert np.array_equal(mask, again._mask)  # noqa: SLF001 -- what the victim drew
+
+
+def test_weights_that_no_clients_have() -> None:
+    configuration = replace(USUAL, maximum_weight=2)
+    clients = clients_of(configuration)
+    clients[0]._input[-1] = 50  # noqa: SLF001 -- a client that lies
+    with pytest.raises(PeerMisbehaved, match="a client lied"):
+        run(configuration, clients)
+
+
+def test_inputs_that_do_not_fit() -> None:
+    client = ids(USUAL)[0]
+    other = replace(USUAL, layout=Layout((RingSegment(20, 12),)))
+    with pytest.raises(InvalidParameters, match="another layout"):
+        Client(client, USUAL, payload_of(other, client), InsecureSeededCoins(b""))
+    with pytest.raises(InvalidParameters, match=r"1\.\.1"):
+        Client(client, USUAL, payload_of(USUAL, client), InsecureSeededCoins(b""), 2)
