@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from secagg.contract import Layout
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.roles import Subject
 
-from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
+from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values, terms_digest
 from .epoch import NO_KEY, EpochRecord, HolderIdentity
 from .fitting import choose_committee, plan
 from .parameters import DEGREES, Parameters, ThresholdRule
@@ -117,6 +118,49 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
             sum_id=NO_SUM if record.rule is ThresholdRule.CERTIFIED else sum_id,
             round_number=subject.round_number,
             model_digest=subject.model_digest or bytes(32),
-            application_digest=subject.terms,
+            application_digest=terms_digest(subject),
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMessageSettings:
+    """What an epoch and its sums are planned for."""
+
+    suite: Suite = Suite.CLASSIC
+    rule: ThresholdRule | None = None
+    """The rule ``one_answer`` where the holders suffice for it, if nothing is said."""
+    corrupted_holders: int = 1
+    """How many holders are assumed to work with the server."""
+    absent_holders: int = 0
+    """How many other holders may be away."""
+    minimum_cohort: int = 3
+    corrupted: int = 1
+    """How many clients are assumed to be corrupted, counted absolutely."""
+    capacity: int | None = None
+    """The most clients of a sum; by default all who are invited."""
+    maximum_weight: int = 1
+    bounds: tuple[Bounds, ...] | None = None
+    """For each segment of the layout what one value lies between: several then share a coefficient."""
+    delivered_at_once: int = 64
+    """So many uploads wait until standing holders are sent their shares."""
+    mode: SecurityMode = SecurityMode.ACTIVE
+    holders: int = 5
+    """How many holders a simulation has; the epoch's record says how many there are elsewhere."""
+    lifetime: timedelta = timedelta(hours=24)
+    """Of an epoch."""
+
+    def plan_epoch(
+        self, holders: Sequence[HolderIdentity], *, number: int, expiry: int, authority: bytes = NO_KEY
+    ) -> EpochRecord:
+        """Return the record that the authority signs; see ``plan_epoch``."""
+        return plan_epoch(
+            holders,
+            number=number,
+            expiry=expiry,
+            corrupted=self.corrupted_holders,
+            absent=self.absent_holders,
+            suite=self.suite,
+            authority=authority,
+            rule=self.rule,
+        )

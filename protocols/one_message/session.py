@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import RLock
 from typing import Final
@@ -20,17 +20,15 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
-from secagg.parameters import Suite
 from secagg.session.connection import AskAll
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 from secagg.wire import MessageKind, message_kind
 
 from .client import Client
-from .configuration import SUM_ID_BYTES
-from .epoch import NO_KEY, EpochRecord, HolderIdentity
+from .configuration import SUM_ID_BYTES, Agreement
+from .epoch import EpochRecord
 from .holder import Holder
-from .parameters import ThresholdRule
-from .plan import Bounds, plan_epoch, plan_offer
+from .plan import OneMessageSettings, plan_offer
 from .server import Server
 
 UPLOAD: Final = Stage(name="upload", takes_update=True)
@@ -40,43 +38,6 @@ OPEN: Final = Stage(name="open", takes_update=False)
 
 
 # --- The server -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneMessageSettings:
-    """What an epoch and its sums are planned for."""
-
-    suite: Suite = Suite.CLASSIC
-    rule: ThresholdRule | None = None
-    """The rule ``one_answer`` where the holders suffice for it, if nothing is said."""
-    corrupted: int = 1
-    """How many holders are assumed to work with the server."""
-    absent: int = 0
-    """How many other holders may be away."""
-    minimum_cohort: int = 3
-    corrupted_clients: int = 1
-    capacity: int | None = None
-    """The most clients of a sum; by default all who are invited."""
-    maximum_weight: int = 1
-    bounds: tuple[Bounds, ...] | None = None
-    """For each segment of the layout what one value lies between: several then share a coefficient."""
-    delivered_at_once: int = 64
-    """So many uploads wait until standing holders are sent their shares."""
-
-    def plan_epoch(
-        self, holders: Sequence[HolderIdentity], *, number: int, expiry: int, authority: bytes = NO_KEY
-    ) -> EpochRecord:
-        """Return the record that the authority signs; see ``plan_epoch``."""
-        return plan_epoch(
-            holders,
-            number=number,
-            expiry=expiry,
-            corrupted=self.corrupted,
-            absent=self.absent,
-            suite=self.suite,
-            authority=authority,
-            rule=self.rule,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +75,7 @@ def open_session(
         sum_id=sum_id,
         capacity=capacity,
         minimum_cohort=settings.minimum_cohort,
-        corrupted_clients=settings.corrupted_clients,
+        corrupted_clients=settings.corrupted,
         maximum_weight=settings.maximum_weight,
         bounds=settings.bounds,
     )
@@ -140,6 +101,11 @@ class OneMessageServerSession(Confined):
         self._out, self._lock, self._is_over = set[ClientId](), RLock(), False
         if ask_all is not None:
             self._ask(server.introduce())
+
+    @property
+    def agreement(self) -> Agreement:
+        """What the parties agree on."""
+        return self._server.agreement
 
     @property
     def invitation(self) -> bytes:
@@ -332,14 +298,14 @@ class _Ending:
 class OneMessageMember(Confined):
     """A client from one sum to the next, and the holder that it is where it is on the epoch's committee."""
 
-    def __init__(self, client: Client, holder: Holder | None = None) -> None:
-        """Prepare to join; a holder's keys are in memory alone, so a client that restarts is an absent holder."""
-        self.of_client, self.holder = client, holder
+    def __init__(self, client: ClientId, of_task: Callable[[bytes], Client], holder: Holder | None = None) -> None:
+        """Prepare to join.
 
-    @property
-    def client(self) -> ClientId:
-        """Who this is."""
-        return self.of_client.client
+        Args:
+            of_task: returns the client with its ledger of a task.
+            holder: its keys are in memory alone, so a client that restarts is an absent holder.
+        """
+        self.client, self.of_task, self.holder = client, of_task, holder
 
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
@@ -376,7 +342,7 @@ class OneMessageClientSession(Confined):
                 raise InvalidParameters("an offer is answered with an upload, and there is no update to upload")
             if self._member.holder is not None:
                 self._member.holder.respond(message)
-            upload = self._member.of_client.upload(message, self._subject, self._update)
+            upload = self._member.of_task(self._subject.task).upload(message, self._subject, self._update)
             self._is_uploaded = True
             return upload
         if self._member.holder is None:

@@ -14,7 +14,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
-from secagg.session.numbered_helpers import serve_helper
+from secagg.session.service import Service
 
 from .serving import serving
 
@@ -144,7 +144,7 @@ def serve_holder(options: argparse.Namespace) -> int:
                 clock=lambda: datetime.now(UTC),
                 signing_key=key,
             )
-            serve_helper(holder, options.socket, ready=_say_ready(position, options.socket))
+            Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
         except PeerError as error:
             raise InvalidParameters(f"{options.journal}: {error}") from None
         finally:

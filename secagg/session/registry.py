@@ -103,6 +103,7 @@ _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "pairwise": "secagg.protocols.pairwise_mask.session",
     "enclave": "secagg.protocols.enclave.session",
     "two-servers": "secagg.protocols.two_servers.session",
+    "one-message": "secagg.protocols.one_message.simulation",
 }
 """By name, an entry, or the module whose ``ENTRY`` it is."""
 

@@ -24,11 +24,11 @@ from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import Answer, UploadList
+from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
     OneMessageMember,
     OneMessageServerSession,
-    OneMessageSettings,
     open_session,
 )
 from secagg.session.certificates import SigningKey, issue_certificate
@@ -116,7 +116,8 @@ class Deployment:
     def member(self, client: ClientId, authority: SigningKey) -> OneMessageMember:
         key = SETUP.key_of(str(client))
         return OneMessageMember(
-            Client(
+            client,
+            lambda _: Client(
                 client,
                 floors=Floors.usual(authority.public_key),
                 ledger=Ledger(TASK, lambda _: None),
@@ -124,7 +125,7 @@ class Deployment:
                 clock=lambda: datetime.now(UTC),
                 signing_key=key,
                 certificate=issue_certificate(authority, client, key.public_key),
-            )
+            ),
         )
 
 

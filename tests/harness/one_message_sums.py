@@ -6,7 +6,7 @@ There is no cryptography here but the library's own, and nothing here protects a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -226,6 +226,9 @@ class InsecureSum:
             signing_key=key,
             certificate=certificate,
         )
+
+    def client_of(self, client: ClientId) -> Callable[[bytes], Client]:
+        return lambda _: self.client(client)
 
     def update(self, client: ClientId, setup: SumSetup | None = None) -> LateUpdate:
         setup = setup or self.setup

@@ -14,6 +14,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.session import PairwiseSettings
 from secagg.protocols.two_servers.session import TwoServersSettings
@@ -35,6 +37,8 @@ SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
     ),
     "enclave": ("enclave", EnclaveSettings(suite=Suite.CLASSIC), 5),
     "two servers": ("two-servers", TwoServersSettings(), 5),
+    "one message": ("one-message", OneMessageSettings(capacity=8), 5),
+    "one message, certified": ("one-message", OneMessageSettings(rule=ThresholdRule.CERTIFIED, capacity=8), 5),
     "plain": ("plain", plain_sum.PlainSettings(), 5),
 }
 """By name: the protocol, its settings, and how many clients."""

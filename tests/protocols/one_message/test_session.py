@@ -10,11 +10,11 @@ import pytest
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
     OneMessageMember,
     OneMessageServerSession,
-    OneMessageSettings,
     open_session,
 )
 from secagg.session.frames import decode_refusal
@@ -45,10 +45,10 @@ def settings_of(setup: SumSetup) -> OneMessageSettings:
     return OneMessageSettings(
         suite=setup.suite,
         rule=setup.rule,
-        corrupted=setup.corrupted,
-        absent=setup.absent,
+        corrupted_holders=setup.corrupted,
+        absent_holders=setup.absent,
         minimum_cohort=setup.minimum_cohort,
-        corrupted_clients=setup.corrupted_clients,
+        corrupted=setup.corrupted_clients,
         maximum_weight=setup.maximum_weight,
         bounds=setup.bounds,
         delivered_at_once=2,
@@ -85,7 +85,7 @@ def carry(
 def members(world: InsecureSum, *, hold: bool) -> dict[ClientId, ClientSession]:
     found = dict[ClientId, ClientSession]()
     for position, client in enumerate(world.setup.clients):
-        member = OneMessageMember(world.client(client), world.holders.get(position) if hold else None)
+        member = OneMessageMember(client, world.client_of(client), world.holders.get(position) if hold else None)
         found[client] = member.join(world.setup.subject, world.update(client))
     return found
 
@@ -175,14 +175,14 @@ def test_messages_that_are_not_due() -> None:
 
 def test_a_client_on_the_committee_goes_on_as_a_holder() -> None:
     world = committee(SumSetup(population=5))
-    member = OneMessageMember(world.client(world.setup.clients[0]), world.holders[0])
+    member = OneMessageMember(world.setup.clients[0], world.client_of(world.setup.clients[0]), world.holders[0])
     joined = member.join(world.setup.subject, world.update(member.client))
     joined.answer(opened(world, None).invitation)
     mark = joined.suspend()
     assert mark is not None
     resumed = member.join(world.setup.subject, None, mark)
     assert message_kind(resumed.answer(world.record.encode())) is MessageKind.ONE_MESSAGE_HOLDER_KEYS
-    plain = OneMessageMember(world.client(world.setup.clients[1])).join(world.setup.subject)
+    plain = OneMessageMember(world.setup.clients[1], world.client_of(world.setup.clients[1])).join(world.setup.subject)
     assert plain.suspend() is None
 
 
