@@ -149,6 +149,7 @@ def serve_holder(options: argparse.Namespace) -> int:
             raise InvalidParameters(f"{options.journal}: {error}") from None
         finally:
             journal.close()
+    return 0
 
 
 def _say_ready(position: int, path: Path) -> Callable[[], None]:
