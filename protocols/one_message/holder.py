@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Final
 
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
@@ -52,6 +53,8 @@ from .messages import (
 from .parameters import ThresholdRule
 from .sharing import HeldShare, ShareSum, open_share
 
+MOST_UPLOADS: Final = 1 << 20
+"""Of an epoch: all of them rest on one choice of the public polynomials."""
 _SERVER = frozenset({ServerId()})
 
 
@@ -199,6 +202,8 @@ class Holder(Confined):
         delivery = Delivery.decode(request)
         work = self._work_on(delivery.t0)
         judged, accepted = self._judge(work, delivery)
+        if sum(len(one.accepted) for one in self._work.values()) + len(accepted) > MOST_UPLOADS:
+            raise _wrong(f"an epoch has at most {MOST_UPLOADS} uploads; begin another one", Reason.BUFFER_FULL)
         receipt = self._receipt(work.agreement, judged)
         if accepted:
             self._journal.append(Event.DELIVERED, request)

@@ -497,6 +497,15 @@ def test_the_end_of_an_epoch_destroys_its_keys(tmp_path: Path) -> None:
         standing.holder.respond(world.offer().encode())
 
 
+def test_an_epoch_has_so_many_uploads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum(SumSetup())
+    monkeypatch.setattr("secagg.protocols.one_message.holder.MOST_UPLOADS", 4)
+    with pytest.raises(PeerMisbehaved, match="at most 4 uploads") as refused:
+        world.collected()
+    assert refused.value.reason is Reason.BUFFER_FULL
+    world.collected(clients=world.setup.clients[:4])
+
+
 # --- Huge counts ------------------------------------------------------------------------------------------------------
 
 
