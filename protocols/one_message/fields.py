@@ -29,6 +29,7 @@ class Field(Protocol):
 
     def __str__(self) -> str:
         """Return its row in a table of bytes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

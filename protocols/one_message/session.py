@@ -93,7 +93,7 @@ class OneMessageServerSession(Confined):
         ask_all: AskAll | None,
     ) -> None:
         self._server, self._settings, self._invited, self._ask_all = server, settings, invited, ask_all
-        numbers = [] if ask_all is not None else server.agreement.record.holders
+        numbers = server.agreement.record.holders if ask_all is None else ()
         self._position_of = {ClientId(holder.number): position for position, holder in enumerate(numbers)}
         certify = [CERTIFY] if server.agreement.record.quorum else []
         self._stages = [UPLOAD, *([DELIVER, *certify, OPEN] if self._position_of else [])]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
@@ -26,13 +26,13 @@ _OWNER_ONLY: Final = 0o600
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-def add_holder_options(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     """Add ``holder keys``, ``holder record`` and ``holder serve``."""
     holder = commands.add_parser("holder", help="a standing holder of the protocol with one message a client")
     kinds = holder.add_subparsers(required=True, metavar="COMMAND")
     keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
     keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes")
-    keys.set_defaults(run=lambda options: make_key(options.out))
+    keys.set_defaults(run=make_key)
     record = kinds.add_parser(
         "record",
         help="as the authority: sign who holds in an epoch",
@@ -69,8 +69,9 @@ def add_holder_options(commands: argparse._SubParsersAction[argparse.ArgumentPar
     serve.set_defaults(run=serve_holder)
 
 
-def make_key(path: Path) -> int:
+def make_key(options: argparse.Namespace) -> int:
     """Write a private key for nobody but this user, and print the public one."""
+    path: Path = options.out
     with Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) as seed:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
