@@ -68,6 +68,7 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
     round_number: int = 0,
     attempt: int = 0,
     application_digest: bytes = NO_DIGEST,
+    capacity: int | None = None,
 ) -> SessionPlan:
     """Choose parameters that are safe, and that survive the dropouts they are planned for.
 
@@ -83,10 +84,16 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
         privacy_bits: the chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the least
             that the mode allows: 100 in ``active`` mode, where the server is granted 2^60 tries, and 40 in
             ``semi_honest`` mode.
+        capacity: the largest total weight that the codec can decode; more clients are refused before they upload.
 
     Raises:
         InvalidParameters: no such session is safe; the message says what to relax.
     """
+    if capacity is not None and population * maximum_weight > capacity:
+        raise InvalidParameters(
+            f"{population} clients that weigh up to {maximum_weight} add up to more than the codec's capacity of "
+            f"{capacity}; take a wider ring, or invite fewer"
+        )
     for name, value in (("population", population), ("corrupted", corrupted), ("dropped", dropped), ("late", late)):
         require_range(name, value, 0, MAXIMUM_POPULATION)
     if privacy_bits is None:

@@ -91,6 +91,7 @@ class PairwiseSettings:
             round_number=subject.round_number,
             attempt=self.attempt,
             application_digest=terms_digest(subject),
+            capacity=subject.capacity,
         )
 
 

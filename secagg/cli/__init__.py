@@ -24,14 +24,21 @@ _MODELS = ("celeba", "sent140", "femnist")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 0
     try:
         return int(options.run(options))
     except SecAggError as error:
         print(f"secagg: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nsecagg: interrupted; nothing was released", file=sys.stderr)
+        return 130
     except BrokenPipeError:
-        # Whoever reads the output has seen enough; the interpreter is not to complain about it at its end.
+        # The reader closed the pipe; suppress the interpreter's flush error at exit.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- it stays open until the end
         return 0
     except OSError as error:
@@ -42,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="secagg", description="Secure aggregation for federated learning.")
     parser.add_argument("--version", action="version", version=f"secagg {version('secagg')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
     demo = commands.add_parser("demo", help="a small session with dropouts, in memory, with a picture of who sees what")
     demo.add_argument("--clients", type=int, default=12, help="how many take part, 3 to 100 (default: %(default)s)")
     demo.add_argument("--drop", type=int, help="how many vanish before they upload (default: 2, or fewer of few)")

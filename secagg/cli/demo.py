@@ -65,7 +65,7 @@ def run_demo(*, clients: int, drop: int | None, out: Path) -> int:
         f"what the server receives from it\n(uniform modulo 2^{codec.modulus_bits})": session.masked_vector(
             uploads[survivor]
         ),
-        "what the server learns: the sum\n(a gap is where somebody dropped out)": recovered,
+        "what the server learns: the sum\n(of few clients, a gap shows who dropped out)": recovered,
     }
     report = {
         "clients": clients,

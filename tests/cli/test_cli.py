@@ -61,8 +61,25 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys:
     assert "name another place" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), ([], 2), (["nonsense"], 2)])
+@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (["nonsense"], 2)])
 def test_the_command_explains_itself(arguments: list[str], status: int) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == status
+
+
+def test_the_bare_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"    {name} " in printed for name in ("round", "plan", "two-servers", "holder", "train"))
+
+
+def test_an_interrupted_command_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("secagg.simulation.rehearsal.run", interrupt)
+    assert main(["round", "--clients", "3", "--dimension", "10"]) == 130
+    assert capsys.readouterr().err == "\nsecagg: interrupted; nothing was released\n"

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from secagg.cli import main
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.registry import find, names, register, unregister
+from secagg.session.roles import Subject
 from secagg.simulation.rehearsal import spread_dropouts
 from secagg.simulation.synthetic_updates import SyntheticUpdates, WindowedInputs
 from tests.harness.plain_sum import ENTRY as PLAIN
@@ -189,3 +191,10 @@ def test_dropouts_are_dealt_out_in_turn_and_nobody_drops_out_twice(protocol: str
 def test_more_dropouts_than_clients_are_refused() -> None:
     with pytest.raises(InvalidParameters):
         spread_dropouts(3, 3, find("pairwise").stages)
+
+
+def test_more_clients_than_the_codec_can_add_up_are_refused_before_anything_is_sent() -> None:
+    inputs = WindowedInputs(input_bits=4, length=10, clients=8, seed=b"")
+    subject = Subject(task=b"t", round_number=1, layout=inputs.layout, capacity=inputs.capacity)
+    with pytest.raises(InvalidParameters, match="take a wider ring, or invite fewer"):
+        find("pairwise").settings().plan(subject, 20, bytes(32), SystemCoins())
