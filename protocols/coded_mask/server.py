@@ -56,8 +56,10 @@ class Server(Confined):
         """Begin."""
         self.configuration, self.state = configuration, State.KEYS
         self._keys, self._sealed = dict[ClientId, bytes](), dict[ClientId, dict[ClientId, bytes]]()
-        self._answers, self._heard = dict[ClientId, Vector](), set[ClientId]()
-        self._roster, self._eligible = tuple[ClientId, ...](), frozenset[ClientId]()
+        self._answers = dict[ClientId, Vector]()
+        self._heard: set[ClientId] = set()
+        self._roster: tuple[ClientId, ...] = ()
+        self._eligible = frozenset[ClientId]()
         self._total = np.zeros(configuration.length, np.int64)
         self.survivors = frozenset[ClientId]()
 

@@ -77,6 +77,7 @@ class Journal(Protocol):
 
     def records(self) -> Iterator[Entry]:
         """Return what was written down before, once."""
+        ...
 
     def erase(self) -> None:
         """Destroy the records and the secret, at the end of the epoch."""

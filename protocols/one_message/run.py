@@ -28,7 +28,7 @@ def run(
     clients: Iterable[tuple[Client, Subject, LateUpdate]],
     holders: Mapping[int, Holder],
     *,
-    sent: Observer = lambda *_: None,
+    sent: Observer | None = None,
 ) -> tuple[Opened, Server]:
     """Run one sum in memory; holders that are not in ``holders`` are absent.
 
@@ -44,7 +44,8 @@ def run(
         for position, request in requests.items():
             try:
                 answer = holders[position].respond(request)
-                sent(HolderId(position), request, answer)
+                if sent is not None:
+                    sent(HolderId(position), request, answer)
                 server.receive(position, answer)
             except (KeyError, SecAggError) as error:
                 _LOG.warning("%s does not answer: %s", HolderId(position), error)
@@ -55,7 +56,8 @@ def run(
     for client, subject, update in clients:
         try:
             upload = client.upload(server.offer, subject, update)
-            sent(client.client, server.offer, upload)
+            if sent is not None:
+                sent(client.client, server.offer, upload)
             server.receive_upload(client.client, upload)
         except PeerError as error:
             _LOG.warning("%s is left out: %s", client.client, error)
