@@ -71,7 +71,7 @@ def test_the_command_explains_itself(arguments: list[str], status: int) -> None:
 def test_the_bare_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out
-    assert all(f"    {name} " in printed for name in ("round", "plan", "two-servers", "holder", "train"))
+    assert all(f"    {name}" in printed for name in ("round", "plan", "two-servers", "holder", "train"))
 
 
 def test_an_interrupted_command_says_so_in_one_line(
