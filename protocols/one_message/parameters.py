@@ -339,7 +339,11 @@ def greatest_capacity() -> int:
 
 
 def least_threshold(rule: ThresholdRule, holders: int, corrupted: int, packing: int) -> int:
-    """Return the least T: 3 (T - rho + 1) > 2 C + c for one answer, c + rho for certified lists."""
+    """Return the least T: 3 (T - rho + 1) > 2 C + c for one answer, c + rho for certified lists.
+
+    Claim OM-3: above that bound one answer of each holder gives at most one sum.
+    Claim OM-4: certified lists give one sum each from c + rho on.
+    """
     if rule is ThresholdRule.ONE_ANSWER:
         return (2 * holders + corrupted) // 3 + packing
     return corrupted + packing
