@@ -45,7 +45,6 @@ def main() -> int:
         "secagg.mode=real",
         f"secagg.every={options.every}",
         "dropouts.rate=0.02",
-        'dropouts.stages=["before_shares", "before_upload", "before_unmasking"]',
     ]
     print(
         f"{options.rounds} rounds of {clients} clients on real images of clothes; real masks, keys and signatures, one "

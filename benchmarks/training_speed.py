@@ -30,8 +30,9 @@ from secagg.training.records.metrics import Accuracy
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.rounds import Pieces, Run
 from secagg.training.settings.configuration import Configuration, changed
-from secagg.training.settings.parts import Examples, LocalTraining
+from secagg.training.settings.parts import Examples
 from secagg.training.settings.presets import preset
+from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import Stream, seed_of
 from secagg.training.sums.secure_sums import secure_sum
 

@@ -161,10 +161,8 @@ class EnclaveServerSession(OneStageServerSession):
             attested: the epoch's offer with its evidence.
         """
         configuration, model = host.configuration, stamp_of(subject, subject.model_digest)
-        writer = Writer(MessageKind.ENCLAVE_INVITATION).variable(configuration.encode(), _MOST_BYTES)
-        writer.variable(attested, _MOST_BYTES).integer(model.version, _VERSION_BYTES)
-        invitation = writer.fixed(model.digest, DIGEST_BYTES).finish()
-        super().__init__(invitation, invited, configuration.minimum_cohort)
+        self._attested = attested
+        super().__init__(_encode_invitation(configuration, attested, model), invited, configuration.minimum_cohort)
         self._host = host
         self._is_released = False
         self.is_simulated = False
@@ -175,6 +173,10 @@ class EnclaveServerSession(OneStageServerSession):
     def configuration(self) -> EnclaveConfiguration:
         """That of the epoch."""
         return self._host.configuration
+
+    def invitation_for(self, subject: Subject) -> bytes:
+        """Return the invitation of an asynchronous client, whose subject is about the model that it started from."""
+        return _encode_invitation(self.configuration, self._attested, stamp_of(subject, subject.model_digest))
 
     def _take(self, sender: ClientId, message: bytes) -> None:
         sealed, _ = split_upload(message, self._host.configuration)
@@ -283,6 +285,12 @@ class EnclaveClientSession(OneStageClientSession):
         spent = Spent(configuration.task, named.version, values_digest(made.payload), made.model_digest)
         ledger.remember(spent, is_noised=is_noised)
         return client.seal(made.payload, enclave=enclave, model=named, weight=made.weight, now=member.clock()).encode()
+
+
+def _encode_invitation(configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp) -> bytes:
+    writer = Writer(MessageKind.ENCLAVE_INVITATION).variable(configuration.encode(), _MOST_BYTES)
+    writer.variable(attested, _MOST_BYTES).integer(model.version, _VERSION_BYTES)
+    return writer.fixed(model.digest, DIGEST_BYTES).finish()
 
 
 def _decode_invitation(

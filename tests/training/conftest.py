@@ -69,7 +69,7 @@ def make_pieces(run: Configuration) -> Pieces:
         data=data,
         factory=toy_model,
         engine=make_engine("threads", toy_model, threads=run.workers or 1),
-        sum=secure_sum(run, run.asynchronous.age_weights if run.asynchronous.buffer else (1,)),
+        sum=secure_sum(run),
         evaluate=evaluate,
         public=lambda: Examples(data.test().inputs[:20], data.test().targets[:20]),
     )

@@ -22,8 +22,8 @@ from secagg.training.runs.estimate import estimate
 from secagg.training.runs.progress import Progress, in_time
 from secagg.training.runs.rounds import Pieces, Run
 from secagg.training.settings.configuration import Configuration, changed
-from secagg.training.settings.parts import Assignment, LocalTraining, Tensors, TrainedClient
-from secagg.training.settings.sections import ServerSettings
+from secagg.training.settings.parts import Assignment, Tensors, TrainedClient
+from secagg.training.settings.sections import LocalTraining, ServerSettings
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -19,14 +19,8 @@ from secagg.training.engines.settings import Computing
 from secagg.training.engines.suitability import swapped
 from secagg.training.models.keyed_dropout import KeyedDropout
 from secagg.training.models.networks import initial_parameters, model_factory
-from secagg.training.settings.parts import (
-    Assignment,
-    Engine,
-    Examples,
-    LocalTraining,
-    ModelFactory,
-    TrainedClient,
-)
+from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, TrainedClient
+from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import Stream, seed_of, torch_generator
 
 SIZES = (20, 5, 33, 8)

@@ -10,7 +10,8 @@ import torch
 from secagg.training.engines import ENGINES, fastest_engine, make_engine
 from secagg.training.engines.evaluation import Evaluator
 from secagg.training.models.networks import initial_parameters, model_factory
-from secagg.training.settings.parts import Assignment, Engine, Examples, LocalTraining, ModelFactory
+from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory
+from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import Stream, seed_of, torch_generator
 
 pytestmark = [

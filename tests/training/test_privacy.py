@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from secagg.training.sums.enclave_sum import EnclaveSum
 
 from secagg.contract import Aggregate
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
@@ -21,7 +22,6 @@ from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces, Run
 from secagg.training.settings.cohorts import invited, lost, uploaders
 from secagg.training.settings.configuration import Configuration
-from secagg.training.sums.enclave_sum import EnclaveSum
 from secagg.training.sums.privacy import ReleaseCount
 from secagg.training.sums.round_sums import require_near
 

@@ -19,7 +19,8 @@ from secagg.training.models.networks import initial_parameters
 from secagg.training.runs.rounds import Pieces
 from secagg.training.runs.sweep import read_grid, sweep
 from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.parts import Assignment, LocalTraining
+from secagg.training.settings.parts import Assignment
+from secagg.training.settings.sections import LocalTraining
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from secagg.training.sums.two_server_sum import TwoServerSum
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload, ideal_aggregate
@@ -33,7 +34,6 @@ from secagg.training.settings.sections import (
 from secagg.training.sums.clear_sum import ClearSum, OverflowMeter
 from secagg.training.sums.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
 from secagg.training.sums.secure_sums import require_feasible, secure_sum
-from secagg.training.sums.two_server_sum import TwoServerSum
 
 SHAPES = {"weight": (8, 36), "bias": (8,)}
 SCALAR = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=True)

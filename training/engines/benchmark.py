@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from secagg.errors import InvalidParameters
 from secagg.training.models.networks import initial_parameters, model_factory, parameter_count
-from secagg.training.settings.parts import Assignment, Examples, LocalTraining, ModelFactory
+from secagg.training.settings.parts import Assignment, Examples, ModelFactory
+from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import Stream, generator, seed_of, torch_generator
 
 from . import ENGINES, cross_entropy, device_named, make_engine, seconds_of_a_round

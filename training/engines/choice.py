@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.settings.parts import Assignment, Engine, LocalTraining, ModelFactory, Tensors
+from secagg.training.settings.parts import Assignment, Engine, ModelFactory, Tensors
+from secagg.training.settings.sections import LocalTraining
 
 from .on_ray import PREFIX, RayEngine
 from .one_by_one import LocalModel, PlainModel, SequentialEngine, ThreadsEngine

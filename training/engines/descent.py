@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from secagg.training.settings.parts import LocalTraining, Update
+from secagg.training.settings.parts import Update
+from secagg.training.settings.sections import LocalTraining
 
 
 class Descent:

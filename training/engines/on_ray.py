@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, Final
 
-from secagg.training.settings.parts import Assignment, Engine, LocalTraining, Tensors, TrainedClient
+from secagg.training.settings.parts import Assignment, Engine, Tensors, TrainedClient
+from secagg.training.settings.sections import LocalTraining
 
 from .ray_cluster import connect, require_ray
 

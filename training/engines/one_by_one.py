@@ -16,14 +16,8 @@ import torch
 
 from secagg.errors import InvalidParameters
 from secagg.training.models.keyed_dropout import key_buffers
-from secagg.training.settings.parts import (
-    Assignment,
-    Done,
-    LocalTraining,
-    ModelFactory,
-    Tensors,
-    TrainedClient,
-)
+from secagg.training.settings.parts import Assignment, Done, ModelFactory, Tensors, TrainedClient
+from secagg.training.settings.sections import LocalTraining
 
 from .descent import Descent, as_update, changes
 from .schedule import Schedule, longest_first, schedule_of

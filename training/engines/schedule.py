@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from secagg.errors import InvalidParameters
 from secagg.training.models.partition import Indices
-from secagg.training.settings.parts import Assignment, LocalTraining
+from secagg.training.settings.parts import Assignment
+from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import generator
 
 

@@ -17,7 +17,8 @@ from torch import nn
 
 from secagg.errors import InvalidParameters
 from secagg.training.models.keyed_dropout import key_names
-from secagg.training.settings.parts import Assignment, LocalTraining, ModelFactory, Tensors, TrainedClient
+from secagg.training.settings.parts import Assignment, ModelFactory, Tensors, TrainedClient
+from secagg.training.settings.sections import LocalTraining
 
 from .descent import Descent, as_update, changes
 from .folded import folded, side_by_side

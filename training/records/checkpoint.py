@@ -96,6 +96,19 @@ class Checkpoint:
                 f"the run was begun with another {', '.join(found)}; resume it as it was begun, or name another folder"
             )
 
+    def require_about(self, about: Mapping[str, str]) -> None:
+        """Refuse other data and another model than the run was begun with.
+
+        Raises:
+            InvalidParameters: naming which.
+        """
+        stored = self.counters.get("about", {})
+        if found := [name for name, digest in about.items() if stored.get(name) != digest]:
+            raise InvalidParameters(
+                f"the run was begun with a different {' and '.join(found)}; resume it as it was begun, or name another "
+                "folder"
+            )
+
 
 def write_arrays(file: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
     """Write arrays to one file, all of it or none."""

@@ -15,24 +15,23 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from secagg.compression.byte_accounting import Accounting, upload_bytes
-from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
+from secagg.compression.model_update import ModelUpdate
+from secagg.errors import InvalidParameters
 from secagg.training.models.server_optimizers import Parameters
 from secagg.training.records.checkpoint import Checkpoint
-from secagg.training.records.metrics import RoundRecord
 from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.sections import AsynchronousSettings, SumMode, SumProtocol, Weighting
+from secagg.training.settings.sections import AsynchronousSettings, CompressionSettings, SumMode, Weighting
 from secagg.training.settings.seeds import Stream, generator, seed_of
 from secagg.training.sums.round_sums import SumRound, Upload
 
-from .rounds import Run, Timer, digest_of
+from .pulled import Pulled, Timer, digest_of, encode
+from .rounds import Run
 
 _LEAST_DURATION: Final = 1.0
 _DRAWS: Final = 64
@@ -49,11 +48,6 @@ def require_asynchronous(configuration: Configuration) -> None:
         InvalidParameters: saying what to take instead.
     """
     settings, secagg = configuration.asynchronous, configuration.secagg
-    if secagg.mode is SumMode.REAL and secagg.protocol is SumProtocol.PAIRWISE:
-        raise InvalidParameters(
-            "pairwise masks need to know a cohort in advance, and asynchronous clients come when they are done: take "
-            "secagg.protocol = 'enclave'"
-        )
     if secagg.mode is SumMode.REAL and settings.exponent:
         raise InvalidParameters(
             "without noise an enclave releases no sum in which few updates have a weight of their own, as those of one "
@@ -88,54 +82,6 @@ class AsynchronousRun(Run):
         """The time between two starts, for the concurrency that is asked for."""
         mean = _LEAST_DURATION + self.settings.spread * math.sqrt(2 / math.pi)
         return mean / self.settings.concurrency
-
-    def advance(self) -> RoundRecord:
-        """Let clients come and go until a buffer is full, and step."""
-        started, number, timer = perf_counter(), self.next_round, Timer()
-        self._models[number] = self.parameters
-        with timer.part("calibrate"):
-            codec = self.operators.begin(
-                number, lambda: self._calibrating_update(self.tensors(), self.sample(number)[-1], number)
-            )
-        due = SumRound(number=number, codec=codec.update, clients=(), model_digest=digest_of(self.parameters))
-        taken = _Taken()
-        outcome, failure = None, None
-        try:
-            outcome = self.pieces.sum.run(due, self._uploads(due, taken, timer))
-        except (ThresholdNotMet, PeerError) as error:
-            failure = str(error)
-        if outcome is not None:
-            with timer.part("decode"):
-                self._step(outcome.aggregate)
-        self.next_round = number + 1
-        alive = {version for _, _, _, version in self._jobs}
-        self._models = {version: model for version, model in self._models.items() if version in alive}
-        count = max(1, len(taken.ages))
-        record = RoundRecord(
-            round=number + 1,
-            epoch=codec.update.epoch,
-            parameters=self.values,
-            clients=len(taken.ages) + taken.wasted,
-            contributors=0 if outcome is None else outcome.aggregate.contributors,
-            failure=failure,
-            loss=taken.loss / count,
-            is_real=outcome is not None and outcome.is_real,
-            is_compressed=codec.is_compressed,
-            client_bytes_up=0.0 if outcome is None else outcome.bytes_up / count,
-            payload_bytes=int(upload_bytes(codec.update.layout, Accounting.WIRE)),
-            paper_bytes=float(upload_bytes(codec.update.layout, Accounting.PAPER)),
-            client_bytes_down=4 * self.values
-            + codec.broadcast_bytes
-            + (0.0 if outcome is None else outcome.bytes_down / count),
-            paper_broadcast_bytes=codec.paper_broadcast_bytes,
-            staleness=taken.ages,
-            wasted=taken.wasted,
-            clock=self.clock,
-        )
-        test = self._tested(number, timer)
-        timer.seconds["protocol"] = 0.0 if outcome is None else outcome.seconds
-        timer.seconds["round"] = perf_counter() - started
-        return replace(record, test=test, seconds={name: round(value, 6) for name, value in timer.seconds.items()})
 
     def checkpoint(self) -> Checkpoint:
         """Return the state between two steps, with everybody who is at work and the models that they started from."""
@@ -175,13 +121,31 @@ class AsynchronousRun(Run):
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    def _uploads(self, due: SumRound, taken: _Taken, timer: Timer) -> Iterator[Upload]:
-        weights, inside = self.settings.age_weights, set[int]()
-        while len(taken.ages) < self.settings.buffer:
+    def _pulled(self, number: int, codec: ModelUpdate, timer: Timer) -> tuple[Pulled, Iterator[Upload]]:
+        """Let clients come and go until a buffer is full."""
+        at_work = {version for _, _, _, version in self._jobs}
+        self._models = {version: model for version, model in self._models.items() if version in at_work}
+        self._models[number] = self.parameters
+        versions = dict[int, tuple[int, bytes]]()
+        due = SumRound(
+            number=number,
+            codec=codec,
+            clients=(),
+            uploaders=(),
+            model_digest=digest_of(self.parameters),
+            versions=versions,
+        )
+        buffered = _Buffered(due, self.configuration.compression, timer)
+        return buffered, self._uploads(buffered, versions, timer)
+
+    def _uploads(self, buffered: _Buffered, versions: dict[int, tuple[int, bytes]], timer: Timer) -> Iterator[Upload]:
+        weights, number = self.settings.age_weights, buffered.due.number
+        while len(buffered.staleness) < self.settings.buffer:
             time, start, client, version = self._next_finished()
-            self.clock, age = time, due.number - version
-            if age > self.settings.maximum_staleness or client in inside:
-                taken.wasted += 1
+            self.clock = buffered.clock = time
+            age = number - version
+            if age > self.settings.maximum_staleness or client in versions:
+                buffered.wasted += 1
                 continue
             with timer.part("train"):
                 model: Mapping[str, npt.NDArray[Any]] = self._models[version]
@@ -191,13 +155,10 @@ class AsynchronousRun(Run):
                     seed=seed_of(self.configuration.seed, Stream.TRAINING, start, client),
                 )
                 (trained,) = self.pieces.engine.train(begun, [work], self.configuration.local)
-                with timer.part("encode"):
-                    payload = self.operators.encode(trained.update, self.coins(client, start))
-            inside.add(client)
-            taken.ages.append(age)
-            taken.loss += trained.loss
-            due.versions[client] = (version, digest_of(self._models[version]))
-            yield client, payload, weights[age]
+                encoded = encode(trained, self, start)
+            versions[client] = version, digest_of(model)
+            buffered.staleness.append(age)
+            yield buffered.upload(encoded, weights[age])
 
     def _next_finished(self) -> Job:
         """Return who is finished next, after everybody who started before that has started."""
@@ -218,10 +179,14 @@ class AsynchronousRun(Run):
                 return
 
 
-@dataclass(slots=True)
-class _Taken:
+class _Buffered(Pulled):
     """What entered a buffer."""
 
-    ages: list[int] = field(default_factory=list[int])
-    wasted: int = 0
-    loss: float = 0.0
+    def __init__(self, due: SumRound, compression: CompressionSettings, timer: Timer) -> None:
+        super().__init__(due, compression, timer)
+        self.staleness: list[int] = []
+
+    @property
+    def asked(self) -> int:
+        """How many clients the messages of the buffer went to."""
+        return len(self.staleness)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from secagg.errors import InvalidParameters
 from secagg.training.datasets import federated_data
 from secagg.training.engines import fastest_engine, make_engine
 from secagg.training.engines.evaluation import Evaluator
@@ -58,7 +59,7 @@ def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pie
         data=data,
         factory=factory,
         engine=_engine(configuration, factory, data, engine),
-        sum=secure_sum(configuration, _age_weights(configuration)),
+        sum=secure_sum(configuration),
         evaluate=tested.evaluate,
         public=tested.public,
     )
@@ -83,6 +84,10 @@ def train(
         InvalidParameters: anything that cannot work, before anything is trained; or a checkpoint of another run.
         KeyboardInterrupt: the run was interrupted; its last whole round is in the checkpoint.
     """
+    if out is not None and not resume and (out / SUMMARY_NAME).exists():
+        raise InvalidParameters(
+            f"{out} holds a finished run; name another folder, move that one away, or resume it with more rounds"
+        )
     stored = Checkpoint.read(out) if out is not None and resume else None
     if stored is not None:
         stored.require_same(configuration)
@@ -90,12 +95,7 @@ def train(
         engine = None if stored is None or configuration.engine != "auto" else str(stored.counters.get("engine"))
         pieces = pieces_of(configuration, engine=engine)
     run = AsynchronousRun(configuration, pieces) if configuration.asynchronous.buffer else Run(configuration, pieces)
-    require_feasible(
-        configuration,
-        run.operators.planned(),
-        available=len(pieces.data.sizes),
-        staleness_weights=_age_weights(configuration),
-    )
+    require_feasible(configuration, run.operators.planned(), available=len(pieces.data.sizes))
     if stored is not None:
         run.restore(stored)
     kept = None if out is None else _Folder(out, run)
@@ -119,10 +119,6 @@ def train(
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
-
-
-def _age_weights(configuration: Configuration) -> tuple[int, ...]:
-    return configuration.asynchronous.age_weights if configuration.asynchronous.buffer else (1,)
 
 
 class _Folder:
@@ -227,7 +223,6 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
             threads=configuration.workers or None,
             chunk=configuration.chunk or None,
             bf16=configuration.bf16,
-            compiled=configuration.compiled,
         )
     start = initial_parameters(factory, seed_of(configuration.seed, Stream.MODEL))
     clients = range(min(configuration.clients_per_round, len(data.sizes)))

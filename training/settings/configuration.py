@@ -21,10 +21,10 @@ from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
 from secagg.compression.peak import MAXIMUM_PLACES
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.sketch import MOST_BITS
+from secagg.contract import IndexSegment
 from secagg.errors import InvalidParameters
-from secagg.parameters import Suite
+from secagg.session.registry import find
 
-from .parts import LocalTraining
 from .sections import (
     NOISY_SCHEMES,
     SECURE_SOURCES,
@@ -33,12 +33,12 @@ from .sections import (
     DataSettings,
     DropoutSettings,
     EvaluationSettings,
+    LocalTraining,
     Optimizer,
     PrivacySettings,
     Scheme,
     ServerSettings,
     Source,
-    SumProtocol,
     SumSettings,
     Weighting,
 )
@@ -67,7 +67,6 @@ class Configuration:
     chunk: int = 0
     """Clients that a stacked engine trains at once; 0 for what suits the device."""
     bf16: bool = False
-    compiled: bool = False
     checkpoint_every: int = 25
     data: DataSettings = field(default_factory=DataSettings)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(batch=20, rate=0.1))
@@ -192,11 +191,6 @@ def versions_here() -> dict[str, str]:
     return found
 
 
-def suite_of(settings: SumSettings) -> Suite:
-    """Return the suite that keys are agreed upon in."""
-    return Suite.HYBRID if settings.hybrid else Suite.CLASSIC
-
-
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +288,6 @@ def _require_ranges(run: Configuration) -> None:
         ("compression.fraction_bits", compression.fraction_bits, 1, 30),
         ("compression.vector_bits", compression.vector_bits, 0, 16),
         ("secagg.every", run.secagg.every, 1, 10**7),
-        ("secagg.corrupted", run.secagg.corrupted, 0, 10**6),
         ("secagg.threads", run.secagg.threads, 1, 1024),
         ("dropouts.rate", run.dropouts.rate, 0, 0.95),
         ("evaluation.every", run.evaluation.every, 1, 10**7),
@@ -314,8 +307,6 @@ def _require_ranges(run: Configuration) -> None:
             raise InvalidParameters(f"{name} is in {least}..{most}; got {value!r}")
     exact_sparsity(compression.sparsity)
     run.model_sizes  # noqa: B018 -- refuses what is no number
-    if run.dropouts.rate and not run.dropouts.stages:
-        raise InvalidParameters("dropouts.stages is empty and dropouts.rate is not 0; name a stage")
     if compression.rotation and compression.rotation & (compression.rotation - 1):
         raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
     source, scheme = compression.calibration, compression.scheme
@@ -335,10 +326,11 @@ def _require_ranges(run: Configuration) -> None:
         raise InvalidParameters("compression.is_lengthened is for codebooks of no data: take the calibration 'prior'")
     _require_whole_updates(run)
     _require_ring_for_ages(run)
-    if run.secagg.protocol is SumProtocol.PAIRWISE and scheme in {Scheme.PRODUCT, Scheme.PEAK}:
+    protocol = find(run.secagg.protocol)
+    if scheme in {Scheme.PRODUCT, Scheme.PEAK} and IndexSegment not in protocol.segments:
         raise InvalidParameters(
-            f"pairwise masks add ring elements, and {scheme.value!r} sends indices: take secagg.protocol = "
-            "'enclave' or 'two-servers'"
+            f"{protocol.name} adds ring elements, and {scheme.value!r} sends indices: take secagg.protocol = 'enclave' "
+            "or 'two-servers'"
         )
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .sections import LocalTraining
+
 Done = TypeVar("Done")
 Tensors = Mapping[str, torch.Tensor]
 """Parameters by name, on one device."""
@@ -57,21 +59,6 @@ class FederatedData(Protocol):
     def test_clients(self) -> npt.NDArray[np.int64] | None:
         """Return whose each test example is, where the data say so."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTraining:
-    """How a client trains."""
-
-    epochs: int = 1
-    batch: int = 32
-    rate: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    """The largest L2 norm of what a client changed, over all parameters; None for no limit."""
-    proximal: float = 0.0
-    """FedProx's mu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,15 @@ from typing import Final
 from secagg.errors import InvalidParameters
 
 from .configuration import Configuration
-from .parts import LocalTraining
 from .sections import (
     CompressionSettings,
     DataSettings,
     EvaluationSettings,
+    LocalTraining,
     Optimizer,
     Scheme,
     ServerSettings,
     Source,
-    SumProtocol,
     SumSettings,
 )
 
@@ -88,7 +87,7 @@ def _family(
     base: Configuration, sq: CompressionSettings, pruning: CompressionSettings, pq: CompressionSettings
 ) -> None:
     for name, compression in (("none", _NONE), ("sq", sq), ("prune", pruning), ("pq", pq)):
-        protocol = SumProtocol.ENCLAVE if compression.scheme is Scheme.PRODUCT else SumProtocol.PAIRWISE
+        protocol = "enclave" if compression.scheme is Scheme.PRODUCT else "pairwise"
         run = replace(
             base,
             name=f"{base.name}-{name}",
@@ -110,8 +109,8 @@ _family(_SENT140, replace(_SQ, bits=7, modulus_bits=14), _PRUNING, _paper_pq)
 _PEAK: Final = CompressionSettings(scheme=Scheme.PEAK, places=128, refresh=10)
 _SKETCH: Final = CompressionSettings(scheme=Scheme.SKETCH, bits=1, refresh=10)
 for _name, _compression, _protocol in (
-    ("peak", _PEAK, SumProtocol.ENCLAVE),
-    ("sketch", _SKETCH, SumProtocol.PAIRWISE),
+    ("peak", _PEAK, "enclave"),
+    ("sketch", _SKETCH, "pairwise"),
 ):
     PRESETS[f"fashion-{_name}"] = replace(
         _FASHION,

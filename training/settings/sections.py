@@ -63,35 +63,6 @@ class SumMode(StrEnum):
     IDEAL = "ideal"
 
 
-class SumProtocol(StrEnum):
-    """Who adds up."""
-
-    PAIRWISE = "pairwise"
-    ENCLAVE = "enclave"
-    TWO_SERVERS = "two-servers"
-
-
-class Stage(StrEnum):
-    """Where in a round a client is lost."""
-
-    BEFORE_KEYS = "before_keys"
-    BEFORE_SHARES = "before_shares"
-    BEFORE_UPLOAD = "before_upload"
-    BETWEEN_HALVES = "between_halves"
-    """After the half for server 0, where there are two; elsewhere before the upload."""
-    BEFORE_CHECK = "before_check"
-    """After the upload: the update is in the sum."""
-    BEFORE_UNMASKING = "before_unmasking"
-    """After the upload: the update is in the sum."""
-
-
-class NoiseShape(StrEnum):
-    """How noise is distributed."""
-
-    DISCRETE_GAUSSIAN = "discrete_gaussian"
-    SKELLAM = "skellam"
-
-
 class Optimizer(StrEnum):
     """What the server does with the mean."""
 
@@ -121,6 +92,21 @@ class DataSettings:
     """Of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
     style: bool = False
     """Whether each client's images are altered in a way of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTraining:
+    """How a client trains."""
+
+    epochs: int = 1
+    batch: int = 32
+    rate: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    """The largest L2 norm of what a client changed, over all parameters; None for no limit."""
+    proximal: float = 0.0
+    """FedProx's mu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,23 +188,15 @@ class CompressionSettings:
 class SumSettings:
     """Who adds up, and whether it is done for real."""
 
-    protocol: SumProtocol = SumProtocol.PAIRWISE
+    protocol: str = "pairwise"
+    """One that is registered."""
     mode: SumMode = SumMode.IDEAL
     every: int = 1
     """In real mode: every how many rounds the protocol runs; the sums between are computed in the clear."""
     hybrid: bool = False
     """Whether keys are agreed upon in the hybrid suite."""
-    active: bool = True
-    """Of pairwise masks: whether the server is expected to lie."""
-    sparse: bool = True
-    """Of pairwise masks: whether each client shares masks with a few others."""
-    corrupted: int = 0
-    histograms: bool = False
-    """Of the enclave: whether histograms leave it, instead of sums of codewords."""
-    oblivious: bool = False
-    """Of the enclave: whether counting touches every counter."""
-    unchecked: bool = False
-    """Of two servers: whether nobody checks that a client votes once in every block."""
+    settings: tuple[str, ...] = ()
+    """The protocol's own settings: "name=value"."""
     threads: int = 1
 
 
@@ -227,7 +205,8 @@ class DropoutSettings:
     """How many of the sampled clients are lost, and where."""
 
     rate: float = 0.0
-    stages: tuple[Stage, ...] = (Stage.BEFORE_UPLOAD, Stage.BEFORE_UNMASKING)
+    stages: tuple[str, ...] = ()
+    """Of the protocol, by name; by default the one that takes the updates and the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +252,6 @@ class PrivacySettings:
     delta: float = 1e-6
     epsilon: float = 0.0
     """What a run may cost the client that is in most of its rounds; 0 for no limit."""
-    noise: NoiseShape = NoiseShape.DISCRETE_GAUSSIAN
     zero_out: bool = False
     """Whether a neighbour has zeros in place of a client's update, and not any other update."""
 

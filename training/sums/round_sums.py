@@ -15,15 +15,13 @@ import numpy as np
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.model_update import ModelUpdate
-from secagg.contract import Aggregate, Layout, Payload
+from secagg.contract import Aggregate, Payload
 from secagg.errors import InternalError
 from secagg.parameters import LEAST_COHORT
-from secagg.training.settings.cohorts import uploaders
-from secagg.training.settings.sections import Stage
+from secagg.session.measured import StageFigures
 
 from .clear_sum import ClearSum
 
-TASK: Final = b"federated training"
 _TAIL_DEVIATIONS: Final = 10
 Upload = tuple[int, Payload, int]
 """A client's number, what it encoded, and its weight."""
@@ -37,30 +35,15 @@ class SumRound:
     codec: ModelUpdate
     clients: tuple[int, ...]
     """Everybody who is invited, those who will be lost included."""
-    lost: Mapping[Stage, frozenset[int]] = field(default_factory=dict[Stage, frozenset[int]])
+    uploaders: tuple[int, ...]
+    """Those who stay for long enough to upload; none where clients are asynchronous."""
+    lost: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    """By the name of a stage of the protocol, who is gone before answering in it."""
     model_digest: bytes = bytes(32)
-    versions: dict[int, tuple[int, bytes]] = field(default_factory=dict[int, tuple[int, bytes]])
-    """Where clients are asynchronous: the number and the digest of the model that each started from."""
+    versions: dict[int, tuple[int, bytes]] | None = None
+    """Where clients are asynchronous: the number and the digest of the model that each started from, once it comes."""
     releases: int = 1
     """In how many rounds, this one included, the client is that is in most of them; noise is accounted by it."""
-
-    @property
-    def uploaders(self) -> tuple[int, ...]:
-        """Those who stay for long enough to upload."""
-        return uploaders(self.clients, self.lost)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageFigures:
-    """What one stage of a protocol took, of all clients together."""
-
-    name: str
-    bytes_up: int = 0
-    bytes_down: int = 0
-    bytes_between: int = 0
-    """From server to server."""
-    client_seconds: float = 0.0
-    server_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +51,27 @@ class SumOutcome:
     """A sum, and what it took; bytes are those of real messages, of all clients together."""
 
     aggregate: Aggregate
-    bytes_up: int
-    bytes_down: int
     is_real: bool
-    stages: tuple[StageFigures, ...] = ()
+    stages: tuple[StageFigures, ...]
     deviations: tuple[float, ...] = ()
     """Of the noise of each released segment, in its integer steps; none where there is no noise."""
     epsilon: float | None = None
     """What all rounds so far cost the client that is in most of them."""
 
     @property
+    def bytes_up(self) -> int:
+        """What clients sent together."""
+        return sum(stage.bytes_up for stage in self.stages)
+
+    @property
+    def bytes_down(self) -> int:
+        """What clients received together."""
+        return sum(stage.bytes_down for stage in self.stages)
+
+    @property
     def seconds(self) -> float:
         """What all parties took together, one after another."""
         return sum(stage.client_seconds + stage.server_seconds for stage in self.stages)
-
-
-def zero_payload(layout: Layout) -> Payload:
-    """Return what a client sends whose update does not matter, because it will be lost."""
-    return Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
 
 
 class SecureSum(Protocol):
@@ -112,19 +98,13 @@ class IdealSum:
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         """Add up in the clear; an upload has the bytes of its payload's encoding."""
-        clear, seconds = ClearSum(due.codec, self.maximum_total_weight, self.minimum_cohort), 0.0
+        clear, figures = ClearSum(due.codec, self.maximum_total_weight, self.minimum_cohort), StageFigures("clear sum")
         for _, payload, weight in uploads:
             started = perf_counter()
             clear.add(payload, weight)
-            seconds += perf_counter() - started
-        sent = clear.contributors * int(upload_bytes(due.codec.layout, Accounting.WIRE))
-        return SumOutcome(
-            aggregate=clear.finish(),
-            bytes_up=sent,
-            bytes_down=0,
-            is_real=False,
-            stages=(StageFigures(name="sum in the clear", bytes_up=sent, server_seconds=seconds),),
-        )
+            figures.server_seconds += perf_counter() - started
+        figures.bytes_up = clear.contributors * int(upload_bytes(due.codec.layout, Accounting.WIRE))
+        return SumOutcome(aggregate=clear.finish(), is_real=False, stages=(figures,))
 
 
 @dataclass(frozen=True, slots=True)

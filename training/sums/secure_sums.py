@@ -6,50 +6,36 @@ each other, and who is lost where. A protocol that runs for real is compared wit
 
 from __future__ import annotations
 
+from functools import partial
+
 from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT
-from secagg.training.settings.cohorts import minimum_cohort, planned_losses
+from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.sections import SumMode, SumProtocol
+from secagg.training.settings.sections import SumMode
 
-from .enclave_sum import EnclaveSum
-from .pairwise_sum import PairwiseSum
-from .privacy import require_budget, require_private
+from .privacy import EnclaveNoise, ReleaseCount, require_budget, require_private
+from .real_sum import RealSum, Weights
 from .round_sums import CheckedSum, IdealSum, SecureSum, SumRound
-from .two_server_sum import TwoServerSum
 
 
-def secure_sum(configuration: Configuration, staleness_weights: tuple[int, ...] = (1,)) -> SecureSum:
+def secure_sum(configuration: Configuration) -> SecureSum:
     """Return what adds up as a configuration says.
 
     Raises:
         InvalidParameters: the protocol does not offer what is asked of it; the message says which does.
     """
+    settings, cohorts = configuration.secagg, Cohorts.of(configuration)
     if configuration.privacy.is_on:
         require_private(configuration)
-    minimum = configuration.asynchronous.buffer or minimum_cohort(configuration)
-    ideal = IdealSum(configuration.maximum_total_weight, minimum)
-    if configuration.secagg.mode is SumMode.IDEAL:
+    ideal = IdealSum(configuration.maximum_total_weight, configuration.asynchronous.buffer or cohorts.minimum)
+    if settings.mode is SumMode.IDEAL:
         return ideal
-    real: SecureSum
-    match configuration.secagg.protocol:
-        case SumProtocol.PAIRWISE:
-            real = PairwiseSum(configuration)
-        case SumProtocol.ENCLAVE:
-            real = EnclaveSum(configuration, staleness_weights)
-        case SumProtocol.TWO_SERVERS:
-            real = TwoServerSum(configuration)
-    return CheckedSum(real, ideal, every=configuration.secagg.every)
+    return CheckedSum(_real_sum(configuration, cohorts), ideal, every=settings.every)
 
 
-def require_feasible(
-    configuration: Configuration,
-    codec: ModelUpdate,
-    *,
-    available: int,
-    staleness_weights: tuple[int, ...] = (1,),
-) -> None:
+def require_feasible(configuration: Configuration, codec: ModelUpdate, *, available: int) -> None:
     """Refuse a run whose rounds no protocol could add up, before anything is trained.
 
     Args:
@@ -59,20 +45,37 @@ def require_feasible(
         InvalidParameters: saying what to relax.
         CapacityExceeded: a sum could leave the codec's rings.
     """
-    settings, clients = configuration.secagg, configuration.clients_per_round
-    if settings.mode is SumMode.IDEAL:
+    cohorts, buffer = Cohorts.of(configuration), configuration.asynchronous.buffer
+    if configuration.secagg.mode is SumMode.IDEAL:
         return
-    if (planned := sum(planned_losses(configuration))) > clients - LEAST_COHORT:
+    if (planned := sum(cohorts.planned_losses)) > cohorts.size - LEAST_COHORT:
         raise InvalidParameters(
-            f"a round of {clients} clients is planned to lose up to {planned}; lower dropouts.rate, or raise "
+            f"a round of {cohorts.size} clients is planned to lose up to {planned}; lower dropouts.rate, or raise "
             "clients_per_round"
         )
-    match settings.protocol:
-        case SumProtocol.PAIRWISE:
-            PairwiseSum(configuration).plan(SumRound(number=0, codec=codec, clients=tuple(range(clients))))
-        case SumProtocol.ENCLAVE:
-            enclave = EnclaveSum(configuration, staleness_weights).plan(codec)
-            if configuration.privacy.is_on:
-                require_budget(configuration, enclave, available)
-        case SumProtocol.TWO_SERVERS:
-            TwoServerSum(configuration).plan(codec)
+    clients = tuple(range(cohorts.size))
+    due = SumRound(number=0, codec=codec, clients=clients, uploaders=clients, versions={} if buffer else None)
+    noise, rounds = _noise(configuration), configuration.rounds
+    judge = None
+    if noise is not None:
+        judge = partial(require_budget, noise, most=ReleaseCount(cohorts, available, rounds).most, rounds=rounds)
+    _real_sum(configuration, cohorts).rehearse(due, judge)
+
+
+def _real_sum(configuration: Configuration, cohorts: Cohorts) -> RealSum:
+    ages = configuration.asynchronous
+    weights = Weights(
+        maximum=configuration.maximum_weight, by_age=ages.age_weights if ages.buffer else (), buffer=ages.buffer
+    )
+    return RealSum(configuration.secagg, cohorts, weights, _noise(configuration))
+
+
+def _noise(configuration: Configuration) -> EnclaveNoise | None:
+    if not configuration.privacy.is_on:
+        return None
+    return EnclaveNoise(
+        configuration.privacy,
+        clip=configuration.local.clip or 0.0,
+        fraction_bits=configuration.compression.fraction_bits,
+        rounds=configuration.rounds,
+    )

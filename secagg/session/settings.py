@@ -1,0 +1,80 @@
+"""A protocol's settings as text: the settings class says which there are, and of which type."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from datetime import timedelta
+from enum import Enum
+from fractions import Fraction
+from typing import Any, Final
+
+from secagg.errors import InvalidParameters
+
+from .registry import ProtocolEntry
+
+_WORDS: Final = {"yes": True, "true": True, "no": False, "false": False}
+
+
+def known_settings(entry: ProtocolEntry) -> dict[str, Any]:
+    """Return the types of a protocol's settings, by name."""
+    hints = typing.get_type_hints(entry.settings)
+    return {field.name: hints[field.name] for field in fields(entry.settings) if field.init}
+
+
+def chosen_settings(
+    entry: ProtocolEntry, facts: Mapping[str, Any], assigned: Iterable[str], *, option: str
+) -> dict[str, Any]:
+    """Return what a protocol's settings class is called with.
+
+    Args:
+        facts: what the caller knows, by the names of settings; a protocol takes those that it has.
+        assigned: ``name=value``, for any setting.
+        option: what the caller calls these, for errors.
+    Raises:
+        InvalidParameters: a setting that this protocol does not have, or a value that it cannot take.
+    """
+    known = known_settings(entry)
+    chosen = {name: value for name, value in facts.items() if name in known}
+    for assignment in assigned:
+        name, equals, text = assignment.partition("=")
+        if not equals or name not in known:
+            raise InvalidParameters(f"{option} takes name=value; the settings of {entry.name} are {', '.join(known)}")
+        chosen[name] = parsed(f"{option} {name}", known[name], text)
+    return chosen
+
+
+def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one return for each type
+    """Read a value of a type.
+
+    Raises:
+        InvalidParameters: the text is no such value.
+    """
+    if isinstance(hint, types.UnionType):
+        inner = next(each for each in typing.get_args(hint) if each is not type(None))
+        return None if text == "none" else parsed(option, inner, text)
+    try:
+        match hint:
+            case _ if isinstance(hint, type) and issubclass(hint, Enum):
+                return hint[text.replace("-", "_").upper()]
+            case _ if hint is bool:
+                return _WORDS[text]
+            case _ if hint is timedelta:
+                return timedelta(hours=float(text))
+            case _ if typing.get_origin(hint) is tuple:
+                return tuple(int(part) for part in text.split(","))
+            case _ if hint in {int, Fraction}:
+                return hint(text)
+    except (KeyError, ValueError, ZeroDivisionError):
+        raise InvalidParameters(f"{option} is {_choices(hint)}; got {text!r}") from None
+    raise InvalidParameters(f"{option} cannot be written as text")
+
+
+def _choices(hint: Any) -> str:  # noqa: ANN401 -- any type
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " or ".join(member.name.lower().replace("_", "-") for member in hint)
+    return {bool: "yes or no", int: "an integer", Fraction: "a fraction", timedelta: "a number of hours"}.get(
+        hint, "integers with commas between them"
+    )

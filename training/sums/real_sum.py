@@ -1,0 +1,272 @@
+"""The sum of a round by a protocol in memory: a session for each round, with the same clients all along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from time import perf_counter
+from typing import Any, Final
+
+from secagg.compression.model_update import ModelUpdate
+from secagg.contract import IndexSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InternalError, InvalidParameters, PeerError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.measured import Measured
+from secagg.session.registry import Simulation, find
+from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
+from secagg.session.run import run
+from secagg.session.settings import chosen_settings, known_settings
+from secagg.training.settings.cohorts import Cohorts
+from secagg.training.settings.sections import SumSettings
+
+from .privacy import EnclaveNoise
+from .round_sums import SumOutcome, SumRound, Upload
+
+_TASK: Final = b"federated training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How often updates may count."""
+
+    maximum: int = 1
+    """By a client's examples."""
+    by_age: tuple[int, ...] = ()
+    """Where clients are asynchronous: of the age of the model that an update started from."""
+    buffer: int = 0
+    """Where clients are asynchronous: how many updates a sum takes."""
+
+
+class RealSum:
+    """Sessions of one protocol, one after another."""
+
+    def __init__(
+        self, settings: SumSettings, cohorts: Cohorts, weights: Weights, noise: EnclaveNoise | None = None
+    ) -> None:
+        """Prepare for rounds.
+
+        Raises:
+            InvalidParameters: the protocol does not offer what is asked of it; the message says what to take instead.
+        """
+        self._entry, self._settings, self._cohorts = find(settings.protocol), settings, cohorts
+        self._weights, self._noise = weights, noise
+        self._chosen: Any = None
+        self._world: Simulation | None = None
+        known = known_settings(self._entry)
+        if weights.maximum > 1 and "maximum_weight" not in known:
+            raise InvalidParameters(
+                f"{settings.protocol} leaves a weight out that few clients have, as those of the most examples would: "
+                "take server.weighting = 'equal', or secagg.protocol = 'enclave' or 'pairwise'"
+            )
+        if weights.by_age and "staleness_weights" not in known:
+            raise InvalidParameters(
+                f"{settings.protocol} needs to know a cohort in advance, or cannot tell old updates, and asynchronous "
+                "clients come when they are done: take secagg.protocol = 'enclave'"
+            )
+        if noise is not None and "noise_multiplier" not in known:
+            raise InvalidParameters(
+                f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums as they are: take "
+                "secagg.protocol = 'enclave'"
+            )
+
+    def settings_for(self, codec: ModelUpdate) -> Any:  # noqa: ANN401 -- the protocol's own class
+        """Return the settings of sessions about a codec's payloads.
+
+        Raises:
+            InvalidParameters: a setting that the protocol does not have, or a value that it cannot take.
+        """
+        self._entry.require_segments(codec.layout)
+        late, dropped = self._cohorts.planned_losses
+        weights = self._weights
+        facts: dict[str, Any] = {
+            "suite": Suite.HYBRID if self._settings.hybrid else Suite.CLASSIC,
+            "population": self._cohorts.size,
+            "late": late,
+            "dropped": dropped,
+            # A client has no more than its share of the least cohort, and so the least cohort is smaller with weights.
+            "minimum_cohort": max(LEAST_COHORT, (weights.buffer or self._cohorts.minimum) // weights.maximum),
+            "maximum_cohort": weights.buffer or self._cohorts.size,
+            "maximum_weight": weights.maximum,
+            **({"staleness_weights": weights.by_age} if weights.by_age else {}),
+            **({} if self._noise is None else self._noise.settings_for(codec)),
+        }
+        given = chosen_settings(self._entry, facts, self._settings.settings, option="secagg.settings")
+        return self._entry.settings(**given)
+
+    def rehearse(self, due: SumRound, judge: Callable[[ServerSession], None] | None = None) -> None:
+        """Open a session that nobody joins.
+
+        Raises:
+            InvalidParameters, CapacityExceeded: no session about this codec can be safe; the message says why.
+        """
+        with closing(self._simulated(self.settings_for(due.codec))) as world:
+            session = world.open(_subject(due), self._ids(due))
+            try:
+                if judge is not None:
+                    judge(session)
+            finally:
+                session.abort()
+
+    def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
+        """Carry a session through with everybody who is invited.
+
+        Raises:
+            ThresholdNotMet, PeerError: nothing is released.
+            InvalidParameters: every client refuses the session.
+        """
+        world, subject = self._opened(due.codec), _subject(due)
+        session = Measured(world.open(subject, self._ids(due)), between=lambda: world.bytes_between)
+        pulled = _PulledUploads(uploads, due)
+        noise = None if self._noise is None else self._noise.of(session.session, due.releases)
+        try:
+            if due.versions is None:
+                released = self._run(session, world, pulled)
+            else:
+                released = _run_buffer(session, world, pulled)
+        except (ThresholdNotMet, PeerError):
+            # What a client raises ends its part in a session and not the session: here it would end every round.
+            pulled.require_whole()
+            left = {client: why for client, why in session.now.failed.items() if client not in pulled.lost}
+            if left and not session.now.answered:
+                client, why = next(iter(left.items()))
+                stage = session.now.name
+                raise InvalidParameters(f"all clients left in the stage {stage!r}, {client}: {why}") from None
+            raise
+        pulled.require_whole()
+        return SumOutcome(
+            aggregate=released.aggregate,
+            is_real=True,
+            stages=tuple(session.figures),
+            deviations=() if noise is None else noise.deviations,
+            epsilon=None if noise is None else noise.epsilon,
+        )
+
+    # --- Private --------------------------------------------------------------------------------------------------
+
+    def _simulated(self, settings: Any) -> Simulation:  # noqa: ANN401 -- the protocol's own class
+        return self._entry.simulate(
+            settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self._settings.threads
+        )
+
+    def _opened(self, codec: ModelUpdate) -> Simulation:
+        """Return the world of the rounds so far, or another one where this codec needs other settings."""
+        settings = self.settings_for(codec)
+        if self._world is None or settings != self._chosen:
+            if self._world is not None:
+                self._world.close()
+            self._world, self._chosen = self._simulated(settings), settings
+        return self._world
+
+    def _ids(self, due: SumRound) -> frozenset[ClientId] | None:
+        return None if due.versions is not None else frozenset(map(client_id, due.clients))
+
+    def _run(self, session: Measured, world: Simulation, pulled: _PulledUploads) -> Released:
+        dropouts = {stage: frozenset(map(client_id, some)) for stage, some in pulled.due.lost.items()}
+
+        def joined(client: int) -> ClientSession:
+            late = LateUpdate(partial(pulled.take, client))
+            return world.member(client_id(client)).join(_subject(pulled.due), late)
+
+        takes_first = session.stage is not None and session.stage.takes_update
+        # Where nothing comes before the upload, clients come in the order in which they are trained.
+        clients = pulled.clients() if takes_first else iter(pulled.due.clients)
+        return run(session, map(joined, clients), dropouts, making=lambda: pulled.seconds)
+
+
+class _PulledUploads:
+    """The uploads of a round, each handed to the client that it is of; at most a few wait."""
+
+    def __init__(self, uploads: Iterable[Upload], due: SumRound) -> None:
+        self.due, self._uploads = due, iter(uploads)
+        self._early = dict[int, Upload]()
+        self._error: Exception | None = None
+        self.lost = {client_id(client) for some in due.lost.values() for client in some}
+        self.seconds = 0.0
+
+    def clients(self) -> Iterator[int]:
+        """Yield those who will be lost, and then everybody whose update is there."""
+        yield from (client for client in self.due.clients if client not in self.due.uploaders)
+        while (client := self.pull()) is not None:
+            yield client
+
+    def pull(self) -> int | None:
+        """Wait for the next update, and return whose it is; None after the last one."""
+        started = perf_counter()
+        try:
+            upload = next(self._uploads, None)
+        except Exception as error:
+            # A session takes what is raised in it for a client's leaving.
+            self._error = error
+            raise
+        finally:
+            self.seconds += perf_counter() - started
+        if upload is None:
+            return None
+        self._early[upload[0]] = upload
+        return upload[0]
+
+    def take(self, client: int) -> Update:
+        """Return a client's update."""
+        while client not in self._early:
+            if self.pull() is None:
+                raise InternalError(f"client {client} was to upload, and nobody trained it")
+        _, payload, weight = self._early.pop(client)
+        # The weight of age is the enclave's own.
+        versions = self.due.versions
+        digest = self.due.model_digest if versions is None else versions[client][1]
+        return Update(payload, digest, weight if versions is None else 1)
+
+    def require_whole(self) -> None:
+        """Raise what training or encoding raised inside of a client's answer."""
+        if self._error is not None:
+            raise self._error
+
+
+def _run_buffer(session: Measured, world: Simulation, pulled: _PulledUploads) -> Released:
+    """Fill one buffer of an enclave with updates of several models; a client answers for the one that it started from.
+
+    This is below the session interface: a platform's sessions are about one model.
+    """
+    from secagg.protocols.enclave import EnclaveServerSession  # noqa: PLC0415 -- a protocol, where it is asked for
+
+    buffer, subject = session.session, _subject(pulled.due)
+    if not isinstance(buffer, EnclaveServerSession):
+        raise InternalError("only an enclave has buffers")
+    try:
+        while (client := pulled.pull()) is not None:
+            version, digest = (pulled.due.versions or {})[client]
+            own = replace(subject, round_number=version, model_digest=digest)
+            joined = world.member(client_id(client)).join(own, LateUpdate(partial(pulled.take, client)))
+            message = buffer.invitation_for(own)
+            session.now.bytes_down += len(message)
+            session.now.sent += 1
+            started = perf_counter()
+            answer = joined.answer(message)
+            session.now.add_client(perf_counter() - started)
+            session.receive(client_id(client), answer)
+        session.close_stage()
+        return session.release()
+    finally:
+        session.abort()
+
+
+def client_id(client: int) -> ClientId:
+    """Return what a protocol calls a client; numbers count from 0, and identifiers from 1."""
+    return ClientId(client + 1)
+
+
+def _subject(due: SumRound) -> Subject:
+    has_indices = any(isinstance(segment, IndexSegment) for segment in due.codec.layout.segments)
+    return Subject(
+        task=_TASK,
+        round_number=due.number,
+        layout=due.codec.layout,
+        capacity=due.codec.capacity,
+        tables=due.codec.tables if has_indices else (),
+        model_digest=due.model_digest,
+    )
