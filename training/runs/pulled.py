@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -189,7 +189,8 @@ def round_record(
 
 def _stage_record(figures: StageFigures) -> dict[str, Any]:
     """Return a stage's figures as JSON: clients are counted, and not named."""
-    record = {**asdict(figures), "answered": len(figures.answered), "failed": len(figures.failed)}
+    named = {"answered": len(figures.answered), "failed": len(figures.failed)}
+    record = {name: named.get(name, getattr(figures, name)) for name in (item.name for item in fields(figures))}
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in record.items()}
 
 
