@@ -17,7 +17,7 @@ from secagg.training.settings.configuration import (
     versions_here,
 )
 from secagg.training.settings.presets import PRESETS, preset
-from secagg.training.settings.sections import Optimizer, Source, Stage
+from secagg.training.settings.sections import Optimizer, Source
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -41,7 +41,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
             "rounds=7",
             "compression.sparsity=0.99",
             "server.optimizer=fedadam",
-            'dropouts.stages=["before_keys", "before_check"]',
+            'dropouts.stages=["share keys", "unmasking"]',
             "local.rate=1",
             "compression.calibration=mock",
             "compression.scheme=sq",
@@ -49,7 +49,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
         ],
     )
     assert (run.rounds, run.compression.sparsity, run.server.optimizer) == (7, "0.99", Optimizer.FEDADAM)
-    assert run.dropouts.stages == (Stage.BEFORE_KEYS, Stage.BEFORE_CHECK)
+    assert run.dropouts.stages == ("share keys", "unmasking")
     assert run.local.rate == 1.0
     assert run.local.clip == 2.5
     assert run.compression.source is Source.MOCK
@@ -67,7 +67,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
         ("rounds.all=3", "'rounds' in 'rounds.all' is a value"),
         ("rounds=0", "rounds is in"),
         ("dropouts.rate=nan", "dropouts.rate is in"),
-        ("dropouts.stages=before_keys", "is a list"),
+        ("dropouts.stages=unmasking", "is a list"),
         ("compression.rotation=100", "power of two"),
         ("compression.sparsity=1.5", "sparsity"),
         ("compression=3", "is a table"),

@@ -114,7 +114,7 @@ def test_updates_are_dropped_one_by_one(toy_run: Make, toy_pieces: Pieced, mode:
 
 
 def test_a_round_that_loses_too_many_changes_nothing(toy_run: Make, toy_pieces: Pieced) -> None:
-    run = toy_run("rounds=8", "dropouts.rate=0.6", 'dropouts.stages=["before_upload"]')
+    run = toy_run("rounds=8", "dropouts.rate=0.6", 'dropouts.stages=["masked input"]')
     played = Run(run, toy_pieces(run))
     failed = 0
     for _ in range(8):

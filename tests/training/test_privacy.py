@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from secagg.training.sums.enclave_sum import EnclaveSum
 
-from secagg.contract import Aggregate
+from secagg.contract import Aggregate, Payload
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
 from secagg.protocols.enclave.privacy.accounting import ReleasePart, epsilon
 from secagg.protocols.enclave.trusted.noise import NoiseKind
@@ -20,10 +19,11 @@ from secagg.training.codec.operators import Operators
 from secagg.training.records.metrics import read_records
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.cohorts import invited, lost, uploaders
+from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
 from secagg.training.sums.privacy import ReleaseCount
-from secagg.training.sums.round_sums import require_near
+from secagg.training.sums.round_sums import SumRound, require_near
+from secagg.training.sums.secure_sums import secure_sum
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -43,10 +43,10 @@ def spent(releases: int, multiplier: int = 2) -> float:
 
 
 def most_rounds(run: Configuration, rounds: int) -> int:
-    count = Counter[int]()
+    count, cohorts = Counter[int](), Cohorts.of(run)
     for number in range(rounds):
-        clients = invited(run, 16, number)[: run.clients_per_round]
-        count.update(uploaders(clients, lost(run, clients, number)))
+        clients = cohorts.invited(16, number)[: run.clients_per_round]
+        count.update(cohorts.uploaders(clients, cohorts.lost(clients, number)))
     return max(count.values())
 
 
@@ -96,9 +96,10 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
     for changes in ((), ("privacy.zero_out=true",)):
         run = toy_run(*NOISED, *changes)
         codec = Operators(run.compression, {"w": (3, 4), "b": (3,)}, bytes(32), 6).planned()
-        planned = EnclaveSum(run).plan(codec)
-        assert planned.noise is not None
-        deviations.append(float(planned.noise.variances[0]) ** 0.5)
+        clients = tuple(range(6))
+        due = SumRound(number=0, codec=codec, clients=clients, uploaders=clients)
+        uploads = [(client, Payload(codec.layout, (np.zeros(15, dtype=np.uint32),)), 1) for client in clients]
+        deviations.append(secure_sum(run).run(due, uploads).deviations[0])
     assert deviations[0] == pytest.approx(2 * deviations[1])
 
 
@@ -112,7 +113,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
         (("local.clip=",), "set local.clip"),
         (("server.weighting=examples",), "server.weighting = 'equal'"),
         (("asynchronous.buffer=4",), "asynchronous.buffer = 0"),
-        (("secagg.histograms=true",), "secagg.histograms = false"),
+        (('secagg.settings=["form=histogram"]',), "decoded"),
         (("compression.scheme=sq",), "'pq', 'pruning' or 'none'"),
         (("compression.scheme=peak",), "lengths beside a whole update would drown"),
         (("compression.scheme=pq",), "calibration = 'public'"),
@@ -154,7 +155,7 @@ def test_a_sum_beyond_its_noise_is_found_out(toy_run: Make, toy_pieces: Pieced) 
 
 def test_rounds_are_counted_with_those_who_are_about_to_be_in_one() -> None:
     run = Configuration(rounds=2, clients_per_round=2)
-    count = ReleaseCount(run, 50)
+    count = ReleaseCount(Cohorts.of(run), 50)
     count.add((1, 2))
     count.add((2, 3))
     assert (count.most, count.most_with((1, 2)), count.most_with((7,)), count.most_with(())) == (2, 3, 2, 2)

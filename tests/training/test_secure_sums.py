@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from secagg.training.sums.two_server_sum import TwoServerSum
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InternalError, InvalidParameters, Misuse, ThresholdNotMet
-from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.message_sizes import batch_bytes, half_bytes, offers_bytes, release_bytes
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, ThresholdNotMet
+from secagg.session.registry import find, register, unregister
 from secagg.training.codec.operators import Operators
-from secagg.training.settings.cohorts import LOST_BEFORE_UPLOAD, minimum_cohort, planned_losses, sampled_losses
+from secagg.training.runs.driver import train
+from secagg.training.runs.rounds import Pieces
+from secagg.training.settings.cohorts import Cohorts, sampled_losses
 from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.sections import (
     AsynchronousSettings,
@@ -25,34 +25,34 @@ from secagg.training.settings.sections import (
     DropoutSettings,
     Scheme,
     ServerSettings,
-    Stage,
     SumMode,
-    SumProtocol,
     SumSettings,
     Weighting,
 )
 from secagg.training.sums.clear_sum import ClearSum, OverflowMeter
 from secagg.training.sums.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
 from secagg.training.sums.secure_sums import require_feasible, secure_sum
+from tests.harness import plain_sum
 
 SHAPES = {"weight": (8, 36), "bias": (8,)}
 SCALAR = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=True)
 PRUNING = CompressionSettings(scheme=Scheme.PRUNING, sparsity="0.5")
 PRODUCT = CompressionSettings(scheme=Scheme.PRODUCT, codewords=8, block_size=4)
 CASES = [
-    (SumProtocol.PAIRWISE, CompressionSettings()),
-    (SumProtocol.PAIRWISE, SCALAR),
-    (SumProtocol.PAIRWISE, PRUNING),
-    (SumProtocol.ENCLAVE, PRODUCT),
-    (SumProtocol.ENCLAVE, replace(PRODUCT, stages=2)),
-    (SumProtocol.ENCLAVE, SCALAR),
-    (SumProtocol.TWO_SERVERS, PRODUCT),
-    (SumProtocol.TWO_SERVERS, SCALAR),
+    ("pairwise", CompressionSettings()),
+    ("pairwise", SCALAR),
+    ("pairwise", PRUNING),
+    ("enclave", PRODUCT),
+    ("enclave", replace(PRODUCT, stages=2)),
+    ("enclave", SCALAR),
+    ("two-servers", PRODUCT),
+    ("two-servers", SCALAR),
 ]
 
 
-def configuration(protocol: SumProtocol, compression: CompressionSettings, **more: Any) -> Configuration:
-    settings = SumSettings(protocol=protocol, mode=SumMode.REAL, sparse=False, **more.pop("sums", {}))
+def configuration(protocol: str, compression: CompressionSettings, **more: Any) -> Configuration:
+    own = ("topology=full",) if protocol == "pairwise" else ()
+    settings = SumSettings(protocol=protocol, mode=SumMode.REAL, **{"settings": own, **more.pop("sums", {})})
     return Configuration(clients_per_round=8, compression=compression, secagg=settings, **more)
 
 
@@ -75,73 +75,165 @@ def uploads(made: Operators, due: SumRound, weights: bool = False) -> Iterator[U
         yield client, made.encode(update(client), SystemCoins()), 1 + client % 3 if weights else 1
 
 
-@pytest.mark.parametrize(("protocol", "compression"), CASES)
-@pytest.mark.parametrize("stage", [None, *Stage])
+def everybody(codec: ModelUpdate, number: int = 0) -> SumRound:
+    clients = tuple(range(8))
+    digest = bytes([number]) * 32
+    return SumRound(number=number, codec=codec, clients=clients, uploaders=clients, model_digest=digest)
+
+
+STAGES = {name: [stage.name for stage in find(name).stages] for name in ("pairwise", "enclave", "two-servers")}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "compression", "stage"),
+    [(protocol, compression, stage) for protocol, compression in CASES for stage in (None, *STAGES[protocol])],
+)
 def test_a_real_sum_is_the_sum_in_the_clear_whoever_is_lost_where(
-    protocol: SumProtocol, compression: CompressionSettings, stage: Stage | None
+    protocol: str, compression: CompressionSettings, stage: str | None
 ) -> None:
     dropouts = DropoutSettings() if stage is None else DropoutSettings(rate=0.04, stages=(stage,))
     run = configuration(protocol, compression, dropouts=dropouts)
-    made, clients = codecs(run), tuple(range(10, 18))
+    made, clients, cohorts = codecs(run), tuple(range(10, 18)), Cohorts.of(run)
     lost = {} if stage is None else {stage: frozenset({12})}
-    due = SumRound(number=0, codec=made.codec, clients=clients, lost=lost, model_digest=bytes(range(32)))
+    due = SumRound(
+        number=0,
+        codec=made.codec,
+        clients=clients,
+        uploaders=cohorts.uploaders(clients, lost),
+        lost=lost,
+        model_digest=bytes(range(32)),
+    )
     outcome = secure_sum(run).run(due, uploads(made, due))
     assert outcome.is_real
-    assert outcome.aggregate.contributors == (7 if stage in LOST_BEFORE_UPLOAD else 8)
+    assert outcome.aggregate.contributors == (7 if stage in cohorts.before_upload else 8)
     again = ideal_aggregate(due.codec.layout, [payload for _, payload, _ in uploads(made, due)])
     require_equal(due.codec, outcome.aggregate, again)
+    assert [figures.name for figures in outcome.stages] == [*STAGES[protocol], "release"]
     assert outcome.bytes_up > 0
     assert outcome.bytes_down > 0
     assert outcome.seconds > 0
 
 
+def test_uploads_may_come_in_any_order() -> None:
+    for protocol in ("pairwise", "enclave"):
+        run = configuration(protocol, SCALAR)
+        made = codecs(run)
+        due = everybody(made.codec)
+        assert secure_sum(run).run(due, reversed(list(uploads(made, due)))).aggregate.contributors == 8
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave"])
+def test_what_training_raises_ends_the_round_and_is_no_clients_leaving(protocol: str) -> None:
+    run = configuration(protocol, SCALAR)
+    made = codecs(run)
+    due = everybody(made.codec)
+
+    def failing() -> Iterator[Upload]:
+        yield from list(uploads(made, due))[:3]
+        raise CapacityExceeded("an update is too large")
+
+    with pytest.raises(CapacityExceeded, match="too large"):
+        secure_sum(run).run(due, failing())
+
+
+def test_a_session_that_every_client_refuses_is_an_error_and_no_round_of_lost_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = configuration("enclave", SCALAR)
+    made = codecs(run)
+    due = everybody(made.codec)
+    refusing = replace(find("enclave"), simulate=RefusingSimulation)
+    monkeypatch.setattr("secagg.training.sums.real_sum.find", lambda _: refusing)
+    with pytest.raises(InvalidParameters, match=r"all clients left in the stage 'sealed upload'.*below"):
+        secure_sum(run).run(due, uploads(made, due))
+
+
+class RefusingSimulation:
+    """A world whose clients accept only a larger cohort than the server plans."""
+
+    def __init__(self, settings: Any, **others: Any) -> None:
+        self._world = find("enclave").simulate(settings, **others)
+
+    def open(self, subject: Any, invited: Any) -> Any:
+        return self._world.open(subject, invited)
+
+    def member(self, client: Any) -> Any:
+        member: Any = self._world.member(client)
+        member.floors = replace(member.floors, minimum_cohort=9)
+        return member
+
+    bytes_between = 0
+
+    def close(self) -> None:
+        self._world.close()
+
+
+def test_a_protocol_of_ones_own_trains_by_its_registration(
+    toy_run: Callable[..., Configuration], toy_pieces: Callable[[Configuration], Pieces]
+) -> None:
+    register(plain_sum.ENTRY)
+    try:
+        run = toy_run("secagg.protocol=plain", "secagg.mode=real", "compression.scheme=pruning", "dropouts.rate=0.02")
+        ideal = replace(run, secagg=replace(run.secagg, mode=SumMode.IDEAL))
+        real, clear = (train(each, pieces=toy_pieces(each)) for each in (run, ideal))
+    finally:
+        unregister("plain")
+    assert real["rounds with a real protocol"] == 4
+    assert real["final accuracy"] == clear["final accuracy"]
+
+
+def test_a_protocol_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(InvalidParameters, match="there is no protocol 'pairwise2'; there are pairwise, enclave"):
+        Configuration(secagg=SumSettings(protocol="pairwise2"))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "setting", "message"),
+    [
+        ("pairwise", "depth=1", "the settings of pairwise are mode, suite"),
+        ("enclave", "form=round", "secagg.settings form is "),
+        ("two-servers", "is_checked", "secagg.settings takes name=value"),
+    ],
+)
+def test_a_setting_that_a_protocol_does_not_have_is_refused(protocol: str, setting: str, message: str) -> None:
+    run = configuration(protocol, SCALAR, sums={"settings": (setting,)})
+    with pytest.raises(InvalidParameters, match=message):
+        require_feasible(run, codecs(run).codec, available=8)
+
+
+def test_a_stage_that_a_protocol_does_not_have_is_refused() -> None:
+    run = configuration("enclave", SCALAR, dropouts=DropoutSettings(rate=0.1, stages=("share keys",)))
+    with pytest.raises(InvalidParameters, match="'share keys'; the stages of enclave are sealed upload"):
+        secure_sum(run)
+
+
 @pytest.mark.parametrize(("protocol", "compression"), [CASES[0], CASES[3]])
-def test_weights_are_applied_under_the_masks(protocol: SumProtocol, compression: CompressionSettings) -> None:
+def test_weights_are_applied_under_the_masks(protocol: str, compression: CompressionSettings) -> None:
     server = ServerSettings(weighting=Weighting.EXAMPLES, maximum_weight=3)
     run = configuration(protocol, compression, server=server)
     made = codecs(run)
-    due = SumRound(number=0, codec=made.codec, clients=tuple(range(8)))
+    due = everybody(made.codec)
     outcome = secure_sum(run).run(due, uploads(made, due, weights=True))
     assert outcome.aggregate.total_weight == sum(1 + client % 3 for client in range(8))
 
 
 def test_histograms_that_leave_the_enclave_decode_to_the_same_bits() -> None:
-    run = configuration(SumProtocol.ENCLAVE, PRODUCT, sums={"histograms": True})
+    run = configuration("enclave", PRODUCT, sums={"settings": ("form=histogram",)})
     made = codecs(run)
-    due = SumRound(number=0, codec=made.codec, clients=tuple(range(8)))
+    due = everybody(made.codec)
     assert secure_sum(run).run(due, uploads(made, due)).aggregate.layout == made.codec.layout
-
-
-def test_the_bytes_of_two_servers_are_those_of_their_messages() -> None:
-    run = configuration(SumProtocol.TWO_SERVERS, PRODUCT)
-    made = codecs(run)
-    lost = {Stage.BETWEEN_HALVES: frozenset({2}), Stage.BEFORE_UPLOAD: frozenset({3})}
-    run = replace(run, dropouts=DropoutSettings(rate=0.1))
-    added = TwoServerSum(run)
-    due = SumRound(number=0, codec=made.codec, clients=tuple(range(8)), lost=lost)
-    outcome, planned = added.run(due, uploads(made, due)), added.plan(made.codec)
-    halves = [half_bytes(planned, ServerId(index)) for index in range(2)]
-    assert outcome.aggregate.contributors == 6
-    assert outcome.bytes_up == 7 * halves[0] + 6 * halves[1]
-    assert outcome.bytes_down == 7 * offers_bytes(planned)
-    between = {stage.name: stage.bytes_between for stage in outcome.stages}
-    assert between == {
-        "shared uploads": 0,
-        "checks and sums": batch_bytes(planned, 6).total,
-        "release": release_bytes(planned),
-    }
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"server": ServerSettings(weighting=Weighting.EXAMPLES)}, r"server\.weighting = 'equal'"),
-        ({"asynchronous": AsynchronousSettings(buffer=4, exponent=0)}, "for asynchronous clients"),
+        ({"asynchronous": AsynchronousSettings(buffer=4, exponent=0)}, "cannot tell old updates"),
     ],
 )
 def test_what_two_servers_do_not_offer_is_refused_by_name(more: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameters, match=message):
-        secure_sum(configuration(SumProtocol.TWO_SERVERS, PRODUCT, **more))
+        secure_sum(configuration("two-servers", PRODUCT, **more))
 
 
 class WrongSum:
@@ -156,17 +248,17 @@ class WrongSum:
 
 
 def test_a_protocol_whose_sum_is_wrong_is_found_out() -> None:
-    run = configuration(SumProtocol.PAIRWISE, SCALAR)
+    run = configuration("pairwise", SCALAR)
     made, ideal = codecs(run), IdealSum(8)
-    due = SumRound(number=0, codec=made.codec, clients=tuple(range(8)))
+    due = everybody(made.codec)
     with pytest.raises(InternalError, match="not the sum of the updates"):
         CheckedSum(WrongSum(ideal), ideal).run(due, uploads(made, due))
 
 
 def test_a_protocol_that_counts_others_is_found_out() -> None:
-    run = configuration(SumProtocol.PAIRWISE, SCALAR)
+    run = configuration("pairwise", SCALAR)
     made, ideal = codecs(run), IdealSum(8)
-    due = SumRound(number=0, codec=made.codec, clients=tuple(range(8)))
+    due = everybody(made.codec)
     outcome = ideal.run(due, uploads(made, due))
     fewer = ideal.run(due, list(uploads(made, due))[:-1])
     with pytest.raises(InternalError, match="instead of"):
@@ -174,49 +266,55 @@ def test_a_protocol_that_counts_others_is_found_out() -> None:
 
 
 def test_a_protocol_runs_in_every_so_many_rounds() -> None:
-    run = configuration(SumProtocol.ENCLAVE, PRODUCT, sums={"every": 3})
+    run = configuration("enclave", PRODUCT, sums={"every": 3})
     made, added = codecs(run), secure_sum(run)
     real = list[bool]()
     for number in range(6):
-        due = SumRound(number=number, codec=made.codec, clients=tuple(range(8)), model_digest=bytes([number]) * 32)
+        due = everybody(made.codec, number)
         real.append(added.run(due, uploads(made, due)).is_real)
     assert real == [True, False, False, True, False, False]
 
 
 @pytest.mark.parametrize("mode", SumMode)
 def test_too_many_lost_clients_release_nothing_in_either_mode(mode: SumMode) -> None:
-    run = configuration(SumProtocol.ENCLAVE, PRODUCT)
+    run = configuration("enclave", PRODUCT)
     run = replace(run, secagg=replace(run.secagg, mode=mode))
     made = codecs(run)
     due = SumRound(
         number=0,
         codec=made.codec,
         clients=tuple(range(8)),
-        lost={Stage.BEFORE_UPLOAD: frozenset(range(6))},
+        uploaders=(6, 7),
+        lost={"sealed upload": frozenset(range(6))},
     )
     with pytest.raises(ThresholdNotMet):
         secure_sum(run).run(due, uploads(made, due))
 
 
 def test_a_session_that_cannot_be_safe_is_refused_before_it_begins() -> None:
-    run = configuration(SumProtocol.PAIRWISE, SCALAR, dropouts=DropoutSettings(rate=0.2))
+    run = configuration("pairwise", SCALAR, dropouts=DropoutSettings(rate=0.2))
     with pytest.raises(InvalidParameters, match="plan for fewer"):
         require_feasible(run, codecs(run).codec, available=8)
     require_feasible(replace(run, secagg=replace(run.secagg, mode=SumMode.IDEAL)), codecs(run).codec, available=8)
 
 
 def test_losses_are_drawn_at_the_rate_and_at_each_stage() -> None:
-    clients = list(range(20_000))
-    lost = sampled_losses(clients, 0.1, tuple(Stage), np.random.default_rng(0))
+    clients, stages = list(range(20_000)), STAGES["pairwise"]
+    lost = sampled_losses(clients, 0.1, stages, np.random.default_rng(0))
     assert sum(map(len, lost.values())) == pytest.approx(2000, rel=0.1)
-    assert all(len(some) == pytest.approx(2000 / len(Stage), rel=0.2) for some in lost.values())
-    assert not sampled_losses(clients, 0.0, tuple(Stage), np.random.default_rng(0))
+    assert all(len(some) == pytest.approx(2000 / len(stages), rel=0.2) for some in lost.values())
+    assert not sampled_losses(clients, 0.0, stages, np.random.default_rng(0))
 
 
 def test_a_session_is_planned_for_more_losses_than_are_expected() -> None:
-    run = Configuration(clients_per_round=100, dropouts=DropoutSettings(rate=0.1, stages=(Stage.BEFORE_KEYS,)))
-    assert planned_losses(run) == (16, 0)
-    assert minimum_cohort(run) == 84
+    run = Configuration(clients_per_round=100, dropouts=DropoutSettings(rate=0.1, stages=("advertise keys",)))
+    assert Cohorts.of(run).planned_losses == (16, 0)
+    assert Cohorts.of(run).minimum == 84
+
+
+def test_by_default_clients_are_lost_before_the_upload_and_at_the_end() -> None:
+    assert set(Cohorts.of(Configuration()).places) == {"masked input", "unmasking"}
+    assert Cohorts.of(Configuration(secagg=SumSettings(protocol="enclave"))).places == ("sealed upload",)
 
 
 # --- In the clear -----------------------------------------------------------------------------------------------------
@@ -227,7 +325,7 @@ def test_a_session_is_planned_for_more_losses_than_are_expected() -> None:
 def test_the_sum_in_the_clear_is_the_one_that_the_contract_defines(
     compression: CompressionSettings, weights: list[int]
 ) -> None:
-    made = codecs(Configuration(compression=compression, secagg=SumSettings(protocol=SumProtocol.ENCLAVE)))
+    made = codecs(Configuration(compression=compression, secagg=SumSettings(protocol="enclave")))
     payloads = [made.encode(update(number), SystemCoins()) for number in range(3)]
     clear = ClearSum(made.codec, 20)
     for payload, weight in zip(payloads, weights, strict=True):
