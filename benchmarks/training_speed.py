@@ -24,7 +24,6 @@ import torch
 
 from figures import Figure, best_seconds, machine
 from secagg.training.engines import make_engine
-from secagg.training.engines.benchmark import LOADS, Load, assignments_of
 from secagg.training.models.networks import initial_parameters
 from secagg.training.records.metrics import Accuracy
 from secagg.training.runs.driver import pieces_of
@@ -35,6 +34,7 @@ from secagg.training.settings.presets import preset
 from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import Stream, seed_of
 from secagg.training.sums.secure_sums import secure_sum
+from training_engines import LOADS, Load, assignments_of
 
 CLIENTS = {"celeba": 100, "fashion": 40}
 PRESETS = ("fashion-none", "fashion-sq", "fashion-prune", "fashion-pq")
@@ -91,7 +91,7 @@ def protocols(repetitions: int) -> Iterator[Figure]:
         best = min(records, key=lambda record: record.seconds["protocol"])
         training = min(record.seconds["train"] for record in records)
         note = f"{best.client_bytes_up:.0f} bytes up of a client; training waits {1000 * training:.0f} ms"
-        protocol = run.configuration.secagg.protocol.value
+        protocol = run.configuration.secagg.protocol
         yield Figure(name=f"{protocol}, {name}", value=1000 * best.seconds["protocol"], unit="ms", note=note)
 
 

@@ -62,19 +62,6 @@ def add_training_options(commands: Any) -> None:  # noqa: ANN401 -- argparse giv
     estimated = commands.add_parser("estimate", help="what a run will take, by a few timed clients")
     estimated.add_argument("preset", metavar="PRESET")
     estimated.add_argument("--set", **changes)
-    bench = commands.add_parser("bench", help="how fast this machine is")
-    measured = bench.add_subparsers(required=True, metavar="WHAT").add_parser(
-        "engines",
-        help="how many clients each engine trains in a second, and how near that is to what the device can do",
-    )
-    measured.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    measured.add_argument(
-        "--load", action="append", default=[], help="celeba, femnist, sent140, fashion (default: all)"
-    )
-    measured.add_argument("--engine", action="append", default=[], help="(default: all)")
-    measured.add_argument("--clients", type=int, help="how many in a round")
-    measured.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    measured.set_defaults(run=_bench_engines)
     estimated.set_defaults(run=_estimate)
 
 
@@ -100,21 +87,6 @@ def _data(options: argparse.Namespace) -> int:
     from .train import run_data
 
     return run_data(options)
-
-
-def _bench_engines(options: argparse.Namespace) -> int:
-    from .train import require_torch
-
-    require_torch()
-    from .bench_engines import run_bench_engines
-
-    return run_bench_engines(
-        device=options.device,
-        loads=options.load,
-        engines=options.engine,
-        clients=options.clients,
-        report=options.json,
-    )
 
 
 def _estimate(options: argparse.Namespace) -> int:

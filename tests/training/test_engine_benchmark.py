@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from secagg.cli.bench_engines import run_bench_engines
+from benchmarks.training_engines import LOADS, Machine, main, measure_engines, measure_machine, operations_of_an_example
 from secagg.errors import InvalidParameters
-from secagg.training.engines.benchmark import LOADS, Machine, measure_engines, operations_of_an_example
 
 
 def test_the_arithmetic_of_an_example_is_counted_in_all_three_models() -> None:
@@ -30,17 +29,16 @@ def test_shares_are_those_of_the_floors() -> None:
     assert quick.arithmetic_share == pytest.approx(0, abs=1e-12)
 
 
-def test_the_table_has_a_line_for_each_engine_and_says_who_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_table_has_a_line_for_each_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = tmp_path / "engines.json"
-    engines = ["sequential", "graph", "grouped"]
-    assert run_bench_engines(device="cpu", loads=["sent140"], engines=engines, clients=2, report=report) == 0
+    report, asked = tmp_path / "engines.json", ["--load", "fashion", "--clients", "2", "--json"]
+    monkeypatch.setattr("sys.argv", ["training_engines.py", *asked, str(report)])
+    assert main() == 0
     shown = capsys.readouterr().out
-    assert "sent140   sequential" in shown
-    assert "cannot: the layer embedding (Embedding)" in shown
+    assert "fashion   sequential" in shown
     written = json.loads(report.read_text(encoding="utf-8"))
-    assert [row["engine"] for row in written["engines"]] == engines
+    assert [row["engine"] for row in written["engines"]] == ["threads", "sequential", "vmap"]
     assert written["engines"][0]["clients_per_second"] > 0
 
 
@@ -48,4 +46,4 @@ def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="celeba, femnist, sent140"):
         measure_engines("cifar", Machine("cpu", "", 1, 1))
     with pytest.raises(InvalidParameters, match="CUDA devices"):
-        run_bench_engines(device="cuda:99", loads=[], engines=[], clients=None, report=None)
+        measure_machine("cuda:99")

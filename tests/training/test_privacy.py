@@ -113,7 +113,10 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
         (("local.clip=",), "set local.clip"),
         (("server.weighting=examples",), "server.weighting = 'equal'"),
         (("asynchronous.buffer=4",), "asynchronous.buffer = 0"),
-        (('secagg.settings=["form=histogram"]',), "decoded"),
+        (
+            ('secagg.settings=["form=histogram"]', "compression.scheme=pq", "compression.calibration=public"),
+            "decoded",
+        ),
         (("compression.scheme=sq",), "'pq', 'pruning' or 'none'"),
         (("compression.scheme=peak",), "lengths beside a whole update would drown"),
         (("compression.scheme=pq",), "calibration = 'public'"),

@@ -1,4 +1,4 @@
-"""A sweep and an engine on a local Ray: what comes back is what would have been trained here."""
+"""A sweep on a local Ray: what comes back is what would have been trained here."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.training.engines import make_engine
-from secagg.training.engines.ray_cluster import cluster
-from secagg.training.models.networks import initial_parameters
+from secagg.training.runs.ray_cluster import cluster
 from secagg.training.runs.rounds import Pieces
 from secagg.training.runs.sweep import read_grid, sweep
 from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.parts import Assignment
-from secagg.training.settings.sections import LocalTraining
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -67,22 +63,6 @@ def test_a_sweep_on_ray_leaves_what_one_in_this_process_leaves(
     lines = list[str]()
     sweep(read_grid(grid), tmp_path / "there", ray="", told=lines.append)
     assert lines[0] == "2 runs, 1 of them finished"
-
-
-@pytest.mark.usefixtures("ray")
-def test_an_engine_on_ray_trains_as_one_here(toy_run: Make, toy_pieces: Pieced) -> None:
-    pieces = toy_pieces(toy_run())
-    start = initial_parameters(pieces.factory, (0, 0, 0, 0))
-    work = [
-        Assignment(client=client, examples=pieces.data.client(client), seed=(0, 4, 0, client)) for client in range(9)
-    ]
-    settings = LocalTraining(batch=4, rate=0.1)
-    there = list(make_engine("ray:vmap", pieces.factory, threads=1, chunk=4).train(start, work, settings))
-    here = {t.client: t for t in make_engine("sequential", pieces.factory).train(start, work, settings)}
-    assert sorted(trained.client for trained in there) == sorted(here)
-    for trained in there:
-        for tensor, value in trained.update.items():
-            assert np.allclose(value, here[trained.client].update[tensor], rtol=1e-4, atol=1e-6)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

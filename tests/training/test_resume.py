@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from secagg.errors import InvalidParameters
+from secagg.training.engines import make_engine
 from secagg.training.records.checkpoint import Checkpoint
 from secagg.training.records.metrics import RoundRecord, read_records
 from secagg.training.runs.driver import MODEL_NAME, train
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.settings.parts import Examples
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -115,11 +118,74 @@ def test_a_resume_with_another_configuration_is_refused(
         train(changed(run, [change]), tmp_path, resume=True, pieces=toy_pieces(run))
 
 
-def test_without_resume_a_run_starts_anew(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+def test_a_finished_run_is_never_overwritten(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
     run = toy_run("rounds=1")
     train(run, tmp_path, pieces=toy_pieces(run))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(InvalidParameters, match="holds a finished run; name another folder"):
+        train(toy_run("rounds=2"), tmp_path, pieces=toy_pieces(run))
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_a_run_that_did_not_finish_starts_anew_without_resume(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced
+) -> None:
+    run = toy_run()
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path, observers=[Interrupting(3)], pieces=toy_pieces(run))
     train(run, tmp_path, pieces=toy_pieces(run))
-    assert [record.round for record in read_records(tmp_path)] == [1]
+    assert [record.round for record in read_records(tmp_path)] == [1, 2, 3, 4]
+
+
+class OtherTargets:
+    """The toy data with one label changed: of the last client, or of the test."""
+
+    def __init__(self, inner: Any, where: str) -> None:
+        self._inner, self._where = inner, where
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def client(self, number: int) -> Examples:
+        return self._changed(self._inner.client(number), self._where == "client" and number == 15)
+
+    def test(self) -> Examples:
+        return self._changed(self._inner.test(), self._where == "test")
+
+    def _changed(self, examples: Examples, is_changed: bool) -> Examples:  # noqa: FBT001 -- private
+        targets = examples.targets.clone()
+        targets[0] = (targets[0] + is_changed) % 3
+        return Examples(examples.inputs, targets)
+
+
+@pytest.mark.parametrize("where", ["client", "test"])
+def test_a_resume_on_other_data_is_refused(tmp_path: Path, toy_run: Make, toy_pieces: Pieced, where: str) -> None:
+    run = toy_run("rounds=2")
+    pieces = toy_pieces(run)
+    train(replace(run, rounds=1), tmp_path, pieces=pieces)
+    with pytest.raises(InvalidParameters, match="begun with other data; resume it as it was begun"):
+        train(run, tmp_path, resume=True, pieces=replace(pieces, data=OtherTargets(pieces.data, where)))
+    train(run, tmp_path, resume=True, pieces=replace(pieces, data=OtherTargets(pieces.data, "nowhere")))
+
+
+def other_activation() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 3))
+
+
+def narrower() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("factory", [other_activation, narrower])
+def test_a_resume_of_another_model_is_refused(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, factory: Callable[[], torch.nn.Module]
+) -> None:
+    run = toy_run("rounds=2")
+    pieces = toy_pieces(run)
+    train(replace(run, rounds=1), tmp_path, pieces=pieces)
+    engine = make_engine("sequential", factory)
+    with pytest.raises(InvalidParameters, match="begun with other model"):
+        train(run, tmp_path, resume=True, pieces=replace(pieces, factory=factory, engine=engine))
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:

@@ -1,8 +1,7 @@
 """Engines train many clients from one model; all give the same updates but for float rounding.
 
-``threads`` and ``sequential`` train one client after the other in the ordinary way; ``graph`` replays a recorded step;
-``vmap``, ``grouped`` and ``bmm`` train many clients in one computation. All take the same examples in the same order,
-since a client's schedule follows from its seed.
+``threads`` and ``sequential`` train one client after the other in the ordinary way; ``vmap`` trains many clients in one
+computation. All take the same examples in the same order, since a client's schedule follows from its seed.
 """
 
 from .choice import ENGINES, Choice, fastest_engine, make_engine, seconds_of_a_round

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -14,13 +14,11 @@ from secagg.errors import InvalidParameters
 from secagg.training.settings.parts import Assignment, Engine, ModelFactory, Tensors
 from secagg.training.settings.sections import LocalTraining
 
-from .on_ray import PREFIX, RayEngine
-from .one_by_one import LocalModel, PlainModel, SequentialEngine, ThreadsEngine
-from .padded import PaddedModel
+from .one_by_one import PlainModel, SequentialEngine, ThreadsEngine
 from .settings import Computing, Loss, cross_entropy, device_named
-from .stacked import Mapped, SideBySide, StackedEngine
+from .stacked import StackedEngine
 
-ENGINES: Final = ("threads", "sequential", "vmap", "grouped", "bmm", "graph")
+ENGINES: Final = ("threads", "sequential", "vmap")
 _CHUNK_ON_CPU: Final = 8
 _CHUNK_ON_GPU: Final = 64
 _ROUNDS: Final = 2
@@ -35,50 +33,30 @@ def make_engine(  # noqa: PLR0913 -- what a configuration says of an engine
     threads: int | None = None,
     chunk: int | None = None,
     bf16: bool = False,
-    compiled: bool = False,
     loss: Loss = cross_entropy,
 ) -> Engine:
     """Return an engine by its name.
 
     Args:
         threads: how many clients ``threads`` trains at once; by default as many as there are cores.
-        chunk: how many clients ``vmap``, ``grouped`` and ``bmm`` train at once.
+        chunk: how many clients ``vmap`` trains at once.
         bf16: run models in bfloat16, which changes results.
-        compiled: let torch.compile translate the model, which takes a minute and pays on long runs only.
 
     Raises:
         InvalidParameters: there is no such engine or device, or the engine cannot train this model.
     """
-    computing = Computing(device=device_named(device), is_bf16=bf16, is_compiled=compiled, loss=loss)
+    computing = Computing(device=device_named(device), is_bf16=bf16, loss=loss)
     size = chunk if chunk is not None else _CHUNK_ON_CPU if computing.device.type == "cpu" else _CHUNK_ON_GPU
-
-    def local() -> LocalModel:
-        return PaddedModel(factory, computing, engine=name) if compiled else PlainModel(factory, computing)
 
     match name:
         case "threads":
-            return ThreadsEngine(local, threads)
+            return ThreadsEngine(partial(PlainModel, factory, computing), threads)
         case "sequential":
-            return SequentialEngine(local())
-        case "graph":
-            return SequentialEngine(PaddedModel(factory, computing, engine=name), name)
+            return SequentialEngine(PlainModel(factory, computing))
         case "vmap":
-            return StackedEngine(factory, computing, name=name, chunk=size, make=partial(Mapped, computing=computing))
-        case "grouped" | "bmm":
-            make = partial(SideBySide, computing=computing, by_products=name == "bmm")
-            return StackedEngine(factory, computing, name=name, chunk=size, make=make)
-        case _ if name.partition(":")[0] == PREFIX:
-            inner = name.partition(":")[2] or "sequential"
-            same: dict[str, Any] = {"device": device, "chunk": chunk, "bf16": bf16, "compiled": compiled, "loss": loss}
-            made = partial(make_engine, inner, factory, threads=1, **same)
-            made()  # What cannot work is refused here, and not on the cluster.
-            on_gpu, is_stacked = computing.device.type == "cuda", inner in {"vmap", "grouped", "bmm"}
-            return RayEngine(made, name, workers=threads, on_gpu=on_gpu, batch=size if is_stacked else 1)
+            return StackedEngine(factory, computing, chunk=size)
         case _:
-            raise InvalidParameters(
-                f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}, and ray:NAME for one of them on "
-                "each worker of a Ray cluster"
-            )
+            raise InvalidParameters(f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +80,6 @@ def fastest_engine(  # noqa: PLR0913 -- what is trained, where, and among what i
     names: Sequence[str] | None = None,
     chunk: int | None = None,
     bf16: bool = False,
-    compiled: bool = False,
     loss: Loss = cross_entropy,
 ) -> Choice:
     """Train a round's clients twice with each engine, and return the one that took the least time.
@@ -117,9 +94,7 @@ def fastest_engine(  # noqa: PLR0913 -- what is trained, where, and among what i
     engines, refused = dict[str, Engine](), dict[str, str]()
     for name in names:
         try:
-            engines[name] = make_engine(
-                name, factory, device=device, chunk=chunk, bf16=bf16, compiled=compiled, loss=loss
-            )
+            engines[name] = make_engine(name, factory, device=device, chunk=chunk, bf16=bf16, loss=loss)
         except InvalidParameters as error:
             refused[name] = str(error)
     if len(engines) == 1 and not refused:

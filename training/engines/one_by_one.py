@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -28,21 +28,8 @@ _AHEAD: Final = 2
 """How many trained clients for each thread may wait to be taken."""
 
 
-class LocalModel(Protocol):
-    """One model in memory that trains one client at a time."""
-
-    dropouts: int
-    """How many layers of dropout it has."""
-
-    def train(
-        self, start: Tensors, assignment: Assignment, schedule: Schedule, settings: LocalTraining
-    ) -> TrainedClient:
-        """Train one client."""
-        ...
-
-
 class PlainModel:
-    """Trains with batches as they are, in the ordinary way of torch."""
+    """One model in memory, which trains one client at a time, in the ordinary way of torch."""
 
     def __init__(self, factory: ModelFactory, computing: Computing) -> None:
         self._model = trainable(factory).to(computing.device)
@@ -51,6 +38,7 @@ class PlainModel:
         self._parameters = list(self._model.parameters())
         self._keys = key_buffers(self._model)
         self.dropouts = len(self._keys)
+        """How many layers of dropout it has."""
 
     def train(
         self, start: Tensors, assignment: Assignment, schedule: Schedule, settings: LocalTraining
@@ -83,8 +71,10 @@ class PlainModel:
 class SequentialEngine:
     """One client after the other."""
 
-    def __init__(self, model: LocalModel, name: str = "sequential") -> None:
-        self._model, self.name = model, name
+    name = "sequential"
+
+    def __init__(self, model: PlainModel) -> None:
+        self._model = model
 
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
@@ -101,7 +91,7 @@ class ThreadsEngine:
 
     name = "threads"
 
-    def __init__(self, model: Callable[[], LocalModel], threads: int | None = None) -> None:
+    def __init__(self, model: Callable[[], PlainModel], threads: int | None = None) -> None:
         """Make a model for each thread; by default there is one for each core.
 
         Raises:
@@ -112,7 +102,7 @@ class ThreadsEngine:
             raise InvalidParameters(f"the engine needs 1 thread or more, and {count} are asked for")
         made = [model() for _ in range(count)]
         self._count, self._dropouts = count, made[0].dropouts
-        self._idle = SimpleQueue[LocalModel]()
+        self._idle = SimpleQueue[PlainModel]()
         for each in made:
             self._idle.put(each)
 

@@ -32,17 +32,11 @@ class Computing:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_bf16: bool = False
     """Whether models run in bfloat16 where torch's autocast allows it; it changes results."""
-    is_compiled: bool = False
-    """Whether torch.compile translates the model, which takes a minute and pays on long runs only."""
     loss: Loss = cross_entropy
 
     def precision(self) -> AbstractContextManager[object]:
         """Return the context in which a model runs."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.is_bf16 else nullcontext()
-
-    def prepared(self, function: Callable[Given, Found]) -> Callable[Given, Found]:
-        """Return a function as it is, or compiled."""
-        return torch.compile(function) if self.is_compiled else function  # pyright: ignore[reportUnknownMemberType]
 
 
 def device_named(name: str) -> torch.device:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from secagg.training.settings.parts import Assignment, ModelFactory, Tensors, Tr
 from secagg.training.settings.sections import LocalTraining
 
 from .descent import Descent, as_update, changes
-from .folded import folded, side_by_side
 from .recurrent import written_out
 from .schedule import Schedule, longest_first, schedule_of
 from .settings import Computing, one_torch_thread
@@ -47,18 +45,6 @@ _Gradient = Callable[
 ]
 
 
-class Formulation(Protocol):
-    """How the gradients of many clients are computed at once."""
-
-    def gradients(self, parameters: Named, batches: Batches, *, is_start: bool) -> tuple[Named, torch.Tensor]:
-        """Return the clients' gradients, and the sum of each one's losses.
-
-        Args:
-            is_start: whether all clients have the same parameters, which then come without an axis of clients.
-        """
-        ...
-
-
 class Mapped:
     """Torch's vmap over the gradient of one client."""
 
@@ -66,11 +52,15 @@ class Mapped:
         self._model = swapped(model, written_out)
         self._computing, self._key_names = computing, key_names(model)
         gradient = torch.func.grad_and_value(self._mean_loss, has_aux=True)
-        self._own = computing.prepared(cast("_Gradient", torch.vmap(gradient, (0, 0, 0, 0, 0))))
-        self._shared = computing.prepared(cast("_Gradient", torch.vmap(gradient, (None, 0, 0, 0, 0))))
+        self._own = cast("_Gradient", torch.vmap(gradient, (0, 0, 0, 0, 0)))
+        self._shared = cast("_Gradient", torch.vmap(gradient, (None, 0, 0, 0, 0)))
 
     def gradients(self, parameters: Named, batches: Batches, *, is_start: bool) -> tuple[Named, torch.Tensor]:
-        """Map over clients; from the common start only the examples differ."""
+        """Return the clients' gradients, and the sum of each one's losses.
+
+        Args:
+            is_start: whether all clients have the same parameters, which then come without an axis of clients.
+        """
         function = self._shared if is_start else self._own
         try:
             found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
@@ -92,82 +82,16 @@ class Mapped:
         return total / mask.sum().clamp(min=1), total.detach()
 
 
-class SideBySide:
-    """A folded model: clients' channels side by side."""
-
-    def __init__(self, model: nn.Module, computing: Computing, *, by_products: bool) -> None:
-        self._plain, self._key_names = model, key_names(model)
-        self._run = computing.prepared(partial(side_by_side, folded(model, by_products=by_products)))
-        self._computing = computing
-        self._is_compared = False
-
-    def gradients(self, parameters: Named, batches: Batches, *, is_start: bool) -> tuple[Named, torch.Tensor]:
-        """Run all clients as one network, and return the gradients of the sum of their losses."""
-        clients = len(batches.mask)
-        if is_start:
-            parameters = {name: value.expand(clients, *value.shape) for name, value in parameters.items()}
-        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        if clients > 1 and not self._is_compared:
-            self._compare(leaves, batches)
-        with self._computing.precision():
-            scores = self._scores(leaves, batches)
-            losses = self._computing.loss(scores.flatten(0, 1), batches.targets.flatten(0, 1))
-        losses = losses.reshape(batches.mask.shape) * batches.mask
-        means = losses.sum(1) / batches.mask.sum(1).clamp(min=1)
-        found = torch.autograd.grad(means.sum(), list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, found, strict=True)), losses.detach().sum(1)
-
-    def _scores(self, parameters: Named, batches: Batches) -> torch.Tensor:
-        values = {**parameters, **dict(zip(self._key_names, batches.keys.unbind(1), strict=True))}
-        return self._run(values, batches.inputs)
-
-    @torch.no_grad()
-    def _compare(self, parameters: Named, batches: Batches) -> None:
-        """Compare with the model as it was: between layers it may do what mixes clients.
-
-        Raises:
-            InvalidParameters: the outputs differ.
-        """
-        few = Batches(batches.inputs[:2, :2], batches.targets[:2, :2], batches.mask[:2, :2], batches.keys[:2])
-        few_parameters = {name: value[:2] for name, value in parameters.items()}
-        wanted = list[torch.Tensor]()
-        for client in range(len(few.inputs)):
-            own = {name: value[client] for name, value in few_parameters.items()}
-            own |= dict(zip(self._key_names, few.keys[client].unbind(), strict=True))
-            wanted.append(torch.func.functional_call(self._plain, own, (few.inputs[client],)))
-        try:
-            found = self._scores(few_parameters, few)
-            is_close = torch.allclose(found, torch.stack(wanted), rtol=1e-3, atol=1e-4)
-        except RuntimeError as error:
-            raise _mixes_clients() from error
-        if not is_close:
-            raise _mixes_clients()
-        self._is_compared = True
-
-
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-def _mixes_clients() -> InvalidParameters:
-    return InvalidParameters(
-        "the model does something between its layers that does not keep clients apart when their channels lie side by "
-        "side, such as a mean over channels or a shape written as a number; use the engine vmap or threads"
-    )
 
 
 class StackedEngine:
     """Trains chunks of clients, each chunk in one computation."""
 
-    def __init__(
-        self,
-        factory: ModelFactory,
-        computing: Computing,
-        *,
-        name: str,
-        chunk: int,
-        make: Callable[[nn.Module], Formulation],
-    ) -> None:
+    name = "vmap"
+
+    def __init__(self, factory: ModelFactory, computing: Computing, *, chunk: int) -> None:
         """Make the engine.
 
         Raises:
@@ -175,12 +99,12 @@ class StackedEngine:
         """
         if chunk < 1:
             raise InvalidParameters(f"a chunk holds 1 client or more, and {chunk} are asked for")
-        self.name, self._computing, self._chunk_size = name, computing, chunk
+        self._computing, self._chunk_size = computing, chunk
         self._model = trainable(factory).to(computing.device)
-        refuse_batch_norm(self._model, name)
+        refuse_batch_norm(self._model, self.name)
         self._names = [parameter for parameter, _ in self._model.named_parameters()]
         self._dropouts = len(key_names(self._model))
-        self._formulation = make(self._model)
+        self._mapped = Mapped(self._model, computing)
 
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
@@ -203,7 +127,7 @@ class StackedEngine:
         steps = chunk.on(device)
         for number, (batches, is_active, is_counted) in enumerate(steps):
             own = dict(zip(self._names, parameters if number else before, strict=True))
-            gradients, losses = self._formulation.gradients(own, batches, is_start=number == 0)
+            gradients, losses = self._mapped.gradients(own, batches, is_start=number == 0)
             descent.step([gradients[name] for name in self._names], is_active)
             totals += losses * is_counted
         sums = [float(total) for total in totals.cpu()]

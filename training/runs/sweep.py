@@ -20,9 +20,9 @@ from statistics import fmean, stdev
 from typing import Any, Final, cast
 
 from secagg.errors import InvalidParameters, SecAggError
-from secagg.training.engines.ray_cluster import cluster, spread
 from secagg.training.records.checkpoint import write_text
 from secagg.training.records.metrics import SUMMARY_NAME
+from secagg.training.runs.ray_cluster import cluster, spread
 from secagg.training.settings.configuration import Configuration, changed, read, to_tree
 from secagg.training.settings.presets import preset
 

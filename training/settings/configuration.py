@@ -61,7 +61,7 @@ class Configuration:
     """Sizes of the model that are not its usual ones: "name=number"."""
     device: str = "cpu"
     engine: str = "auto"
-    """``auto``: threads on a CPU, and on a GPU the fastest of those that the model permits."""
+    """``auto``: threads on a CPU, and on a GPU the fastest that the model permits."""
     workers: int = 0
     """Threads that train clients; 0 for as many as there are cores."""
     chunk: int = 0

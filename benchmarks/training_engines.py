@@ -3,12 +3,18 @@
 Two floors stand beside each time: the arithmetic of the training steps at the speed of a large product of matrices, and
 the bytes that must move, each client's parameters once in and once out in every step, at the speed of a large copy.
 Both speeds are measured on the spot. No engine reaches them; they say how much there is to win at most.
+
+    python benchmarks/training_engines.py --device cuda --json build/training_engines.json
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Final, cast
 
@@ -17,15 +23,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from secagg.errors import InvalidParameters
+from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine, seconds_of_a_round
+from secagg.training.engines.recurrent import written_out
+from secagg.training.engines.schedule import schedule_of
+from secagg.training.engines.suitability import swapped
 from secagg.training.models.networks import initial_parameters, model_factory, parameter_count
 from secagg.training.settings.parts import Assignment, Examples, ModelFactory
 from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import Stream, generator, seed_of, torch_generator
-
-from . import ENGINES, cross_entropy, device_named, make_engine, seconds_of_a_round
-from .recurrent import written_out
-from .schedule import schedule_of
-from .suitability import swapped
 
 _SEED: Final = 0
 _REPETITIONS: Final = 3
@@ -185,3 +190,50 @@ def _fastest(function: Callable[[], object], device: torch.device) -> float:
             cast("Callable[[torch.device], None]", torch.cuda.synchronize)(device)
         times.append(perf_counter() - begin)
     return min(times[1:])
+
+
+def table(machine: Machine, found: Sequence[Measured]) -> Iterator[str]:
+    """Yield the lines of a table for people."""
+    yield (
+        f"{machine.device} ({machine.name}), torch {machine.torch_version}: {machine.operations_per_second / 1e9:.0f} "
+        f"GFLOP/s in a large product, {machine.bytes_per_second / 1e9:.1f} GB/s in a large copy"
+    )
+    yield f"{'model':<10}{'engine':<12}{'clients/s':>11}{'against sequential':>20}{'arithmetic':>12}{'bandwidth':>11}"
+    base = {row.load: row.clients_per_second for row in found if row.engine == "sequential"}
+    for row in found:
+        line = f"{row.load:<10}{row.engine:<12}"
+        if row.clients_per_second is None or row.arithmetic_share is None or row.bandwidth_share is None:
+            yield f"{line}  cannot: {row.refusal}"
+            continue
+        alone = base.get(row.load)
+        ratio = "-" if not alone else f"{row.clients_per_second / alone:.2f}"
+        yield (
+            f"{line}{row.clients_per_second:>11.1f}{ratio:>20}{row.arithmetic_share:>12.1%}{row.bandwidth_share:>11.1%}"
+        )
+    yield "arithmetic, bandwidth: the time at that floor as a share of the time taken"
+
+
+def main() -> int:
+    """Time each engine with each load, print a table, and write all figures to a file where one is named."""
+    parser = argparse.ArgumentParser(description="Clients per second of every engine, and the floor of the device.")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--load", action="append", default=[], help=f"{', '.join(LOADS)} (default: all)")
+    parser.add_argument("--engine", action="append", default=[], help="(default: all)")
+    parser.add_argument("--clients", type=int, help="how many in a round")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    options = parser.parse_args()
+    machine = measure_machine(options.device)
+    found = [
+        row
+        for load in options.load or LOADS
+        for row in measure_engines(load, machine, engines=options.engine or ENGINES, clients=options.clients)
+    ]
+    print("\n".join(table(machine, found)))
+    if options.json is not None:
+        figures = {"machine": asdict(machine), "engines": [asdict(row) for row in found]}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
