@@ -71,6 +71,7 @@ class EnclaveNoise:
         """Return the noise of a session, and what so many releases cost a client that is in all of them.
 
         Raises:
+            InvalidParameters: histograms leave the enclave.
             CapacityExceeded: a sum with its noise could leave its ring.
         """
         from secagg.protocols.enclave import EnclaveServerSession, epsilon_of  # noqa: PLC0415 -- as above
@@ -78,6 +79,10 @@ class EnclaveNoise:
         if not isinstance(session, EnclaveServerSession) or session.configuration.noise is None:
             raise InternalError("the session was to be an enclave's, with noise, and is not")
         configuration = session.configuration
+        if configuration.index_segments and not configuration.tables:
+            raise InvalidParameters(
+                "noise is for decoded sums, which tell less than histograms: take form=decoded_sum in secagg.settings"
+            )
         deviations = tuple(math.sqrt(variance) for variance in session.configuration.noise.variances)
         _require_room(configuration, session.configuration.noise.l2_bounds, deviations)
         return Noised(deviations, epsilon_of(configuration, self.settings.delta, self._adjacency, releases=releases))
