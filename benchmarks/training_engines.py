@@ -23,12 +23,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine, seconds_of_a_round
+from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine
 from secagg.training.engines.recurrent import written_out
 from secagg.training.engines.schedule import schedule_of
 from secagg.training.engines.suitability import swapped
 from secagg.training.models.networks import initial_parameters, model_factory, parameter_count
-from secagg.training.settings.parts import Assignment, Examples, ModelFactory
+from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, Tensors
 from secagg.training.settings.sections import LocalTraining
 from secagg.training.settings.seeds import Stream, generator, seed_of, torch_generator
 
@@ -146,6 +146,19 @@ def measure_engines(
                 )
             )
     return found
+
+
+def seconds_of_a_round(
+    engine: Engine, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining, rounds: int = 2
+) -> float:
+    """Return the least time that an engine takes for these clients, after a round that warms up."""
+    times = list[float]()
+    for _ in range(rounds + 1):
+        begin = perf_counter()
+        for _ in engine.train(start, assignments, settings):
+            pass
+        times.append(perf_counter() - begin)
+    return min(times[1:])
 
 
 def operations_of_an_example(load: Load) -> int:

@@ -1,17 +1,43 @@
-"""Training: one run, a sweep, its figures, its data, and what it will take."""
+"""``secagg train``: one run."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 
 from .figures import in_bytes
 
-_NEEDED = "training needs torch: pip install 'secagg[train]'"
+CHANGES: Final[dict[str, Any]] = {
+    "action": "append",
+    "default": [],
+    "metavar": "KEY=VALUE",
+    "help": "change a value, such as compression.bits=4",
+}
+"""Of ``--set``."""
+
+
+def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    """Add ``secagg train``."""
+    trained = commands.add_parser(
+        "train",
+        help="federated learning through secure aggregation, on a CPU or a GPU (extra `train`)",
+        description="Train a model over many simulated clients, with every update encoded, summed and decoded.",
+    )
+    which = trained.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--preset", metavar="NAME", help="fashion-, vader-, celeba-, femnist- or sent140-, with none, sq, prune or pq"
+    )
+    which.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, such as the one in a run's folder")
+    trained.add_argument("--set", **CHANGES)
+    trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
+    trained.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
+    trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
+    trained.add_argument("--tensorboard", action="store_true", help="write its logs too, where it is installed")
+    trained.set_defaults(run=run_training)
 
 
 def run_training(options: argparse.Namespace) -> int:
@@ -42,92 +68,10 @@ def run_training(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_sweep(options: argparse.Namespace) -> int:
-    """Train every cell of a grid that is not finished."""
-    require_torch()
-    from secagg.training.runs.sweep import read_grid, sweep, table
-
-    grid = read_grid(options.grid)
-    out = options.out or Path("build/sweeps") / options.grid.stem
-    results = sweep(
-        grid, out, jobs=options.jobs, ray=options.ray, told=lambda line: print(line, file=sys.stderr, flush=True)
-    )
-    print("\n".join(table(results)))
-    print(f"written to {out}; figures: secagg plot {out}")
-    return 0 if all(result.get("error") is None for result in results) else 1
-
-
-def run_plot(options: argparse.Namespace) -> int:
-    """Draw figures of runs, and write one report with all of them."""
-    require_torch()
-    from secagg.training.reports.report import write_report
-
-    report = write_report(options.folders, options.out or options.folders[0] / "figures")
-    print(f"written to {report}")
-    return 0
-
-
-def run_data(options: argparse.Namespace) -> int:
-    """Prepare data once, or say what is there."""
-    require_torch()
-    from secagg.training.datasets import federated_data
-
-    if options.prepares:
-        return _prepare(options.name, options.root)
-    data = federated_data(options.name, root=options.root)
-    sizes = data.sizes
-    print(
-        f"{data.name}: {len(sizes):,} clients, {int(sizes.sum()):,} training examples ({sizes.min()} to {sizes.max()} "
-        f"of a client, {sizes.mean():.1f} on average), {len(data.test()):,} test examples, {data.classes} classes, "
-        f"inputs of shape {data.shape}"
-    )
-    return 0
-
-
-def run_estimate(options: argparse.Namespace) -> int:
-    """Say what a run will take."""
-    require_torch()
-    from secagg.training.runs.estimate import estimate
-    from secagg.training.runs.progress import in_time
-    from secagg.training.settings.configuration import changed
-    from secagg.training.settings.presets import preset
-
-    configuration = changed(preset(options.preset), options.set)
-    found = estimate(configuration)
-    print(f"{configuration.name}: {configuration.rounds:,} rounds of {configuration.clients_per_round} clients")
-    print(f"{found.clients_per_second:,.0f} clients per second, encoding included, on this machine as it is now")
-    print(f"{found.round_seconds:.2f} s a round, {in_time(3600 * found.hours)} in all")
-    print(
-        f"{in_bytes(found.payload_bytes)} up for a client and round ({in_bytes(found.paper_bytes)} by the paper's "
-        f"accounting, {found.factor:.1f} times less than float32)"
-    )
-    print(f"{in_bytes(found.bytes_up_in_all)} up and {in_bytes(found.bytes_down_in_all)} down, of all clients together")
-    print(f"some {in_bytes(found.memory_bytes)} of memory beside the data")
-    return 0
-
-
-def _prepare(name: str, root: Path | None) -> int:
-    from secagg.training.datasets import prepare_leaf
-
-    from .figures import Bar
-
-    if root is None:
-        raise InvalidParameters(f"say where the files of {name} are, with --root")
-    bar = Bar()
-    try:
-        folder = prepare_leaf(name, root, progress=lambda done, count: bar.update(name, done, count))
-    finally:
-        bar.clear()
-    print(f"{name} is prepared in {folder}; train with --set data.root={root}")
-    return 0
-
-
 def require_torch() -> None:
     """Refuse to go on without torch."""
-    from importlib.util import find_spec
-
     if find_spec("torch") is None:
-        raise InvalidParameters(_NEEDED)
+        raise InvalidParameters("training needs torch: pip install 'secagg[train]'")
 
 
 def _told(summary: dict[str, Any]) -> list[str]:

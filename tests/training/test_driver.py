@@ -68,7 +68,9 @@ def test_a_real_protocol_and_an_ideal_sum_give_one_model(
 ) -> None:
     models = list[Any]()
     for mode in ("real", "ideal"):
-        run = toy_run("clients_per_round=10", "rounds=3", "secagg.sparse=false", f"secagg.mode={mode}", *changes)
+        run = toy_run(
+            "clients_per_round=10", "rounds=3", 'secagg.settings=["topology=full"]', f"secagg.mode={mode}", *changes
+        )
         played = Run(run, toy_pieces(run))
         records = [played.advance() for _ in range(3)]
         assert all(record.is_real is (mode == "real") for record in records)
@@ -106,7 +108,7 @@ class Held(dict[str, Any]):
 
 @pytest.mark.parametrize("mode", ["ideal", "real"])
 def test_updates_are_dropped_one_by_one(toy_run: Make, toy_pieces: Pieced, mode: str) -> None:
-    run = toy_run("clients_per_round=10", f"secagg.mode={mode}", "secagg.sparse=false")
+    run = toy_run("clients_per_round=10", f"secagg.mode={mode}", 'secagg.settings=["topology=full"]')
     pieces = toy_pieces(run)
     counting = CountingEngine(pieces.engine)
     Run(run, replace(pieces, engine=counting)).advance()
@@ -146,7 +148,7 @@ def test_nobody_is_sampled_twice_in_a_round_and_rounds_differ(toy_run: Make, toy
 
 
 def test_a_protocol_that_cannot_run_is_refused_before_anything_is_trained(toy_run: Make, toy_pieces: Pieced) -> None:
-    run = toy_run("secagg.mode=real", "secagg.sparse=false", "dropouts.rate=0.5")
+    run = toy_run("secagg.mode=real", 'secagg.settings=["topology=full"]', "dropouts.rate=0.5")
     with pytest.raises(InvalidParameters, match="lower dropouts"):
         train(run, pieces=toy_pieces(run))
 

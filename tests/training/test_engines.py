@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.training.engines import ENGINES, fastest_engine, make_engine
+from secagg.training.engines import ENGINES, make_engine
 from secagg.training.engines.one_by_one import PlainModel, ThreadsEngine
 from secagg.training.engines.schedule import schedule_of
 from secagg.training.engines.settings import Computing
@@ -324,12 +324,10 @@ class Asking(nn.Module):
         return scores if float(scores.detach().sum()) > 0 else -scores
 
 
-def test_a_model_that_cannot_be_mapped_is_refused_and_another_engine_is_chosen() -> None:
+def test_a_model_that_cannot_be_mapped_is_refused() -> None:
     start, assignments = initial_parameters(Asking, seed_of(5, Stream.MODEL)), work((1, 5, 5), 3)
     with pytest.raises(InvalidParameters, match=r"torch.vmap cannot map this model"):
         list(make_engine("vmap", Asking).train(start, assignments, PLAIN))
-    choice = fastest_engine(Asking, start, assignments, PLAIN, names=("vmap", "sequential"))
-    assert (choice.engine.name, set(choice.refused)) == ("sequential", {"vmap"})
 
 
 def test_a_start_of_another_model_is_refused() -> None:
@@ -352,24 +350,6 @@ def test_a_start_of_another_model_is_refused() -> None:
 def test_an_engine_that_cannot_be_made_is_refused(make: Callable[[], Engine], message: str) -> None:
     with pytest.raises(InvalidParameters, match=message):
         make()
-
-
-def test_the_fastest_engine_is_the_one_that_took_the_least_time() -> None:
-    start, assignments = initial_parameters(LSTM, seed_of(5, Stream.MODEL)), work((6,), 2, vocabulary=50)
-    choice = fastest_engine(LSTM, start, assignments, PLAIN, names=("sequential", "vmap"))
-    assert set(choice.seconds) == {"sequential", "vmap"}
-    assert choice.engine.name == min(choice.seconds, key=choice.seconds.__getitem__)
-
-
-def test_on_a_cpu_threads_are_chosen_without_timing() -> None:
-    choice = fastest_engine(Tiny, {}, [], PLAIN)
-    assert (choice.engine.name, choice.seconds) == ("threads", {})
-
-
-def test_an_impossible_choice_says_why() -> None:
-    start, assignments = initial_parameters(Asking, seed_of(5, Stream.MODEL)), work((1, 5, 5), 3)
-    with pytest.raises(InvalidParameters, match=r"steam: there is no engine.*vmap: torch.vmap"):
-        fastest_engine(Asking, start, assignments, PLAIN, names=("vmap", "steam"))
 
 
 @pytest.mark.parametrize("name", ["sequential", "vmap"])

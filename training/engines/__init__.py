@@ -4,16 +4,13 @@
 computation. All take the same examples in the same order, since a client's schedule follows from its seed.
 """
 
-from .choice import ENGINES, Choice, fastest_engine, make_engine, seconds_of_a_round
+from .choice import ENGINES, make_engine
 from .settings import Loss, cross_entropy, device_named
 
 __all__ = [
     "ENGINES",
-    "Choice",
     "Loss",
     "cross_entropy",
     "device_named",
-    "fastest_engine",
     "make_engine",
-    "seconds_of_a_round",
 ]

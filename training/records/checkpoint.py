@@ -105,8 +105,7 @@ class Checkpoint:
         stored = self.counters.get("about", {})
         if found := [name for name, digest in about.items() if stored.get(name) != digest]:
             raise InvalidParameters(
-                f"the run was begun with other {' and '.join(found)}; resume it as it was begun, or name another "
-                "folder"
+                f"the run was begun with other {' and '.join(found)}; resume it as it was begun, or name another folder"
             )
 
 

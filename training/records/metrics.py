@@ -94,11 +94,9 @@ class Observer(Protocol):
 
     def round_done(self, record: RoundRecord) -> None:
         """Take a record."""
-        ...
 
     def close(self) -> None:
         """Finish; no record follows."""
-        ...
 
 
 class MetricsFile:

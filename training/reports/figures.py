@@ -43,7 +43,6 @@ def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
         ("convergence", "Convergence", convergence),
         ("overflow", "Overflow against the margin of the ring", overflow_against_margin),
         ("refresh", "Rounds between refreshes", refresh_ablation),
-        ("downlink", "What calibration costs on the way down", downlink_cost),
         ("timeline", "What the protocol took, round by round", timeline),
     )
     for name, title, draw in drawers:
@@ -181,41 +180,6 @@ def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
     axes.set_xlabel("rounds from one refresh to the next")
     axes.set_ylabel("test accuracy after the last round, %")
     axes.legend(frameon=False)
-    return figure
-
-
-def downlink_cost(cells: Sequence[Cell]) -> Drawn | None:
-    """Draw what scales, codebooks and masks add to the model on the way down, as a share of it, beside the uplink."""
-    rows = list[tuple[str, float, float]]()
-    for cell in cells:
-        compressed = [
-            record
-            for run in cell.runs
-            for record in run.records
-            if record.is_compressed and record.failure is None and _scheme(cell) is not Scheme.NONE
-        ]
-        if compressed:
-            model = 4 * compressed[0].parameters
-            added = sum(record.paper_broadcast_bytes for record in compressed) / len(compressed)
-            rows.append((cell.name, 100 * added / model, 100 * compressed[-1].paper_bytes / model))
-    if not rows:
-        return None
-    rows.sort(key=lambda row: row[2])
-    figure, axes = _figure(7.2, 1.2 + 0.3 * len(rows))
-    places = range(len(rows))
-    axes.barh([place + 0.2 for place in places], [row[2] for row in rows], height=0.38, color="#9cc3e0", label="up")
-    axes.barh(
-        [place - 0.2 for place in places],
-        [row[1] for row in rows],
-        height=0.38,
-        color="#1b6ca8",
-        label="down: scales, codebooks",
-    )
-    axes.set_yticks(list(places), [row[0] for row in rows], fontsize=8)
-    axes.set_xlabel("share of the model's bytes, % of float32")
-    axes.set_xscale("symlog", linthresh=0.1)
-    axes.set_xlim(left=0)
-    figure.legend(frameon=False, loc="outside upper center", ncols=2)
     return figure
 
 

@@ -13,7 +13,7 @@ import torch
 
 from secagg.errors import InvalidParameters
 from secagg.training.datasets import federated_data
-from secagg.training.engines import fastest_engine, make_engine
+from secagg.training.engines import make_engine
 from secagg.training.engines.evaluation import Evaluator
 from secagg.training.models.networks import initial_parameters, model_factory
 from secagg.training.records.checkpoint import Checkpoint, write_arrays, write_text
@@ -212,10 +212,7 @@ def _some(examples: Examples, positions: npt.NDArray[np.int64]) -> Examples:
 
 
 def _engine(configuration: Configuration, factory: ModelFactory, data: FederatedData, stored: str | None) -> Engine:
-    name = stored or configuration.engine
-    if name == "auto" and configuration.device == "cpu":
-        name = "threads"
-    if name != "auto":
+    def made(name: str) -> Engine:
         return make_engine(
             name,
             factory,
@@ -224,14 +221,21 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
             chunk=configuration.chunk or None,
             bf16=configuration.bf16,
         )
-    start = initial_parameters(factory, seed_of(configuration.seed, Stream.MODEL))
-    clients = range(min(configuration.clients_per_round, len(data.sizes)))
-    work = [
-        Assignment(
-            client=client,
-            examples=data.client(client),
-            seed=seed_of(configuration.seed, Stream.TRAINING, 0, client),
+
+    name = stored or configuration.engine
+    if name != "auto":
+        return made(name)
+    if configuration.device == "cpu":
+        return made("threads")
+    work = [Assignment(client=0, examples=data.client(0), seed=seed_of(configuration.seed, Stream.TRAINING))]
+    try:
+        engine = made("vmap")
+        list(
+            engine.train(
+                initial_parameters(factory, seed_of(configuration.seed, Stream.MODEL)), work, configuration.local
+            )
         )
-        for client in clients
-    ]
-    return fastest_engine(factory, start, work, configuration.local, device=configuration.device).engine
+    except InvalidParameters:
+        # The model cannot be trained in a stack; another engine says what is wrong with any other of its faults.
+        return made("sequential")
+    return engine

@@ -60,7 +60,7 @@ def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Esti
         invited = tuple(range(configuration.clients_per_round))
         uploads: list[Upload] = [(client, encoded[client % len(encoded)], 1) for client in invited]
         began = perf_counter()
-        run.pieces.sum.run(SumRound(number=0, codec=codec, clients=invited), uploads)
+        run.pieces.sum.run(SumRound(number=0, codec=codec, clients=invited, uploaders=invited), uploads)
         round_seconds += (perf_counter() - began) / configuration.secagg.every
     began = perf_counter()
     run.pieces.evaluate(start)

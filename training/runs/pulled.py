@@ -67,19 +67,15 @@ class Clients(Protocol):
 
     def assignment(self, client: int, number: int) -> Assignment:
         """Return one client's work."""
-        ...
 
     def weight(self, client: int) -> int:
         """Return how often a client's update counts."""
-        ...
 
     def encode(self, update: Update, coins: Coins) -> Payload:
         """Encode an update under the codec of the round."""
-        ...
 
     def coins(self, client: int, number: int) -> Coins:
         """Return the coins that a client rounds with."""
-        ...
 
 
 class Pulled:

@@ -121,7 +121,7 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     secagg, source = configuration.secagg, configuration.compression.source
     yield (
         secagg.mode is not SumMode.REAL or secagg.every != 1,
-        "sums in the clear have no noise: take secagg.mode = 'real' and secagg.every = 1",
+        "sums in the clear have none: take secagg.protocol = 'enclave', secagg.mode = 'real' and secagg.every = 1",
     )
     yield configuration.local.clip is None, "noise is chosen for a largest norm: set local.clip"
     yield (

@@ -83,7 +83,6 @@ class SecureSum(Protocol):
         Raises:
             ThresholdNotMet: too many were lost; nothing is released.
         """
-        ...
 
 
 # --- In the clear -----------------------------------------------------------------------------------------------------
