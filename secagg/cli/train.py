@@ -29,7 +29,9 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     )
     which = trained.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "--preset", metavar="NAME", help="fashion-, vader-, celeba-, femnist- or sent140-, with none, sq, prune or pq"
+        "--preset",
+        metavar="NAME",
+        help="fashion-, vader-, celeba-, femnist- or sent140- with none, sq, prune, pq; fashion- with peak, sketch",
     )
     which.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, such as the one in a run's folder")
     trained.add_argument("--set", **CHANGES)

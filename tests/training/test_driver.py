@@ -58,7 +58,12 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
         ("compression.scheme=pruning",),
         ("compression.scheme=pq", "secagg.protocol=enclave"),
         ("compression.scheme=pq", "secagg.protocol=two-servers"),
-        ("compression.scheme=pq", "secagg.protocol=two-servers", "secagg.unchecked=true", "secagg.hybrid=true"),
+        (
+            "compression.scheme=pq",
+            "secagg.protocol=two-servers",
+            'secagg.settings=["is_checked=no"]',
+            "secagg.hybrid=true",
+        ),
         ("dropouts.rate=0.1",),
         ("server.weighting=examples", "server.maximum_weight=3"),
     ],
@@ -68,9 +73,8 @@ def test_a_real_protocol_and_an_ideal_sum_give_one_model(
 ) -> None:
     models = list[Any]()
     for mode in ("real", "ideal"):
-        run = toy_run(
-            "clients_per_round=10", "rounds=3", 'secagg.settings=["topology=full"]', f"secagg.mode={mode}", *changes
-        )
+        own = () if any("secagg." in change for change in changes) else ('secagg.settings=["topology=full"]',)
+        run = toy_run("clients_per_round=10", "rounds=3", f"secagg.mode={mode}", *own, *changes)
         played = Run(run, toy_pieces(run))
         records = [played.advance() for _ in range(3)]
         assert all(record.is_real is (mode == "real") for record in records)

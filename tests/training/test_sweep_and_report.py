@@ -114,7 +114,7 @@ def test_a_grid_that_makes_no_sense_is_refused(grid: Path, old: str, new: str, m
 def runs(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> Path:
     """Train runs that every figure has something of."""
     cells = {
-        "none": ("secagg.mode=real", "secagg.sparse=false"),
+        "none": ("secagg.mode=real", 'secagg.settings=["topology=full"]'),
         "sq 6/8": ("compression.scheme=sq", "compression.wrap=true"),
         "sq 8/8": ("compression.scheme=sq", "compression.wrap=true", "compression.bits=8"),
         "<pq> & others": ("compression.scheme=pq", "secagg.protocol=enclave", "secagg.mode=real"),

@@ -32,11 +32,11 @@ _FIGURES: Final = (
 )
 """A column, its key in summaries, its unit and its digits."""
 _NOTE: Final = (
-    "KB are 1,024 bytes that one client sends, or receives, in a round: as real messages of the whole protocol where it "
-    "ran, as the encoded update, and by the paper's count of value bits. Overflow is the share of coordinates whose sum "
-    "leaves the ring; overflow_flsim counts as the paper's simulator does. Best is the best evaluation on all test "
-    "examples, which chooses and reports on the same ones; by validation, the model is chosen on one part of them and "
-    "reported on the other. Columns that say nothing of these runs are left out."
+    "KB are 1,024 bytes that one client sends, or receives, in a round: as real messages of the whole protocol "
+    "where it ran, as the encoded update, and by the paper's count of value bits. Overflow is the share of "
+    "coordinates whose sum leaves the ring; overflow_flsim counts as the paper's simulator does. Best is the best "
+    "evaluation on all test examples, which chooses and reports on the same ones; by validation, the model is "
+    "chosen on one part of them and reported on the other. Columns that say nothing of these runs are left out."
 )
 
 
