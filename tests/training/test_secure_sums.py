@@ -122,6 +122,21 @@ def test_uploads_may_come_in_any_order() -> None:
         assert secure_sum(run).run(due, reversed(list(uploads(made, due)))).aggregate.contributors == 8
 
 
+def test_a_client_that_refuses_to_upload_is_in_no_sum() -> None:
+    run = configuration("enclave", SCALAR, dropouts=DropoutSettings(rate=0.04))
+    made, added = codecs(run), secure_sum(run)
+    first, second = everybody(made.codec, 0), everybody(made.codec, 1)
+    same = list(uploads(made, first))
+    added.run(first, same)
+    # An enclave's client seals no update twice: whoever sees two sums that differ in one client has its update.
+    others = [(client, made.encode(update(50 + client), SystemCoins()), 1) for client in range(1, 8)]
+    outcome = added.run(second, [same[0], *others])
+    assert outcome.aggregate.contributors == 7
+    require_equal(
+        made.codec, outcome.aggregate, ideal_aggregate(made.codec.layout, [payload for _, payload, _ in others])
+    )
+
+
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave"])
 def test_what_training_raises_ends_the_round_and_is_no_clients_leaving(protocol: str) -> None:
     run = configuration(protocol, SCALAR)
@@ -242,8 +257,10 @@ class WrongSum:
     def __init__(self, ideal: IdealSum) -> None:
         self._ideal = ideal
 
-    def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
+    def run(self, due: SumRound, uploads: Iterable[Upload], received: Callable[[Payload, int], None]) -> SumOutcome:
         all_of_them = list(uploads)
+        for _, payload, weight in all_of_them:
+            received(payload, weight)
         return self._ideal.run(due, [all_of_them[0], *all_of_them[:-1]])
 
 
@@ -271,7 +288,12 @@ def test_a_protocol_runs_in_every_so_many_rounds() -> None:
     real = list[bool]()
     for number in range(6):
         due = everybody(made.codec, number)
-        real.append(added.run(due, uploads(made, due)).is_real)
+        # Nobody trains the same twice, and an enclave's client refuses to seal the same twice.
+        different = [
+            (client, made.encode(update(100 * number + client), SystemCoins()), weight)
+            for client, _, weight in uploads(made, due)
+        ]
+        real.append(added.run(due, different).is_real)
     assert real == [True, False, False, True, False, False]
 
 

@@ -203,9 +203,9 @@ def test_indices_tell_lengths_under_the_peak_code_and_rings_everything_of_a_sket
     "changes",
     [
         ("compression.scheme=peak", "secagg.protocol=enclave"),
-        ("compression.scheme=peak", "secagg.protocol=enclave", "secagg.histograms=true"),
+        ("compression.scheme=peak", "secagg.protocol=enclave", 'secagg.settings=["form=histogram"]'),
         ("compression.scheme=peak", "secagg.protocol=two-servers"),
-        ("compression.scheme=peak", "secagg.protocol=two-servers", "secagg.unchecked=true"),
+        ("compression.scheme=peak", "secagg.protocol=two-servers", 'secagg.settings=["is_checked=no"]'),
         (
             *("compression.scheme=peak", "secagg.protocol=enclave", "asynchronous.buffer=4"),
             *("asynchronous.concurrency=6", "asynchronous.exponent=0"),

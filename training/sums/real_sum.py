@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from secagg.compression.model_update import ModelUpdate
-from secagg.contract import IndexSegment
+from secagg.contract import IndexSegment, Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
@@ -28,6 +28,8 @@ from .privacy import EnclaveNoise
 from .round_sums import SumOutcome, SumRound, Upload
 
 _TASK: Final = b"federated training"
+Received = Callable[[Payload, int], None]
+"""Told of a payload and its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +114,18 @@ class RealSum:
             finally:
                 session.abort()
 
-    def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
+    def run(self, due: SumRound, uploads: Iterable[Upload], received: Received | None = None) -> SumOutcome:
         """Carry a session through with everybody who is invited.
 
+        Args:
+            received: told of each update that the server has; a client may refuse to upload one that was trained.
         Raises:
             ThresholdNotMet, PeerError: nothing is released.
             InvalidParameters: every client refuses the session.
         """
         world, subject = self._opened(due.codec), _subject(due)
         session = Measured(world.open(subject, self._ids(due)), between=lambda: world.bytes_between)
-        pulled = _PulledUploads(uploads, due)
+        pulled = _PulledUploads(uploads, due, session, received)
         noise = None if self._noise is None else self._noise.of(session.session, due.releases)
         try:
             if due.versions is None:
@@ -138,6 +142,7 @@ class RealSum:
                 raise InvalidParameters(f"all clients left in the stage {stage!r}, {client}: {why}") from None
             raise
         pulled.require_whole()
+        pulled.settle()
         return SumOutcome(
             aggregate=released.aggregate,
             is_real=True,
@@ -181,8 +186,10 @@ class RealSum:
 class _PulledUploads:
     """The uploads of a round, each handed to the client that it is of; at most a few wait."""
 
-    def __init__(self, uploads: Iterable[Upload], due: SumRound) -> None:
+    def __init__(self, uploads: Iterable[Upload], due: SumRound, session: Measured, received: Received | None) -> None:
         self.due, self._uploads = due, iter(uploads)
+        self._session, self._received = session, received
+        self._handed_over: Upload | None = None
         self._early = dict[int, Upload]()
         self._error: Exception | None = None
         self.lost = {client_id(client) for some in due.lost.values() for client in some}
@@ -196,6 +203,7 @@ class _PulledUploads:
 
     def pull(self) -> int | None:
         """Wait for the next update, and return whose it is; None after the last one."""
+        self.settle()
         started = perf_counter()
         try:
             upload = next(self._uploads, None)
@@ -212,14 +220,24 @@ class _PulledUploads:
 
     def take(self, client: int) -> Update:
         """Return a client's update."""
+        self.settle()
         while client not in self._early:
             if self.pull() is None:
                 raise InternalError(f"client {client} was to upload, and nobody trained it")
-        _, payload, weight = self._early.pop(client)
+        self._handed_over = self._early.pop(client)
+        _, payload, weight = self._handed_over
         # The weight of age is the enclave's own.
         versions = self.due.versions
         digest = self.due.model_digest if versions is None else versions[client][1]
         return Update(payload, digest, weight if versions is None else 1)
+
+    def settle(self) -> None:
+        """Tell of the last update that was taken, if the server has it, and let it go."""
+        handed_over, self._handed_over = self._handed_over, None
+        if handed_over is not None and self._received is not None:
+            client = client_id(handed_over[0])
+            if any(client in figures.answered for figures in self._session.figures if figures.takes_update):
+                self._received(handed_over[1], handed_over[2])
 
     def require_whole(self) -> None:
         """Raise what training or encoding raised inside of a client's answer."""

@@ -6,7 +6,7 @@ before the next one comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final, Protocol
@@ -85,6 +85,13 @@ class SecureSum(Protocol):
         """
 
 
+class ProtocolSum(Protocol):
+    """Adds the payloads of a round up by a protocol, whose clients may refuse to upload."""
+
+    def run(self, due: SumRound, uploads: Iterable[Upload], received: Callable[[Payload, int], None]) -> SumOutcome:
+        """As ``SecureSum.run``; ``received`` is told of each payload that the server has, with its weight."""
+
+
 # --- In the clear -----------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +117,7 @@ class IdealSum:
 class CheckedSum:
     """A real protocol every so many rounds, compared with the sum in the clear; the sum in the clear between."""
 
-    real: SecureSum
+    real: ProtocolSum
     ideal: IdealSum
     every: int = 1
 
@@ -124,12 +131,7 @@ class CheckedSum:
             return self.ideal.run(due, uploads)
         clear = ClearSum(due.codec, self.ideal.maximum_total_weight)
 
-        def seen() -> Iterator[Upload]:
-            for client, payload, weight in uploads:
-                clear.add(payload, weight)
-                yield client, payload, weight
-
-        outcome = self.real.run(due, seen())
+        outcome = self.real.run(due, uploads, clear.add)
         if outcome.deviations:
             require_near(outcome.aggregate, clear.finish(), outcome.deviations)
         else:
