@@ -18,7 +18,8 @@ DEMO_ROUNDS ?= 80
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
 
-demo: $(INSTALLED)  ## train four times through real protocols, draw accuracy against uplink: build/demo
+demo: $(INSTALLED)  ## train five times through real protocols, draw accuracy against uplink: build/demo
+	rm -rf build/demo
 	$(BIN)/python benchmarks/training_demo.py --out build/demo --rounds $(DEMO_ROUNDS)
 
 demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo-round

@@ -23,7 +23,7 @@ from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.sections import WHOLE_UPDATES, PrivacySettings, Scheme, Source, SumMode, Weighting
 
 if TYPE_CHECKING:
-    from secagg.protocols.enclave import Adjacency, EnclaveConfiguration
+    from secagg.protocols.enclave import Adjacency, EnclaveServerSession
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""
@@ -84,15 +84,14 @@ class EnclaveNoise:
                 "noise is for decoded sums, which tell less than histograms: take form=decoded_sum in secagg.settings"
             )
         deviations = tuple(math.sqrt(variance) for variance in session.configuration.noise.variances)
-        _require_room(configuration, session.configuration.noise.l2_bounds, deviations)
+        _require_room(session, session.configuration.noise.l2_bounds, deviations)
         return Noised(deviations, epsilon_of(configuration, self.settings.delta, self._adjacency, releases=releases))
 
 
-def _require_room(
-    configuration: EnclaveConfiguration, l2_bounds: tuple[int, ...], every_deviation: tuple[float, ...]
-) -> None:
+def _require_room(session: EnclaveServerSession, l2_bounds: tuple[int, ...], of_segments: tuple[float, ...]) -> None:
     """Refuse rings that a sum with its noise could leave; those of codewords are as wide as they have to be."""
-    deviations, tables, bounds = iter(every_deviation), iter(configuration.tables), iter(l2_bounds)
+    configuration = session.configuration
+    deviations, tables, bounds = iter(of_segments), iter(configuration.tables), iter(l2_bounds)
     for segment in configuration.layout.segments:
         if not isinstance(segment, RingSegment):
             for _ in next(tables):
