@@ -11,9 +11,9 @@ from pathlib import Path
 
 from secagg.errors import SecAggError
 
+from . import data, estimate, plot, sweep, train
 from .holder import add_holder_options
 from .round import add_options as add_round_options
-from .training_options import add_training_options
 from .two_servers_options import add_two_servers_options
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
@@ -79,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )
     add_holder_options(commands)
-    add_training_options(commands)
+    for each in (train, sweep, plot, data, estimate):
+        each.add_options(commands)
     return parser
 
 
