@@ -85,6 +85,22 @@ def test_a_run_that_is_stopped_and_goes_on_equals_a_straight_one(
     assert (straight.clock, straight.starts) == (resumed.clock, resumed.starts)
 
 
+def test_every_field_of_a_record_is_there_as_in_synchronous_runs(toy_run: Make, toy_pieces: Pieced) -> None:
+    codes = ("compression.scheme=sq", "compression.wrap=true", "compression.bits=8", "secagg.protocol=enclave")
+    for mode, stages in (("real", ["sealed upload", "release"]), ("ideal", ["clear sum"])):
+        run = toy_run(*BUFFERED, *codes, "asynchronous.exponent=0", f"secagg.mode={mode}")
+        played = AsynchronousRun(run, toy_pieces(run))
+        first, record = played.advance(), played.advance()
+        # Nothing is coded before there are scales.
+        assert first.overflow is None
+        assert record.overflow is not None
+        assert record.overflow_flsim is not None
+        assert record.overflow > 0
+        assert [stage["name"] for stage in record.stages] == stages
+        assert record.stages[0]["bytes_up"] == pytest.approx(4 * record.client_bytes_up)
+        assert (record.contributors, record.seconds.keys() >= {"train", "encode", "decode", "protocol"}) == (4, True)
+
+
 def test_too_old_updates_are_wasted_and_counted(toy_run: Make, toy_pieces: Pieced) -> None:
     run = toy_run(*BUFFERED, "asynchronous.maximum_staleness=1", "asynchronous.buffer=2")
     played = AsynchronousRun(run, toy_pieces(run))

@@ -47,6 +47,8 @@ CASES = [
     ("enclave", SCALAR),
     ("two-servers", PRODUCT),
     ("two-servers", SCALAR),
+    ("one-message", CompressionSettings()),
+    ("one-message", SCALAR),
 ]
 
 
@@ -81,7 +83,9 @@ def everybody(codec: ModelUpdate, number: int = 0) -> SumRound:
     return SumRound(number=number, codec=codec, clients=clients, uploaders=clients, model_digest=digest)
 
 
-STAGES = {name: [stage.name for stage in find(name).stages] for name in ("pairwise", "enclave", "two-servers")}
+STAGES = {
+    name: [stage.name for stage in find(name).stages] for name in ("pairwise", "enclave", "two-servers", "one-message")
+}
 
 
 @pytest.mark.parametrize(
