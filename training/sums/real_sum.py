@@ -194,6 +194,7 @@ class _PulledUploads:
         self._error: Exception | None = None
         self.lost = {client_id(client) for some in due.lost.values() for client in some}
         self.seconds = 0.0
+        """What making updates took inside of clients' answers."""
 
     def clients(self) -> Iterator[int]:
         """Yield those who will be lost, and then everybody whose update is there."""
@@ -204,15 +205,12 @@ class _PulledUploads:
     def pull(self) -> int | None:
         """Wait for the next update, and return whose it is; None after the last one."""
         self.settle()
-        started = perf_counter()
         try:
             upload = next(self._uploads, None)
         except Exception as error:
             # A session takes what is raised in it for a client's leaving.
             self._error = error
             raise
-        finally:
-            self.seconds += perf_counter() - started
         if upload is None:
             return None
         self._early[upload[0]] = upload
@@ -220,6 +218,13 @@ class _PulledUploads:
 
     def take(self, client: int) -> Update:
         """Return a client's update."""
+        started = perf_counter()
+        try:
+            return self._taken(client)
+        finally:
+            self.seconds += perf_counter() - started
+
+    def _taken(self, client: int) -> Update:
         self.settle()
         while client not in self._early:
             if self.pull() is None:
