@@ -30,7 +30,7 @@ from secagg.training.settings.sections import AsynchronousSettings, CompressionS
 from secagg.training.settings.seeds import Stream, generator, seed_of
 from secagg.training.sums.round_sums import SumRound, Upload
 
-from .pulled import Pulled, Timer, digest_of, encode
+from .pulled import Pulled, Timer, digest_of, timed
 from .rounds import Run
 
 _LEAST_DURATION: Final = 1.0
@@ -121,7 +121,7 @@ class AsynchronousRun(Run):
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    def _pulled(self, number: int, codec: ModelUpdate, timer: Timer) -> tuple[Pulled, Iterator[Upload]]:
+    def _pull(self, number: int, codec: ModelUpdate, timer: Timer) -> tuple[Pulled, Iterator[Upload]]:
         """Let clients come and go until a buffer is full."""
         at_work = {version for _, _, _, version in self._jobs}
         self._models = {version: model for version, model in self._models.items() if version in at_work}
@@ -155,7 +155,7 @@ class AsynchronousRun(Run):
                     seed=seed_of(self.configuration.seed, Stream.TRAINING, start, client),
                 )
                 (trained,) = self.pieces.engine.train(begun, [work], self.configuration.local)
-                encoded = encode(trained, self, start)
+                encoded = timed(trained, self.encode, start)
             versions[client] = version, digest_of(model)
             buffered.staleness.append(age)
             yield buffered.upload(encoded, weights[age])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.contract import Payload
-from secagg.crypto.entropy import Coins
 from secagg.session.measured import StageFigures
 from secagg.training.codec.operators import RoundCodec
 from secagg.training.codec.tensor_recipes import PLAIN_BITS
@@ -29,7 +28,6 @@ from secagg.training.settings.parts import (
     ModelFactory,
     Tensors,
     TrainedClient,
-    Update,
 )
 from secagg.training.settings.sections import CompressionSettings, LocalTraining, Scheme
 from secagg.training.sums.clear_sum import OverflowMeter
@@ -62,20 +60,8 @@ class Timer:
             self.add(name, perf_counter() - started)
 
 
-class Clients(Protocol):
-    """The clients of a run, as far as a round asks them."""
-
-    def assignment(self, client: int, number: int) -> Assignment:
-        """Return one client's work."""
-
-    def weight(self, client: int) -> int:
-        """Return how often a client's update counts."""
-
-    def encode(self, update: Update, coins: Coins) -> Payload:
-        """Encode an update under the codec of the round."""
-
-    def coins(self, client: int, number: int) -> Coins:
-        """Return the coins that a client rounds with."""
+Encode = Callable[[TrainedClient, int], Payload]
+"""Encodes what a client was trained to, with its coins of this number."""
 
 
 class Pulled:
@@ -117,17 +103,14 @@ class Pulled:
         self.sent += 1
         return encoded.client, encoded.payload, weight
 
-    def uploads(self, start: Tensors, clients: Clients, engine: Engine, local: LocalTraining) -> Iterator[Upload]:
-        """Train everybody who stays, and yield what each sends; its update is gone before the next one comes."""
-        number = self.due.number
-        work = [clients.assignment(client, number) for client in self.due.uploaders]
-        ready = _finished(engine, start, work, local, lambda trained: encode(trained, clients, number))
+    def uploads(self, ready: Iterator[Encoded], weight: Callable[[int], int]) -> Iterator[Upload]:
+        """Yield what each client sends once it is trained; its update is gone before the next one comes."""
         while True:
             with self._timer.part("train"):
                 encoded = next(ready, None)
             if encoded is None:
                 return
-            upload = self.upload(encoded, clients.weight(encoded.client))
+            upload = self.upload(encoded, weight(encoded.client))
             del encoded
             yield upload
 
@@ -144,10 +127,10 @@ class Encoded:
     """What encoding took."""
 
 
-def encode(trained: TrainedClient, clients: Clients, number: int) -> Encoded:
-    """Encode what a client was trained to, with its coins of this number."""
+def timed(trained: TrainedClient, encode: Encode, number: int) -> Encoded:
+    """Encode what a client was trained to."""
     started = perf_counter()
-    payload = clients.encode(trained.update, clients.coins(trained.client, number))
+    payload = encode(trained, number)
     return Encoded(trained.client, payload, trained.loss, trained.examples, perf_counter() - started)
 
 
@@ -190,13 +173,14 @@ def _stage_record(figures: StageFigures) -> dict[str, Any]:
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in record.items()}
 
 
-def _finished(
+def train_and_finish(
     engine: Engine,
     start: Tensors,
     work: Sequence[Assignment],
     settings: LocalTraining,
     finish: Callable[[TrainedClient], Done],
 ) -> Iterator[Done]:
+    """Train clients, and finish each where it was trained if the engine can."""
     if isinstance(engine, FinishingEngine):
         return engine.train_and_finish(start, work, settings, finish)
     return map(finish, engine.train(start, work, settings))

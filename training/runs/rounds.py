@@ -18,7 +18,6 @@ import torch
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload
-from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec.operators import Operators
@@ -29,13 +28,22 @@ from secagg.training.records.checkpoint import Checkpoint
 from secagg.training.records.metrics import Accuracy, RoundRecord
 from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration, to_tree
-from secagg.training.settings.parts import Assignment, Engine, Examples, FederatedData, ModelFactory, Tensors, Update
+from secagg.training.settings.parts import (
+    Assignment,
+    Engine,
+    Examples,
+    FederatedData,
+    ModelFactory,
+    Tensors,
+    TrainedClient,
+    Update,
+)
 from secagg.training.settings.sections import WHOLE_UPDATES, Source, Weighting
 from secagg.training.settings.seeds import Stream, seed_bytes, seed_of
 from secagg.training.sums.privacy import ReleaseCount
 from secagg.training.sums.round_sums import SecureSum, SumRound, Upload
 
-from .pulled import Pulled, Timer, data_digest, digest_of, model_digest, round_record
+from .pulled import Pulled, Timer, data_digest, digest_of, model_digest, round_record, timed, train_and_finish
 
 Evaluate = Callable[[Tensors], Accuracy]
 _LEAST_RATE: Final = 0.05
@@ -113,7 +121,7 @@ class Run:
         started, number, timer = perf_counter(), self.next_round, Timer()
         with timer.part("calibrate"):
             codec = self.operators.begin(number, lambda: self._calibrating_update(number))
-        pulled, uploads = self._pulled(number, codec.update, timer)
+        pulled, uploads = self._pull(number, codec.update, timer)
         outcome, failure = None, None
         try:
             outcome = self.pieces.sum.run(pulled.due, uploads)
@@ -125,7 +133,7 @@ class Run:
         self.next_round = number + 1
         self._releases.add(pulled.due.uploaders)
         record = round_record(codec, pulled, outcome, failure, self.values)
-        test = self._tested(number, timer)
+        test = self._test(number, timer)
         timer.seconds["protocol"] = 0.0 if outcome is None else outcome.seconds
         timer.seconds["round"] = perf_counter() - started
         return replace(record, test=test, seconds={name: round(value, 6) for name, value in timer.seconds.items()})
@@ -146,9 +154,9 @@ class Run:
             seed=seed_of(self.configuration.seed, Stream.TRAINING, number, client),
         )
 
-    def encode(self, update: Update, coins: Coins) -> Payload:
-        """Encode an update under the codec of the round."""
-        return self.operators.encode(update, coins)
+    def encode(self, trained: TrainedClient, number: int) -> Payload:
+        """Encode what a client was trained to, under the codec of the round."""
+        return self.operators.encode(trained.update, self.coins(trained.client, number))
 
     def coins(self, client: int, number: int) -> InsecureSeededCoins:
         """Return the coins that a client rounds with."""
@@ -195,7 +203,7 @@ class Run:
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    def _pulled(self, number: int, codec: ModelUpdate, timer: Timer) -> tuple[Pulled, Iterator[Upload]]:
+    def _pull(self, number: int, codec: ModelUpdate, timer: Timer) -> tuple[Pulled, Iterator[Upload]]:
         """Return what a round's sum is about, and the uploads of its clients."""
         clients = self.sample(number)[: self.configuration.clients_per_round]
         lost = self.cohorts.lost(clients, number)
@@ -210,7 +218,15 @@ class Run:
             releases=self._releases.most_with(uploaders),
         )
         pulled = Pulled(due, self.configuration.compression, timer)
-        return pulled, pulled.uploads(self.tensors(), self, self.pieces.engine, self.configuration.local)
+        work = [self.assignment(client, number) for client in uploaders]
+        ready = train_and_finish(
+            self.pieces.engine,
+            self.tensors(),
+            work,
+            self.configuration.local,
+            lambda trained: timed(trained, self.encode, number),
+        )
+        return pulled, pulled.uploads(ready, self.weight)
 
     def _step(self, aggregate: Aggregate) -> None:
         mean = self.operators.decode(aggregate)
@@ -240,7 +256,7 @@ class Run:
         (trained,) = self.pieces.engine.train(self.tensors(), [work], self.configuration.local)
         return trained.update
 
-    def _tested(self, number: int, timer: Timer) -> Accuracy | None:
+    def _test(self, number: int, timer: Timer) -> Accuracy | None:
         every, last = self.configuration.evaluation.every, self.configuration.rounds
         if (number + 1) % every and number + 1 != last:
             return None

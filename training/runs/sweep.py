@@ -120,7 +120,7 @@ def sweep(
     done = 0
     if ray is not None and due:
         with cluster(ray, processes=jobs) as connected:
-            everybody = spread(connected, _trained_elsewhere, [run for run, _ in due], ahead=len(due))
+            everybody = spread(connected, _train_elsewhere, [run for run, _ in due], ahead=len(due))
             for (_, folder), files in zip(due, everybody, strict=True):
                 folder.mkdir(parents=True, exist_ok=True)
                 for name, content in files.items():
@@ -182,7 +182,7 @@ def _one(run: Configuration, folder: Path) -> None:
         write_text(folder / "error.txt", f"{error}\n")
 
 
-def _trained_elsewhere(run: Configuration) -> dict[str, bytes]:
+def _train_elsewhere(run: Configuration) -> dict[str, bytes]:
     """Train where there is no folder of the sweep, and return the run's files."""
     with tempfile.TemporaryDirectory() as name:
         _one(run, Path(name))

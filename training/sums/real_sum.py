@@ -106,7 +106,7 @@ class RealSum:
         Raises:
             InvalidParameters, CapacityExceeded: no session about this codec can be safe; the message says why.
         """
-        with closing(self._simulated(self.settings_for(due.codec))) as world:
+        with closing(self._simulate(self.settings_for(due.codec))) as world:
             session = world.open(_subject(due), self._ids(due))
             try:
                 if judge is not None:
@@ -123,7 +123,7 @@ class RealSum:
             ThresholdNotMet, PeerError: nothing is released.
             InvalidParameters: every client refuses the session.
         """
-        world, subject = self._opened(due.codec), _subject(due)
+        world, subject = self._open_world(due.codec), _subject(due)
         session = Measured(world.open(subject, self._ids(due)), between=lambda: world.bytes_between)
         pulled = _PulledUploads(uploads, due, session, received)
         noise = None if self._noise is None else self._noise.of(session.session, due.releases)
@@ -153,18 +153,18 @@ class RealSum:
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    def _simulated(self, settings: Any) -> Simulation:  # noqa: ANN401 -- the protocol's own class
+    def _simulate(self, settings: Any) -> Simulation:  # noqa: ANN401 -- the protocol's own class
         return self._entry.simulate(
             settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self._settings.threads
         )
 
-    def _opened(self, codec: ModelUpdate) -> Simulation:
+    def _open_world(self, codec: ModelUpdate) -> Simulation:
         """Return the world of the rounds so far, or another one where this codec needs other settings."""
         settings = self.settings_for(codec)
         if self._world is None or settings != self._chosen:
             if self._world is not None:
                 self._world.close()
-            self._world, self._chosen = self._simulated(settings), settings
+            self._world, self._chosen = self._simulate(settings), settings
         return self._world
 
     def _ids(self, due: SumRound) -> frozenset[ClientId] | None:
@@ -173,14 +173,14 @@ class RealSum:
     def _run(self, session: Measured, world: Simulation, pulled: _PulledUploads) -> Released:
         dropouts = {stage: frozenset(map(client_id, some)) for stage, some in pulled.due.lost.items()}
 
-        def joined(client: int) -> ClientSession:
+        def join(client: int) -> ClientSession:
             late = LateUpdate(partial(pulled.take, client))
             return world.member(client_id(client)).join(_subject(pulled.due), late)
 
         takes_first = session.stage is not None and session.stage.takes_update
         # Where nothing comes before the upload, clients come in the order in which they are trained.
         clients = pulled.clients() if takes_first else iter(pulled.due.clients)
-        return run(session, map(joined, clients), dropouts, making=lambda: pulled.seconds)
+        return run(session, map(join, clients), dropouts, making=lambda: pulled.seconds)
 
 
 class _PulledUploads:
@@ -220,11 +220,11 @@ class _PulledUploads:
         """Return a client's update."""
         started = perf_counter()
         try:
-            return self._taken(client)
+            return self._hand_over(client)
         finally:
             self.seconds += perf_counter() - started
 
-    def _taken(self, client: int) -> Update:
+    def _hand_over(self, client: int) -> Update:
         self.settle()
         while client not in self._early:
             if self.pull() is None:
