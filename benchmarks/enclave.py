@@ -83,7 +83,7 @@ class _Bench:
             accumulation=self.accumulation,
             form=self.form,
         )
-        self.enclave = SimulatedEnclave(self.configuration, coins=_COINS)
+        self.enclave = SimulatedEnclave(self.configuration, coins=_COINS, memory_bytes=1 << 40)
         self.verified = VerifiedEnclave(
             self.enclave.offer,
             self.enclave.evidence,

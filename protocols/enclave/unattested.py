@@ -14,7 +14,7 @@ from secagg.crypto.entropy import Coins
 
 from .attestation.refusals import refused
 from .trusted.configuration import EnclaveConfiguration
-from .trusted.enclave import Enclave
+from .trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from .verified_enclave import Judgement
 
 
@@ -26,11 +26,20 @@ class SimulatedEvidence:
 
 
 class SimulatedEnclave(Enclave):
-    """The trusted part, run by whoever imports it."""
+    """The trusted part in this process, with evidence that nobody vouches for."""
 
-    def __init__(self, configuration: EnclaveConfiguration, *, coins: Coins, threads: int = 1) -> None:
+    def __init__(
+        self,
+        configuration: EnclaveConfiguration,
+        *,
+        coins: Coins,
+        threads: int = 1,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
         """Start an epoch in this process."""
-        super().__init__(configuration, coins=coins, quote=SimulatedEvidence, threads=threads)
+        super().__init__(
+            configuration, coins=coins, quote=SimulatedEvidence, threads=threads, memory_bytes=memory_bytes
+        )
 
 
 class SimulatedJudge:
