@@ -113,7 +113,8 @@ class Server(Confined):
         self._sum_id, self.state = sum_id, State.COLLECTING
         self._ring = epoch_ring(self.agreement.parameters, self.agreement.epoch.seed)
         self._total = self._ring.accumulator()
-        self._receipts = Receipts(self.agreement.record.corrupted)
+        configuration = self.agreement.configuration
+        self._receipts = Receipts(self.agreement.record.corrupted, configuration.corrupted_clients)
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, _Pending](), dict[ClientId, _Pending]()
         self._said = dict[tuple[State, int], bytes]()
@@ -354,9 +355,14 @@ class Server(Confined):
             for without in combinations(sorted(sums), count)
         )
         first: SecAggError | None = None
+        tried = set[bytes]()
         for without in islice(fewer, MOST_SUBSETS):
             try:
                 found = recover(self.agreement.parameters, {p: s for p, s in sums.items() if p not in without})
+                # Fewer of the same answers open nothing else, and to look is the work of a whole sum.
+                if (secret := found.sum_secret.tobytes()) in tried:
+                    continue
+                tried.add(secret)
                 opened = self._ring.open(self._total, found.sum_secret)
             except PeerMisbehaved as error:
                 first = first or error
