@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
+from hmac import compare_digest
 
 from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.roles import LateUpdate, Subject
@@ -99,10 +100,11 @@ class Client(Confined):
         certificate, parameters = self._certificate, agreement.parameters
         identity = b"" if certificate is None else certificate.public_key + certificate.signature
         header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(self._coins))
+        seed = Secret.random("mask seed", _SEED_BYTES, self._coins)
+        if compare_digest(seed.expose(), header.nonce):
+            raise Misuse("the coins repeat, so that what is public would give the mask; pass SystemCoins()")
         one = Ring(parameters.segments[-1].ring_bits).from_integers([1])
-        vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask(
-            [*payload.values, one], Secret.random("mask seed", _SEED_BYTES, self._coins), weight
-        )
+        vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, one], seed, weight)
         contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]
         dealing = deal(secret, parameters, contexts, self._coins)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from threading import RLock
 from typing import Final
 
 from secagg.crypto.labels import Label
@@ -132,6 +133,7 @@ class Holder(Confined):
             raise InvalidParameters("the epoch is of another authority, or another holder stands at this position")
         self.position, self._record = position, record
         self._key, self._floors, self._clock, self._journal = signing_key, floors, clock, journal
+        self._lock = RLock()
         keys, self._pair = make_holder_keys(record, position, root, nonce, signing_key)
         self.keys = keys.encode()
         self._work, self._placements, self._is_over = dict[bytes, _Work](), Placements(), False
@@ -154,6 +156,11 @@ class Holder(Confined):
             SecAggError: it is refused, and nothing has changed.
             OSError: the journal cannot be written; nothing was promised.
         """
+        # One request at a time: two lists that are checked at once would both be free.
+        with self._lock:
+            return self._respond(request)
+
+    def _respond(self, request: bytes) -> bytes:
         self._require_open()
         match message_kind(request):
             case MessageKind.ONE_MESSAGE_RECORD if request == self._record.encode():
@@ -171,13 +178,14 @@ class Holder(Confined):
 
     def end(self) -> None:
         """Destroy the epoch's key and all shares; this is the forward secrecy that there is."""
-        self._is_over = True
-        self._pair.wipe()
-        for work in self._work.values():
-            for accepted in work.accepted.values():
-                accepted.share.wipe()
-        self._work.clear()
-        self._journal.erase()
+        with self._lock:
+            self._is_over = True
+            self._pair.wipe()
+            for work in self._work.values():
+                for accepted in work.accepted.values():
+                    accepted.share.wipe()
+            self._work.clear()
+            self._journal.erase()
 
     def _require_open(self) -> None:
         if not self._is_over and self._clock().timestamp() >= self._record.expiry:
@@ -191,12 +199,15 @@ class Holder(Confined):
         offer = Offer.decode(request)
         agreement = offer.agree()
         if agreement.t0 not in self._work:
-            if agreement.epoch.keys[self.position].encode() != self.keys or agreement.record != self._record:
-                raise _wrong("the offer has other keys of this holder than it published", Reason.WRONG_SESSION)
+            self._require_own(agreement)
             self._floors.admit(agreement, self._clock())
             self._journal.append(Event.OFFERED, request)
             self._work[agreement.t0] = _Work(agreement)
         return self._receipt(agreement, ())
+
+    def _require_own(self, agreement: Agreement) -> None:
+        if agreement.epoch.keys[self.position].encode() != self.keys or agreement.record != self._record:
+            raise _wrong("the offer has other keys of this holder than it published", Reason.WRONG_SESSION)
 
     def _receive(self, request: bytes) -> bytes:
         delivery = Delivery.decode(request)
@@ -344,6 +355,7 @@ class Holder(Confined):
         match entry.event:
             case Event.OFFERED:
                 agreement = Offer.decode(entry.parts[0]).agree()
+                self._require_own(agreement)
                 self._work[agreement.t0] = _Work(agreement)
             case Event.DELIVERED:
                 delivery = Delivery.decode(entry.parts[0])

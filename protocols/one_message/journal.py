@@ -1,9 +1,10 @@
 """What a standing holder writes down before it acts: after a crash it goes on, and does nothing twice.
 
 A folder holds three files for one epoch: the records; the secret, with the boot id of the machine that drew it; and the
-head, the digest of the chain of records so far. A record is written and flushed, then the head, and only then is
-anything sent. A journal that is older than its head was restored from a copy, and what it has forgotten may have been
-answered: the epoch is over. The same holds after a reboot, because a copy of the whole folder looks like one.
+head, the digest of the chain of records so far and the time at which the file system last changed the secret's entry.
+A record is written and flushed, then the head, and only then is anything sent. A journal that is older than its head
+was restored from a copy, and what it has forgotten may have been answered: the epoch is over. So it is where the secret
+was put there after its head was written, because no copy of a folder can set that time, and after a reboot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .fields import Choice, Fixed, Message, Repeated, Variable
 
 ROOT_BYTES: Final = 32
 _LENGTH_BYTES: Final = 8
-_HEAD_BYTES: Final = 8 + DIGEST_BYTES
+_HEAD_BYTES: Final = 8 + DIGEST_BYTES + 8
 _OWNER_ONLY: Final = 0o600
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
 
@@ -135,7 +136,7 @@ class FileJournal(Confined):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._step(record)
-            self._write_whole("head", self._count.to_bytes(8, "big") + self._head)
+            self._write_head()
         except BaseException:
             # Nobody knows how much of the record is there. Whoever opens the file again does.
             with suppress(OSError):
@@ -182,16 +183,19 @@ class FileJournal(Confined):
             ) from None
 
     def _kept_secret(self, record: bytes, boot_id: bytes, coins: Coins) -> HolderSecret:
-        path = self._folder / "secret"
+        path, head = self._folder / "secret", self._folder / "head"
+        if head.exists() and head.read_bytes() == bytes(8) + self._head + bytes(8):
+            # A crash came before the secret was in its place for good, so nobody has heard of it.
+            path.unlink(missing_ok=True)
         if not path.exists():
-            head = self._folder / "head"
             if os.fstat(self._file.fileno()).st_size or (head.exists() and any(head.read_bytes()[:8])):
                 raise InvalidParameters(f"{self._folder} has records and no secret; this holder's epoch is over")
             root, nonce = draw_exactly(ROOT_BYTES, coins), bytes(draw_exactly(NONCE_BYTES, coins))
             drawn = HolderSecret(record=record, boot_id=boot_id, root=bytes(root), nonce=nonce)
             overwrite(root)
-            self._write_whole("head", bytes(8) + self._head)
+            self._write_whole("head", bytes(8) + self._head + bytes(8))
             self._write_whole("secret", drawn.encode())
+            self._write_head()
             return drawn
         kept = HolderSecret.decode(path.read_bytes())
         if kept.record != record:
@@ -219,15 +223,26 @@ class FileJournal(Confined):
             heads.append(self._head)
         count = int.from_bytes(head[:8], "big")
         # A crash comes between a record and its head at most once.
-        if len(head) != _HEAD_BYTES or not count <= len(entries) <= count + 1 or heads[count] != head[8:]:
+        if len(head) != _HEAD_BYTES or not count <= len(entries) <= count + 1 or heads[count] != head[8:-8]:
             raise InvalidParameters(
                 f"{self._folder} is older than what this holder has done; this holder's epoch is over"
+            )
+        if head[-8:] != self._placed():
+            raise InvalidParameters(
+                f"{self._folder} was copied, and cannot show that it is the newest state; this holder's epoch is over"
             )
         self._file.truncate(end)
         self._file.seek(end)
         if count != len(entries):
-            self._write_whole("head", self._count.to_bytes(8, "big") + self._head)
+            self._write_head()
         return entries
+
+    def _write_head(self) -> None:
+        self._write_whole("head", self._count.to_bytes(8, "big") + self._head + self._placed())
+
+    def _placed(self) -> bytes:
+        """Return when the file system last changed the entry of the secret, which is written once."""
+        return (self._folder / "secret").stat().st_ctime_ns.to_bytes(8, "big")
 
     def _step(self, record: bytes) -> None:
         self._head = hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, self._head, record)).digest()

@@ -1,8 +1,9 @@
 """What follows from the holders' receipts: whose upload counts, who is to blame, and which holder refuses too much.
 
 A refusal is a holder's word. It can frame a client or empty a cohort, so more than ``corrupted`` of them make a client
-bad, fewer leave it out and name nobody alone, and a holder that refuses more than a share counts as absent. No
-cryptography: a table of words.
+bad, fewer leave it out and name nobody alone, and a holder that refuses more than a share counts as absent. The share
+is never below the number of clients that may be bad, or these would have an honest holder put out by dealing badly to
+it alone. No cryptography: a table of words.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class Receipts:
     """The state that refusals leave behind."""
 
     corrupted: int
+    """The most holders that lie."""
+    corrupted_clients: int
+    """The most clients that deal badly: a holder that alone refuses more of them lies."""
     delivered: int = 0
     absent: set[int] = field(default_factory=set[int])
     refused: dict[int, int] = field(default_factory=dict[int, int])
@@ -48,8 +52,9 @@ class Receipts:
                 for verdicts in said
             )
             self.refused[position] = self.refused.get(position, 0) + alone
-            if self.refused[position] > max(LEAST_REFUSALS, self.delivered // REFUSAL_SHARE):
-                faults.append(_lost(position, f"alone refused {self.refused[position]} uploads"))
+            if self.refused[position] > max(LEAST_REFUSALS, self.corrupted_clients, self.delivered // REFUSAL_SHARE):
+                count = f"{self.refused[position]} uploads, and {self.corrupted_clients} clients may be bad"
+                faults.append(_lost(position, f"alone refused {count}"))
                 self.absent.add(position)
         left_out = dict[ClientId, PeerMisbehaved]()
         for client, verdicts in uploads.items():

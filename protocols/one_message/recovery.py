@@ -6,8 +6,10 @@ a column that does not fit names some of them, their answers are set aside, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, islice
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,8 @@ from .lattice.masks import SumOfSecrets
 from .parameters import Parameters
 from .sharing_field import FIELD, decode_words, holder_point, multiply, power_matrix, slot_points, transfer_matrix
 
+MOST_SUBSETS: Final = 256
+"""So many sets of answers are tried when they contradict each other."""
 _Columns = npt.NDArray[np.int64]
 
 
@@ -32,6 +36,13 @@ class Recovered:
     proved: bool
     """Whether so many agree that one of them is honest beyond the threshold: then every suspect lied. Otherwise a
     suspect may be named only after the sum has opened the uploads."""
+
+
+def set_aside(positions: Iterable[int], most: int) -> Iterator[frozenset[int]]:
+    """Return which answers to leave out, fewest first, where they contradict each other; so many sets are enough."""
+    ordered = sorted(positions)
+    sets = (frozenset(without) for count in range(most + 1) for without in combinations(ordered, count))
+    return islice(sets, MOST_SUBSETS)
 
 
 def require_answer(parameters: Parameters, answer: bytes) -> None:

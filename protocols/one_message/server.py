@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import combinations, islice
 from typing import Final
 
 from secagg.contract import Aggregate
@@ -49,10 +48,7 @@ from .messages import (
 )
 from .parameters import ThresholdRule
 from .receipts import Receipts
-from .recovery import recover, require_answer
-
-MOST_SUBSETS: Final = 256
-"""So many sets of answers are tried when they contradict each other."""
+from .recovery import recover, require_answer, set_aside
 
 
 class State(StrEnum):
@@ -113,7 +109,7 @@ class Server(Confined):
         self._sum_id, self.state = sum_id, State.COLLECTING
         self._ring = epoch_ring(self.agreement.parameters, self.agreement.epoch.seed)
         self._total = self._ring.accumulator()
-        self._receipts = Receipts(self.agreement.record.corrupted)
+        self._receipts = Receipts(self.agreement.record.corrupted, offer.configuration.corrupted_clients)
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, _Pending](), dict[ClientId, _Pending]()
         self._said = dict[tuple[State, int], bytes]()
@@ -348,15 +344,15 @@ class Server(Confined):
         A liar is named off a polynomial on which T + c answers agree, or off one that opens the sum.
         """
         record, sums = self.agreement.record, {position: answer.sums for position, answer in self._answers.items()}
-        fewer = (
-            frozenset(without)
-            for count in range(min(record.corrupted, len(sums) - record.threshold) + 1)
-            for without in combinations(sorted(sums), count)
-        )
         first: SecAggError | None = None
-        for without in islice(fewer, MOST_SUBSETS):
+        tried = set[bytes]()
+        for without in set_aside(sums, min(record.corrupted, len(sums) - record.threshold)):
             try:
                 found = recover(self.agreement.parameters, {p: s for p, s in sums.items() if p not in without})
+                # Fewer of the same answers open nothing else, and to look is the work of a whole sum.
+                if (secret := found.sum_secret.tobytes()) in tried:
+                    continue
+                tried.add(secret)
                 opened = self._ring.open(self._total, found.sum_secret)
             except PeerMisbehaved as error:
                 first = first or error

@@ -29,7 +29,7 @@ from .configuration import SUM_ID_BYTES, Agreement
 from .epoch import EpochRecord
 from .holder import Holder
 from .plan import OneMessageSettings, plan_offer
-from .server import Server
+from .server import Opened, Server
 
 UPLOAD: Final = Stage(name="upload", takes_update=True)
 DELIVER: Final = Stage(name="deliver", takes_update=False)
@@ -234,7 +234,7 @@ class OneMessageServerSession(Confined):
                     self._ask(self._server.requests())
                     self._server.certify()
                 self._ask(self._server.requests())
-            opened = self._server.open()
+            opened = self._opened()
             self._is_over = True
             return Released(
                 aggregate=opened.aggregate,
@@ -242,6 +242,16 @@ class OneMessageServerSession(Confined):
                 left_out=dict(self._server.left_out),
                 revealed=frozenset({opened.counted}),
             )
+
+    def _opened(self) -> Opened:
+        try:
+            return self._server.open()
+        except PeerMisbehaved as error:
+            heard, present = len(self._server.heard), len(self._server.present)
+            if self._ask_all is None or heard == present:
+                raise
+            # One liar among few answers must not cost the sum: the holders that are away can still outvote it.
+            raise ThresholdNotMet(needed=heard + 1, present=heard, what="answers that agree") from error
 
     def abort(self) -> None:
         """End the session and wipe it."""

@@ -1,0 +1,204 @@
+"""What a hostile review found in sums of one message a client.
+
+| attack | what stops it |
+|---|---|
+| two lists at one holder at the same moment | one request at a time |
+| clients that deal badly to one honest holder, to have it put out and blamed | the bound on bad clients |
+| one bad vector, for which every set of answers is tried | a secret is tried once |
+| one liar while others are away | the sum waits for them |
+| coins that repeat | the mask's seed is not the public nonce |
+| the whole folder of a holder restored while the machine runs | the time at which the secret came to its place |
+| a secret of a journal that was altered | the offer names the keys that were published |
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.crypto.labels import Label
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import HolderId
+from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.configuration import Agreement
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.lattice.masks import EpochRing, OpenedSum, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.lattice.planes import Accumulator
+from secagg.protocols.one_message.ledger import Ledger
+from secagg.protocols.one_message.messages import Answer
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.sharing_field import FIELD
+from secagg.wire import MessageKind, message_kind
+from tests.adversaries.test_one_message_dealers import badly_dealt, server_with, settled
+from tests.adversaries.test_one_message_epochs import closed_journals, standing_world
+from tests.adversaries.test_one_message_lists import digests, list_of
+from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
+from tests.protocols.one_message.test_session import Standing, carry, members, opened
+
+__all__ = ["closed_journals"]
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_two_lists_at_the_same_moment_get_one_answer(rule: ThresholdRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both were found free before either was taken down: the difference of the answers is the victim's share."""
+    world = InsecureSum(SumSetup(rule=rule))
+    offer = world.offer()
+    known = digests(world.collected(offer))
+    victim = world.setup.clients[0]
+    others = {client: upload for client, upload in known.items() if client != victim}
+    checked, both = Holder._require_whole, Barrier(2)  # noqa: SLF001 -- where the two meet
+
+    def meet(holder: Holder, *arguments: object) -> None:
+        checked(holder, *arguments)  # type: ignore[arg-type]
+        try:
+            both.wait(timeout=0.5)
+        except BrokenBarrierError:
+            return
+
+    monkeypatch.setattr(Holder, "_require_whole", meet)
+
+    def ask(request: bytes) -> Reason | None:
+        try:
+            world.holders[0].respond(request)
+        except PeerMisbehaved as error:
+            return error.reason
+        return None
+
+    requests = [list_of(offer, uploads, world.setup.sum_id) for uploads in (known, others)]
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(ask, requests)) == {None, Reason.ALREADY_SPENT}
+
+
+def test_bad_clients_cannot_have_an_honest_holder_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many clients as may be bad deal badly to one holder alone, which tells the truth of them."""
+    world = InsecureSum(SumSetup(population=9, corrupted_clients=3, minimum_cohort=5))
+    offer, bad = world.offer(), world.setup.clients[:3]
+    uploads = {client: badly_dealt(world, offer, client, [4], monkeypatch) for client in bad}
+    server = settled(world, server_with(world, offer, uploads))
+    assert server.present == frozenset(range(5))
+    assert frozenset(server.left_out) == frozenset(bad)
+    assert {HolderId(4)} not in [fault.culprits for fault in server.faults]
+    server.fix_list()
+    world.ask(server, server.requests())
+    assert server.open().aggregate.encode() == world.ideal(world.setup.clients[3:]).encode()
+
+
+def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers agree, so leaving some of them out opens nothing else."""
+    world = InsecureSum(SumSetup(holders=13, corrupted=3, layout=Layout((RingSegment(6, 2000),))))
+    server = world.collected()
+    server.fix_list()
+    world.ask(server, server.requests())
+    opening, openings = EpochRing.open, list[int]()
+    noise = np.random.default_rng(1).integers(0, 1 << 31, world.offer().configuration.parameters.coefficients)
+
+    def spoiled(ring: EpochRing, total: Accumulator, secret: SumOfSecrets) -> OpenedSum:
+        openings.append(1)
+        read = total.coefficients
+
+        def coefficients() -> list[np.ndarray]:
+            words = read()
+            words[0] += noise.astype(np.uint64)
+            return words
+
+        with monkeypatch.context() as patched:
+            patched.setattr(total, "coefficients", coefficients)
+            return opening(ring, total, secret)
+
+    monkeypatch.setattr(EpochRing, "open", spoiled)
+    with pytest.raises(WrongSecret):
+        server.open()
+    assert len(openings) == 1
+
+
+@dataclass
+class StandingWithLiar(Standing):
+    """Holder 1 adds one to every sum, and signs that."""
+
+    agreement: Agreement | None = None
+
+    def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        for position, said in super().ask_all(requests):
+            if position == 1 and message_kind(said) is MessageKind.ONE_MESSAGE_ANSWER and self.agreement is not None:
+                answer = Answer.decode(said)
+                words = (np.frombuffer(answer.sums, "<u2").astype(np.int64) + 1) % FIELD
+                altered = replace(answer, sums=words.astype("<u2").tobytes())
+                key = self.world.holder_keys[1]
+                signature = self.agreement.sign(key, Label.ONE_MESSAGE_ANSWER, *altered.parts)
+                yield position, replace(altered, signature=signature).encode()
+            else:
+                yield position, said
+
+
+def test_one_liar_does_not_end_a_sum_while_holders_are_away() -> None:
+    """Exactly T answers, one of them false: the sum can still be asked for when another holder is back."""
+    world = InsecureSum(SumSetup())
+    standing = StandingWithLiar(world)
+    session = opened(world, standing)
+    standing.agreement = session.agreement
+    carry(session, members(world, hold=False), {})
+    standing.away = {4}
+    with pytest.raises(ThresholdNotMet, match="answers that agree"):
+        session.release()
+    standing.away = set()
+    assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
+    assert {HolderId(1)} in [fault.culprits for fault in session.faults]
+
+
+def test_coins_that_repeat_are_refused() -> None:
+    class RepeatingCoins:
+        def draw(self, length: int) -> bytearray:
+            return bytearray(b"\x07" * length)
+
+    world = InsecureSum()
+    client = world.setup.clients[0]
+    key, certificate = world.certified(client)
+    with pytest.raises(Misuse, match="the coins repeat"):
+        Client(
+            client,
+            floors=world.floors,
+            ledger=Ledger(TASK, lambda _: None),
+            coins=RepeatingCoins(),
+            clock=world.clock,
+            signing_key=key,
+            certificate=certificate,
+        ).upload(world.offer().encode(), world.setup.subject, world.update(client))
+
+
+def test_a_folder_restored_while_the_machine_runs_ends_the_epoch(tmp_path: Path) -> None:
+    """Records, head, secret and boot id are all as they were: only the files' places are new."""
+    world, standing = standing_world(tmp_path)
+    world.holders[0] = standing.holder
+    server = world.collected()
+    server.fix_list()
+    standing.journal.close()
+    shutil.copytree(standing.folder, tmp_path / "backup")
+    standing.restart()
+    standing.holder.respond(server.requests()[0])
+    standing.journal.close()
+    shutil.rmtree(standing.folder)
+    shutil.copytree(tmp_path / "backup", standing.folder)
+    with pytest.raises(InvalidParameters, match="was copied"):
+        standing.start()
+
+
+def test_a_secret_that_was_altered_is_noticed_before_anything_is_answered(tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path)
+    world.holders[0] = standing.holder
+    world.collected()
+    standing.journal.close()
+    path = standing.folder / "secret"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    with pytest.raises(SecAggError):
+        standing.start()
