@@ -11,7 +11,7 @@ from typing import Final
 from secagg.contract import Payload, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
-from secagg.crypto.ring import RingVector, require_capacity
+from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
@@ -69,9 +69,8 @@ class PairwiseSettings:
 
         Raises:
             InvalidParameters: no such session is safe; the message says what to relax.
-            CapacityExceeded: every client would refuse it, because its codec cannot decode so heavy a sum.
         """
-        plan = plan_session(
+        return plan_session(
             subject.layout,
             coins,
             population=population,
@@ -94,8 +93,6 @@ class PairwiseSettings:
             application_digest=terms_digest(subject),
             capacity=subject.capacity,
         )
-        require_capacity(plan.configuration.maximum_total_weight, subject.capacity)
-        return plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +111,7 @@ def open_session(
     """Begin a session.
 
     Raises:
-        InvalidParameters, CapacityExceeded: as ``PairwiseSettings.plan``.
+        InvalidParameters: no such session is safe; the message says what to relax.
     """
     population = settings.population if invited is None else len(invited)
     if population is None:
