@@ -73,7 +73,8 @@ class SealLedger(Confined):
         """
         with self._lock:
             self.require_open(spent.task, spent.number, is_noised=is_noised)
-            self._durable.charge(spent, is_repeat_allowed=self.repeats_allowed and is_noised)
+            is_repeat_allowed = self.repeats_allowed and is_noised
+            self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
 
     def require_open(self, task: bytes, version: int, *, is_noised: bool) -> None:
         """Refuse what ``charge`` would refuse, before anything is trained; nothing changes."""

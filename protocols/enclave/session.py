@@ -117,7 +117,8 @@ def open_session(
     """Open a buffer of an epoch that runs.
 
     Raises:
-        InvalidParameters: the epoch is for another task or layout, or for other cohorts and weights than the settings.
+        InvalidParameters: the epoch is for another task or layout, or for other cohorts and weights than the settings;
+            or too few are invited.
     """
     configuration = helpers.configuration
     for name, planned, wanted in (
@@ -128,6 +129,10 @@ def open_session(
     ):
         if planned != wanted:
             raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")
+    if invited is not None and len(invited) < configuration.minimum_cohort:
+        raise InvalidParameters(
+            f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
+        )
     host = Host(configuration, helpers.connection)
     session = EnclaveServerSession(host, encode_offer(helpers.offer, helpers.evidence), subject, invited)
     session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)

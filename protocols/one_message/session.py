@@ -8,6 +8,7 @@ from threading import RLock
 from typing import Final
 
 from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret, draw_exactly
 from secagg.errors import (
     InvalidParameters,
@@ -62,11 +63,14 @@ def open_session(
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
+        CapacityExceeded: so many clients could weigh more than the codec can decode.
         PeerError: the epoch does not verify.
     """
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
         raise InvalidParameters("settings.capacity says how many upload at most, unless the invited are named")
+    # Every client refuses more; nobody is invited to that.
+    require_capacity(capacity * settings.maximum_weight, subject.capacity)
     sum_id = bytes(draw_exactly(SUM_ID_BYTES, helpers.coins))
     offer = plan_offer(
         helpers.record,

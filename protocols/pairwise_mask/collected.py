@@ -81,6 +81,13 @@ class Collected:
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=suspects(sender),
             )
+        if kind is MessageKind.COMPLAINT and sender in self.record.views:
+            # It had every seed, or it could not have uploaded; its root is not recovered, so nobody could judge it.
+            raise PeerMisbehaved(
+                f"{sender} complains and has uploaded; the upload counts",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits=suspects(sender),
+            )
 
     def accept(self, sender: ClientId, kind: MessageKind, message: bytes) -> PeerError | None:
         """Check a message that is due, and keep what is needed of it; return what it shows that others did wrong."""

@@ -150,15 +150,7 @@ class FileJournal(Confined):
     def erase(self) -> None:
         """Overwrite the file with zeros and remove it; a file that is gone is erased."""
         self.close()
-        if not self.path.exists():
-            return
-        with self.path.open("r+b") as file:
-            size = os.fstat(file.fileno()).st_size
-            for start in range(0, size, _PIECE_BYTES):
-                file.write(bytes(min(_PIECE_BYTES, size - start)))
-            file.flush()
-            os.fsync(file.fileno())
-        self.path.unlink()
+        _erase(self.path)
 
     def _claim(self) -> None:
         """Make sure that nobody else reads the file or writes to it, and that a crash does not lose its name."""
@@ -226,6 +218,18 @@ class FileJournal(Confined):
         return f"<FileJournal {self.path}>"
 
 
+def _erase(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        for start in range(0, size, _PIECE_BYTES):
+            file.write(bytes(min(_PIECE_BYTES, size - start)))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+
+
 def _decoded(record: bytes) -> Record:
     reader = Reader(record, MessageKind.INDEXING_RECORD)
     try:
@@ -279,7 +283,15 @@ class RoundFile:
         self._journal = None
 
     def erase(self) -> None:
-        """Overwrite and remove the file: the round is over."""
-        journal = self._journal or FileJournal(self.path)
-        self._journal = None
-        journal.erase()
+        """Overwrite and remove the file: the round is over, also one whose file is damaged.
+
+        Raises:
+            InvalidParameters: the file is open in another process, or readable by others.
+        """
+        journal, self._journal = self._journal, None
+        try:
+            journal = journal or FileJournal(self.path)
+        except MalformedMessage:
+            _erase(self.path)
+        else:
+            journal.erase()

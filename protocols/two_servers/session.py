@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
@@ -95,6 +96,7 @@ def open_session(
 
     Raises:
         InvalidParameters, PeerMisbehaved: the settings do not fit, or server 1 takes no part.
+        CapacityExceeded: so many clients could weigh more than the codec can decode.
         AuthenticationFailed: what answers is not server 1.
         ConnectionError: server 1 cannot be reached.
     """
@@ -114,6 +116,8 @@ def open_session(
         weights=settings.weights,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),
     )
+    # Every client refuses more; nobody is invited to that.
+    require_capacity(configuration.maximum_total_weight, subject.capacity)
     with helpers.keys.pair_key(helpers.server_one) as pair_key:
         zero = IndexingServer(
             configuration,

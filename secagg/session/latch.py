@@ -89,8 +89,12 @@ class FileLatch:
 
     def begin(self, name: bytes) -> None:
         """See ``Latch``."""
+        path = self._path(name, 0)
+        # Coins that repeat give a name again, whose session may stand at another number by now.
+        if any(self._folder.glob(f"{name.hex()}.*")):
+            raise _begun()
         try:
-            create(self._path(name, 0))
+            create(path)
         except FileExistsError:
             raise _begun() from None
 

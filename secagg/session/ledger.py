@@ -78,6 +78,8 @@ class SpentUpdates(Confined):
         self._known = dict[bytes, tuple[bytes, int]]()
         """By the digest of values or of a model, the digest of the task and the number."""
         self._link = hashlib.sha256(bind(Label.SPENT_LINK, _HEADER)).digest()
+        self._process = os.getpid()
+        """A fork has the lock of the file too, and knows nothing of what this process writes."""
         self._descriptor = None if path is None else self._opened(path)
 
     def last(self, task: bytes) -> int:
@@ -111,25 +113,46 @@ class SpentUpdates(Confined):
                     reason=Reason.ALREADY_ANSWERED,
                 )
 
-    def charge(self, spent: Spent, *, is_repeat_allowed: bool = False) -> None:
+    def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
         """Remember an upload, or refuse it; nothing is given back if the upload fails later.
+
+        Sessions side by side may each have looked before; what is decided here is decided for all of them.
 
         Args:
             is_repeat_allowed: whether an update or a model may be uploaded again, where noise protects each release.
+            maximum: how many uploads there may be for the task; None for any number.
         Raises:
-            Misuse, PeerMisbehaved: as for ``require_new``; nothing has changed.
+            Misuse: as for ``require_new``, or this is a fork of the process that opened the file.
+            PeerMisbehaved: as for ``require_new``, the number does not go up, or the budget is spent; nothing has
+                changed.
             OSError: it could not be written; nothing has changed, and nothing may be sent.
         """
         if len(spent.values) != DIGEST_BYTES or len(spent.model) != DIGEST_BYTES:
             raise Misuse(f"an upload is known by digests of {DIGEST_BYTES} bytes")
         with self._lock:
+            if self._descriptor is not None and self._process != os.getpid():
+                raise Misuse("this ledger was forked into another process; open one of its own there")
             if not is_repeat_allowed:
                 self.require_new(spent)
+            self._require_next(spent, is_repeat_allowed=is_repeat_allowed, maximum=maximum)
             body = spent.encode()
             link = self._next_link(body)
             if self._descriptor is not None:
                 self._append(self._descriptor, body + link)
             self._remember(body, link)
+
+    def _require_next(self, spent: Spent, *, is_repeat_allowed: bool, maximum: int | None) -> None:
+        last = self.last(spent.task)
+        if spent.number < last or (spent.number == last and not is_repeat_allowed):
+            raise PeerMisbehaved(
+                f"this client uploaded for number {last}, and is asked for {spent.number}; numbers go up within a "
+                "task, and each has one upload",
+                reason=Reason.ALREADY_ANSWERED,
+            )
+        if maximum is not None and self.count(spent.task) >= maximum:
+            raise PeerMisbehaved(
+                f"this client has made {maximum} uploads, which is its budget for the task", reason=Reason.BUDGET_SPENT
+            )
 
     def close(self) -> None:
         """Let another process use the file; this object charges nothing more."""

@@ -27,12 +27,14 @@ from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason, 
 from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask.complaint import complain
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, accept_advertised_keys, advertise_keys
 from secagg.protocols.pairwise_mask.round1_share_keys import (
     DeliveredEntry,
     DeliveredShares,
     EncryptedShares,
     RelayedShares,
+    Shared,
     deliver_shares,
     share_keys,
 )
@@ -399,6 +401,26 @@ def test_a_neighbour_that_commits_to_another_edge_seed_than_it_seals_drives_one_
     blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
     assert (error.reason, error.culprits) == (Reason.COMMITMENT_MISMATCH, frozenset(blamed))
     ended(session, victim)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_who_has_uploaded_complains_of_nobody(mode: SecurityMode, goes_on: GoesOn) -> None:
+    """Its root is not recovered, so nobody could judge a complaint that names honest neighbours."""
+    session = at_delivery(mode, Suite.HYBRID)
+    attacker, client = session.client_ids[3], session.clients[session.client_ids[3]]
+    step = client._step  # noqa: SLF001 -- a client that lies
+    assert isinstance(step, Shared)
+    sharers = session.server.roster.set_of(range(session.server.roster.population))
+    accused = sender_of_an_edge_to(session, 3)
+    member = client._member  # noqa: SLF001 -- a client that lies
+    complaint = complain(member, step.key_set, sharers, [accused]).encode()
+    (upload,) = client.receive(delivered_to(session, 3).encode())
+    session.server.receive(attacker, upload)
+    with pytest.raises(PeerMisbehaved) as caught:
+        session.server.receive(attacker, complaint)
+    assert (caught.value.reason, caught.value.culprits) == (Reason.ALREADY_ANSWERED, suspects(attacker))
+    goes_on(session)
+    assert session.server.faults == []
 
 
 # --- Who shared -------------------------------------------------------------------------------------------------------

@@ -158,3 +158,62 @@ def test_what_is_not_on_disk_is_not_charged_and_nothing_may_be_sent(
     assert ledger.last(FIRST.task) == -1
     ledger.charge(FIRST)
     assert reopened(ledger, path).last(FIRST.task) == 1
+
+
+# --- Sessions side by side --------------------------------------------------------------------------------------------
+
+
+def test_of_two_ledgers_of_one_file_one_has_the_upload_of_a_round() -> None:
+    """Each session is given a ledger of its own, and both may look before either uploads."""
+    spent = SpentUpdates()
+    rounds, others = UploadLedger(b"rounds", spent=spent), UploadLedger(b"rounds", spent=spent)
+    first, second = (payload_of(client) for client in client_ids(2))
+    rounds.charge(b"rounds", 5, first)
+    for number in (5, 4):
+        with pytest.raises(PeerMisbehaved, match="uploaded for number 5") as caught:
+            others.charge(b"rounds", number, second)
+        assert caught.value.reason is Reason.ALREADY_ANSWERED
+    assert (spent.last(b"rounds"), spent.count(b"rounds")) == (5, 1)
+
+
+def test_of_two_ledgers_of_one_file_both_have_one_budget() -> None:
+    spent = SpentUpdates()
+    ledgers = [SealLedger(b"versions", spent=spent, maximum_seals=1) for _ in range(2)]
+    ledgers[0].remember(Spent(b"versions", 1, bytes([1]) * 32, A), is_noised=False)
+    for number, model in ((1, A), (2, B)):
+        with pytest.raises(PeerMisbehaved):
+            ledgers[1].remember(Spent(b"versions", number, bytes([2]) * 32, model), is_noised=False)
+    assert spent.count(b"versions") == 1
+
+
+def test_with_noise_an_update_is_charged_again_as_long_as_its_budget_lasts() -> None:
+    spent = SpentUpdates()
+    ledgers = [SealLedger(b"v", spent=spent, maximum_seals=2, repeats_allowed=True) for _ in range(3)]
+    for ledger in ledgers[:2]:
+        ledger.remember(Spent(b"v", 1, bytes(32), A), is_noised=True)
+    with pytest.raises(PeerMisbehaved) as caught:
+        ledgers[2].remember(Spent(b"v", 1, bytes(32), A), is_noised=True)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_of_the_process_charges_nothing(tmp_path: Path) -> None:
+    """It has the lock of the file as well, and knows nothing of what the other one writes."""
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from secagg.errors import Misuse\n"
+        "from secagg.session.ledger import Spent, SpentUpdates\n"
+        "ledger = SpentUpdates(Path(sys.argv[1]))\n"
+        "if os.fork() == 0:\n"
+        "    try:\n"
+        "        ledger.charge(Spent(b'a task', 1, bytes([1]) * 32))\n"
+        "    except Misuse:\n"
+        "        os._exit(7)\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    path = tmp_path / "ledger"
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], check=False, env=os.environ)  # noqa: S603
+    assert ended.returncode == 7
+    assert SpentUpdates(path).count(b"a task") == 0

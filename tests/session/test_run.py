@@ -12,7 +12,7 @@ import pytest
 from secagg.conformance.sessions import MODEL
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import (
@@ -207,3 +207,23 @@ def test_plan_session_is_what_settings_plan() -> None:
     ).configuration
     assert (configuration.degree, configuration.threshold) == (wanted.degree, wanted.threshold)
     assert configuration.task == subject.task
+
+
+@pytest.mark.parametrize(
+    "name", ["pairwise, semi-honest, full", "pairwise, active, full", "two servers", "one message"]
+)
+def test_a_session_that_every_client_would_refuse_is_not_opened(name: str) -> None:
+    """It was opened, and found out about from the clients: nobody was left to wait for."""
+    candidate = candidate_of(name)
+    most = getattr(candidate.settings, "capacity", None) or len(candidate.clients)
+    heavy = replace(candidate.subject, capacity=most - 1)
+    with closing(candidate.world()) as world:
+        with pytest.raises((CapacityExceeded, InvalidParameters), match=f"capacity of {most - 1}"):
+            world.open(heavy, frozenset(candidate.clients))
+        world.open(replace(heavy, capacity=most), frozenset(candidate.clients)).abort()
+
+
+def test_a_buffer_to_which_too_few_are_invited_is_not_opened() -> None:
+    candidate = candidate_of("enclave")
+    with closing(candidate.world()) as world, pytest.raises(InvalidParameters, match="1 clients are invited"):
+        world.open(candidate.subject, frozenset(candidate.clients[:1]))

@@ -290,6 +290,19 @@ def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
         latch.claim(bytes(16), 2)
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["in memory", "in a folder"])
+@pytest.mark.parametrize("claimed", [0, 1, 2])
+def test_a_name_that_coins_draw_again_begins_nothing(which: int, claimed: int, tmp_path: Path) -> None:
+    """A machine whose coins repeat, but whose latch is stored elsewhere, would let its session begin at 0 again."""
+    latch = latches(tmp_path)[which]
+    latch.begin(bytes(16))
+    for number in range(claimed):
+        latch.claim(bytes(16), number)
+    with pytest.raises(Misuse, match="suspended before"):
+        latch.begin(bytes(16))
+    latch.claim(bytes(16), claimed)
+
+
 def test_a_client_without_a_latch_is_not_suspended() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     session.step()

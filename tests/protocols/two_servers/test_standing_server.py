@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.journal import Event, Record
+from secagg.protocols.two_servers.journal import Event, Record, RoundFile
 from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.operators.relay_messages import (
     RoundOffers,
@@ -444,6 +445,24 @@ def test_a_damaged_journal_is_not_server_0s_doing() -> None:
     answer = refused(pair.standing.answer(pair.heard[0]))
     assert isinstance(answer, InvalidParameters)
     assert "server 1 cannot go on with round 7" in str(answer)
+
+
+def test_a_round_whose_journal_is_damaged_is_given_up_for_the_next_one(tmp_path: Path) -> None:
+    """Server 1 named server 0 for its own file, and began no round any more."""
+    pair, store = Pair(), RoundFile(tmp_path / "round")
+    pair.journals = pair.journals[0], store  # type: ignore[assignment]
+    pair.start()
+    pair.begin()
+    pair.standing.close()
+    damaged = bytearray(store.path.read_bytes())
+    damaged[-1] ^= 1
+    store.path.write_bytes(damaged)
+    pair.start()
+    assert isinstance(refused(pair.standing.answer(pair.heard[0])), InvalidParameters)
+    later = pair.standing.answer(encode_beginning(pair.rig.configuration, pair.setup.round_number + 1))
+    assert message_kind(later) is MessageKind.INDEXING_OFFER
+    pair.standing.end_round()
+    assert not store.path.exists()
 
 
 # --- What a request may cost ------------------------------------------------------------------------------------------
