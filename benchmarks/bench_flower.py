@@ -37,8 +37,8 @@ CORRUPTED = 7
 ROUNDS = 5
 KEYS = Path("build/bench-flower-keys")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "full graph": {},
-    "sparse graph": {"graph": "sparse", "corrupted": CORRUPTED},
+    "full graph": {"maximum_weight": 1000},
+    "sparse graph": {"graph": "sparse", "corrupted": CORRUPTED, "maximum_weight": 1000},
     "sparse graph, 8 bits": {
         "graph": "sparse",
         "corrupted": CORRUPTED,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from .client import Client
 from .configuration import SessionConfiguration
+from .floors import ClientFloors
 from .graph import Topology
 from .member import ClientInput, LateInput, SessionTerms
 from .plan import SessionPlan, plan_session
 from .revealed_sets import Transcript, revealed_sets
 from .server import Outgoing, Server
-from .session import PairwiseHelpers, PairwiseMember, PairwiseServerSession, PairwiseSettings
+from .session import PairwiseHelpers, PairwiseMember, PairwiseServerSession, PairwiseSettings, open_session
+from .thresholds import CURIOUS_PRIVACY_BITS
 from .transitions import ClientState, ServerState
 
 __all__ = [
+    "CURIOUS_PRIVACY_BITS",
     "Client",
+    "ClientFloors",
     "ClientInput",
     "ClientState",
     "LateInput",
@@ -29,6 +33,7 @@ __all__ = [
     "SessionTerms",
     "Topology",
     "Transcript",
+    "open_session",
     "plan_session",
     "revealed_sets",
 ]

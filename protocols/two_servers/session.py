@@ -100,30 +100,13 @@ def open_session(
         AuthenticationFailed: what answers is not server 1.
         ConnectionError: server 1 cannot be reached.
     """
-    most = min(subject.capacity // max(settings.weights), _MOST_UPLOADS) if invited is None else len(invited)
-    signing_key = helpers.keys.signing_key()
-    configuration = IndexingConfiguration(
-        task=subject.task,
-        suite=settings.suite,
-        authority=helpers.authority,
-        server_keys=(signing_key.public_key, helpers.server_one.signing_key),
-        layout=bound_layout(subject, subject.model_digest),
-        mode=settings.mode,
-        depth=settings.depth,
-        minimum_cohort=settings.minimum_cohort,
-        maximum_cohort=settings.maximum_cohort or most,
-        maximum_rejections=settings.maximum_rejections,
-        weights=settings.weights,
-        expiry=int((helpers.clock() + settings.lifetime).timestamp()),
-    )
-    # Every client refuses more; nobody is invited to that.
-    require_capacity(configuration.maximum_total_weight, subject.capacity)
+    configuration = configure(subject, settings, invited, helpers)
     with helpers.keys.pair_key(helpers.server_one) as pair_key:
         zero = IndexingServer(
             configuration,
             ServerId(0),
             round_number=subject.round_number,
-            signing_key=signing_key,
+            signing_key=helpers.keys.signing_key(),
             pair_key=pair_key,
             # A round that this process forgets is over; the next one has another number.
             journal=NoJournal(),
@@ -135,6 +118,34 @@ def open_session(
     except BaseException:
         zero.wipe()
         raise
+
+
+def configure(
+    subject: Subject, settings: TwoServersSettings, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
+) -> IndexingConfiguration:
+    """Return what server 0 offers server 1; nobody is asked.
+
+    Raises:
+        InvalidParameters, CapacityExceeded: the settings do not fit.
+    """
+    most = min(subject.capacity // max(settings.weights), _MOST_UPLOADS) if invited is None else len(invited)
+    configuration = IndexingConfiguration(
+        task=subject.task,
+        suite=settings.suite,
+        authority=helpers.authority,
+        server_keys=(helpers.keys.public.signing_key, helpers.server_one.signing_key),
+        layout=bound_layout(subject, subject.model_digest),
+        mode=settings.mode,
+        depth=settings.depth,
+        minimum_cohort=settings.minimum_cohort,
+        maximum_cohort=settings.maximum_cohort or most,
+        maximum_rejections=settings.maximum_rejections,
+        weights=settings.weights,
+        expiry=int((helpers.clock() + settings.lifetime).timestamp()),
+    )
+    # Every client refuses more; nobody is invited to that.
+    require_capacity(configuration.maximum_total_weight, subject.capacity)
+    return configuration
 
 
 def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
@@ -248,6 +259,19 @@ class TwoServersMember(Confined):
     ) -> TwoServersClientSession:
         """Begin; there is nothing to go on with."""
         return TwoServersClientSession(self, subject, update, suspended)
+
+
+def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
+    """Return the keys in an invitation that says itself that the second server is simulated; nothing of others.
+
+    Only for a member that ``accepts_simulated``: whoever made the invitation holds both keys.
+    """
+    reader = Reader(invitation, MessageKind.TWO_SERVERS_INVITATION)
+    reader.integer(ROUND_BYTES)
+    configuration = IndexingConfiguration.decode(reader.variable(_MOST_BYTES))
+    shown = RoundOffers.decode(reader.variable(_MOST_BYTES))
+    reader.finish()
+    return configuration.server_keys if shown.is_simulated else None
 
 
 class TwoServersClientSession(OneStageClientSession):

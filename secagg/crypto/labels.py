@@ -147,7 +147,7 @@ class Label(Enum):
     CODED_MASK_ROSTER = b"secagg/1/coded-mask-roster"
     CODED_MASK_SEALING = b"secagg/1/coded-mask-sealing"
     FLOWER_INVITATION = b"secagg/1/flower-invitation"
-    FLOWER_MODEL = b"secagg/1/flower-model"
+    FLOWER_ROUND = b"secagg/1/flower-round"
 
 
 def bind(label: Label, *parts: bytes) -> bytes:

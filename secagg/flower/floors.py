@@ -8,28 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.verified_enclave import HardwareJudge
-from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.two_servers.floors import IndexingFloors
+from secagg.parameters import SecurityMode, Suite
 
-from .keys.enclave_policy import load_judge
 from .keys.identities import ClientIdentity, client_file, load_identity
-from .keys.server_pair import ServerPair, load_server_pair
 from .settings import MODES, PREFIX, PROTOCOLS, SUITES
 
 PARTITION: Final = "partition-id"
-_MOST_LENGTH: Final = 1 << 34
+Kind = TypeVar("Kind")
+MOST_LENGTH: Final = 1 << 34
+"""The longest vector that a client encodes."""
 _RAISED: Final = ("minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "assumed_corrupted", "privacy_bits")
 _LOWERED: Final = ("maximum_population", "maximum_weight")
 _NARROWED: Final = ("protocols", "modes", "suites")
 _NAMED: Final = ("identity", "enclave_policy", "servers")
 """Files of the node's own, which take the place of those in the app."""
-_ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server")
+_ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +49,8 @@ class NodeSettings:
     enclave_policy: str | None = None
     allow_simulated_second_server: bool = False
     servers: str | None = None
+    allow_repeats: bool = False
+    """Whether an update, or one of a model of before, may be uploaded in another run; for simulations run again."""
 
     def raised_by(self, node_config: Mapping[str, Any]) -> NodeSettings:
         """Return the stricter of these floors and those of the node.
@@ -83,59 +82,23 @@ class NodeSettings:
                 )
         return replace(self, **changed)
 
-    def floors(self) -> ClientFloors:
-        """Return the floors that every offer is compared with.
+    @property
+    def accepted_suites(self) -> frozenset[Suite]:
+        """The suites.
 
         Raises:
-            InvalidParameters: they protect nobody, or name a mode or a suite that there is not.
+            InvalidParameters: one of them is none.
         """
-        for name, known in (("protocols", PROTOCOLS), ("modes", MODES), ("suites", SUITES)):
-            if unknown := [part for part in getattr(self, name) if part not in known]:
-                raise InvalidParameters(f"{PREFIX}{name} are {', '.join(known)}; got {unknown[0]!r}")
-        return ClientFloors(
-            suites=frozenset(SUITES[suite] for suite in self.suites),
-            modes=frozenset(MODES[mode] for mode in self.modes),
-            minimum_cohort=self.minimum_cohort,
-            minimum_threshold=self.minimum_threshold,
-            minimum_modulus_bits=self.minimum_modulus_bits,
-            maximum_length=_MOST_LENGTH,
-            maximum_population=self.maximum_population,
-            assumed_corrupted=self.assumed_corrupted,
-            privacy_bits=self.privacy_bits,
-        )
+        return frozenset(_member("suites", name, SUITES) for name in self.suites)
 
-    def enclave_floors(self, authority: bytes) -> EnclaveFloors:
-        """Return the floors that an enclave's configuration is compared with."""
-        return EnclaveFloors(
-            suites=frozenset(SUITES[suite] for suite in self.suites),
-            minimum_cohort=self.minimum_cohort,
-            maximum_length=_MOST_LENGTH,
-            authority=authority,
-            maximum_weight=self.maximum_weight,
-        )
-
-    def indexing_floors(self, authority: bytes, server_keys: tuple[bytes, bytes]) -> IndexingFloors:
-        """Return the floors that the configuration of two servers is compared with: checked clients, weights of 1."""
-        return IndexingFloors(
-            suites=frozenset(SUITES[suite] for suite in self.suites),
-            authority=authority,
-            server_keys=server_keys,
-            minimum_cohort=self.minimum_cohort,
-            maximum_length=_MOST_LENGTH,
-        )
-
-    def load_servers(self) -> ServerPair:
-        """Read which two servers this client believes to be in two hands.
+    @property
+    def accepted_modes(self) -> frozenset[SecurityMode]:
+        """The modes of pairwise masks.
 
         Raises:
-            InvalidParameters: it was told of none, or the file is not readable.
+            InvalidParameters: one of them is none.
         """
-        if self.servers is None:
-            raise InvalidParameters(
-                f"this client knows no two servers; give the node {PREFIX}servers, or SecAggMod(servers=...)",
-                reason=Reason.BELOW_FLOOR,
-            )
-        return load_server_pair(Path(self.servers))
+        return frozenset(_member("modes", name, MODES) for name in self.modes)
 
     def require_protocol(self, protocol: str) -> None:
         """Refuse a protocol that this client does not take part in.
@@ -148,19 +111,6 @@ class NodeSettings:
                 f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}",
                 reason=Reason.BELOW_FLOOR,
             )
-
-    def load_enclave_judge(self) -> HardwareJudge:
-        """Return the judge of this client's own policy.
-
-        Raises:
-            InvalidParameters: there is no policy, or it is not readable.
-        """
-        if self.enclave_policy is None:
-            raise InvalidParameters(
-                f"this client pins no enclave; give the node {PREFIX}enclave-policy, or SecAggMod(enclave_judge=...)",
-                reason=Reason.BELOW_FLOOR,
-            )
-        return load_judge(Path(self.enclave_policy))
 
     def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
         """Read this client's key file.
@@ -177,3 +127,9 @@ class NodeSettings:
         if path.is_dir():
             path /= client_file(ClientId(int(node_config.get(PARTITION, 0))))
         return load_identity(path)
+
+
+def _member(what: str, name: str, known: Mapping[str, Kind]) -> Kind:
+    if name not in known:
+        raise InvalidParameters(f"{PREFIX}{what} are {', '.join(known)}; got {name!r}")
+    return known[name]

@@ -2,14 +2,16 @@
 
 Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
 change by an integer difference, whose weighted mean is rounded to the nearest integer; it is exact, and refused where
-it is larger than its bound. Both keep their dtype. Tensors without elements stay as they were sent. Other dtypes, such
-as booleans, are refused by name: a sum of them means nothing.
+it is larger than its bound. Both keep their dtype. Tensors without elements, tensors that no pattern names, and
+booleans, of which a sum means nothing, stay as they were sent; training must not change a boolean. Other dtypes are
+refused by name.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import numpy as np
@@ -29,38 +31,59 @@ def is_integer(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind in "iu"
 
 
-def aggregated_names(sent: Arrays) -> tuple[str, ...]:
-    """Return the names of the tensors that are aggregated, in their order.
+def is_boolean(array: npt.NDArray[Any]) -> bool:
+    """Whether a tensor stays as it was sent, whatever is summed."""
+    return array.dtype.kind == "b"
 
+
+def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names of the tensors that are summed, in their order.
+
+    Args:
+        patterns: of names, as a shell has them; without one all are summed.
     Raises:
-        InvalidParameters: a tensor is neither of floats nor of integers; or there is nothing to aggregate.
+        InvalidParameters: a tensor is neither of floats nor of integers; or there is nothing to sum.
     """
-    for name, array in sent.items():
-        if array.dtype.kind not in "fiu":
+    chosen = [name for name in sent if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for name in chosen:
+        if sent[name].dtype.kind not in "fiub":
             raise InvalidParameters(
-                f"tensor {name!r} is of dtype {array.dtype}, which has no sum; leave it out of the record that is "
-                "aggregated, or send it as floats"
+                f"tensor {name!r} is of dtype {sent[name].dtype}, which has no sum; leave it out of the record that is "
+                "aggregated, name the others in secagg-tensors, or send it as floats"
             )
-    names = tuple(name for name, array in sent.items() if array.size)
+    names = tuple(name for name in chosen if sent[name].size and not is_boolean(sent[name]))
     if not names:
-        raise InvalidParameters("the model has no tensor with any elements; send the arrays that clients train")
+        named = f" that secagg-tensors ({', '.join(patterns)}) names" if patterns else ""
+        raise InvalidParameters(
+            f"the model has no tensor of numbers with any elements{named}; send the arrays that clients train"
+        )
     return names
 
 
-def differences(sent: Arrays, trained: Arrays, integer_bound: float) -> dict[str, npt.NDArray[Any]]:
-    """Return by how much training changed each tensor, under the names of the update.
+def differences(
+    sent: Arrays, trained: Arrays, integer_bound: float, names: Iterable[str] | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """Return by how much training changed each tensor that is summed, under the names of the update.
 
+    Args:
+        names: of the tensors that are summed; by default all that can be. Others that training returns stay here.
     Raises:
-        InvalidParameters: the client returned other tensors than it was sent.
+        InvalidParameters: the client returned other tensors than it was sent, or changed a boolean.
         CapacityExceeded: an integer changed by more than its bound.
     """
-    if sent.keys() != trained.keys():
-        changed = sorted(sent.keys() ^ trained.keys())
+    summed = aggregated_names(sent) if names is None else tuple(names)
+    if missing := sorted({*summed} - trained.keys() | trained.keys() - sent.keys()):
         raise InvalidParameters(
-            f"training returned other tensors than were sent: {changed[:4]}; return all and only those"
+            f"training returned other tensors than were sent and are summed: {missing[:4]}; return those and no new "
+            "ones, or name in secagg-tensors which ones are trained"
         )
+    for name, before in sent.items():
+        if is_boolean(before) and name in trained and not np.array_equal(before, trained[name]):
+            raise InvalidParameters(
+                f"training changed the boolean tensor {name!r}, which has no sum; send it as floats, or leave it alone"
+            )
     update = dict[str, npt.NDArray[Any]]()
-    for name in aggregated_names(sent):
+    for name in summed:
         before, after = sent[name], trained[name]
         if before.shape != after.shape:
             raise InvalidParameters(
@@ -94,6 +117,19 @@ def applied(sent: Arrays, mean: Arrays) -> dict[str, npt.NDArray[Any]]:
         else:
             changed[name] = (before.astype(np.float64) + difference).astype(before.dtype)
     return changed
+
+
+def restored(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a tensor of integers or booleans as it was before a strategy multiplied it by floats."""
+    if array.dtype == dtype or dtype.kind not in "iub" or array.dtype.kind in "iub":
+        return array
+    changed: npt.NDArray[Any] = array.astype(bool) if dtype.kind == "b" else np.rint(array).astype(dtype)
+    return changed
+
+
+def values_digest(values: Arrays) -> bytes:
+    """Return what an update is known by, before it is rounded at random."""
+    return model_digest(values)
 
 
 def model_digest(sent: Arrays) -> bytes:

@@ -23,9 +23,13 @@ from secagg.compression.model_update import (
     TensorScheme,
     UpdatePlan,
 )
+from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
-from secagg.crypto.ring import capacity_between
-from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.crypto.entropy import Coins
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters
 
 from .model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
 from .settings import PREFIX, SecAggSettings
@@ -34,11 +38,15 @@ HEADROOM: Final = 4.0
 """How far scales reach beyond the previous mean: one client's update is larger than the mean of many."""
 CODEBOOK_HEADROOM: Final = 1.5
 """How far codewords do; less, because what is between codewords is lost, and more than 1, or sums shrink each round."""
+COARSE: Final = 4.0
+"""Changes whose root mean square is fewer steps than this are mostly rounding; both ends are warned."""
 _WIDE_RING: Final = 64
 _MOST_FRACTION_BITS: Final = 40
-_LEAST_STEPS: Final = 64
-"""A clip of fewer steps loses more than a warning should have to explain."""
+_LEAST_METRIC_BITS: Final = 8
 _INTEGER_BOUND: Final = 1 << 31
+_LEAST_RING: Final = 8
+_KEY_BYTES: Final = 32
+_COINS: Final = Ring(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,9 @@ class SchemeChoice:
         Raises:
             InvalidParameters: the ring is too narrow for the clip and the weights; the message names the keys.
         """
-        shapes = {TENSOR + name: sent[name].shape for name in aggregated_names(sent)}
-        integers = {TENSOR + name: self._integers for name in aggregated_names(sent) if is_integer(sent[name])}
+        names = aggregated_names(sent, self.settings.tensor_patterns)
+        shapes = {TENSOR + name: sent[name].shape for name in names}
+        integers = {TENSOR + name: self._integers for name in names if is_integer(sent[name])}
         shapes[METRICS] = (1 + len(self.settings.metric_names),)
         chosen: dict[str, Recipe] = {**integers, METRICS: self._metrics}
         calibration = None
@@ -86,15 +95,37 @@ class SchemeChoice:
             epoch=epoch, calibration=calibration, previous=previous if calibration is not None else None
         )
 
+    def of_metrics(self) -> ModelUpdate:
+        """Return the public parameters of a sum of evaluation metrics alone."""
+        shapes = {METRICS: (1 + len(self.settings.evaluated_names),)}
+        return UpdatePlan(shapes=shapes, plain=self._metrics, compressed=self._metrics, seed=bytes(32)).parameters()
+
     @property
     def _plain(self) -> Plain:
-        bits, clip = self.settings.modulus_bits, self.settings.clip
-        return Plain(clip=clip, fraction_bits=self._fraction_bits(clip, bits), modulus_bits=bits)
+        clip, bits = self.settings.clip, self.settings.fraction_bits
+        total = max(1, round(math.ldexp(clip, bits))) * self.total_weight
+        needed = total.bit_length() + 1
+        ring = self.settings.modulus_bits or max(_LEAST_RING, needed)
+        if total > EXACT_FLOAT or needed > ring:
+            what = f"a ring of {ring} bits" if needed > ring else "an exact sum"
+            raise InvalidParameters(
+                f"{what} is too narrow for changes up to {clip} in steps of 2^-{bits} and a total weight of "
+                f"{self.total_weight}; lower {PREFIX}maximum-weight or {PREFIX}clip, raise {PREFIX}weight-unit, lower "
+                f"{PREFIX}fraction-bits, or leave {PREFIX}modulus-bits out"
+            )
+        return Plain(clip=clip, fraction_bits=bits, modulus_bits=ring)
 
     @property
     def _metrics(self) -> Plain:
         bound = max(1.0, self.settings.metric_bound)
-        return Plain(clip=bound, fraction_bits=self._fraction_bits(bound, _WIDE_RING), modulus_bits=_WIDE_RING)
+        room = EXACT_FLOAT // (math.ceil(bound) * self.total_weight)
+        bits = min(_MOST_FRACTION_BITS, room.bit_length() - 1)
+        if bits < _LEAST_METRIC_BITS:
+            raise InvalidParameters(
+                f"metrics up to {bound} and a total weight of {self.total_weight} leave steps of 2^-{max(0, bits)}; "
+                f"lower {PREFIX}metric-bound or {PREFIX}maximum-weight, or raise {PREFIX}weight-unit"
+            )
+        return Plain(clip=bound, fraction_bits=bits, modulus_bits=_WIDE_RING)
 
     @property
     def _integers(self) -> Plain:
@@ -115,25 +146,46 @@ class SchemeChoice:
             )
         return Quantized(bits=bits, modulus_bits=ring, rounding=Rounding.STOCHASTIC)
 
-    def _fraction_bits(self, clip: float, modulus_bits: int) -> int:
-        """Return how fine the steps can be so that no sum leaves the ring."""
-        for fraction_bits in range(_MOST_FRACTION_BITS, -1, -1):
-            bound = round(math.ldexp(clip, fraction_bits))
-            if bound < _LEAST_STEPS:
-                break
-            if bound * self.total_weight <= EXACT_FLOAT and self._fits(bound, modulus_bits):
-                return fraction_bits
-        raise InvalidParameters(
-            f"a ring of {modulus_bits} bits is too narrow for changes up to {clip} and a total weight of "
-            f"{self.total_weight}; lower {PREFIX}maximum-weight or {PREFIX}clip, or raise {PREFIX}weight-unit or "
-            f"{PREFIX}modulus-bits"
-        )
 
-    def _fits(self, bound: int, modulus_bits: int) -> bool:
-        try:
-            return capacity_between(-bound, bound, modulus_bits) >= self.total_weight
-        except (CapacityExceeded, InvalidParameters):
-            return False
+def rounded_at_random(
+    update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], coins: Coins
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the values with those of fixed point moved to a step above or below, so that the mean is the value.
+
+    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose what is small in every round.
+    """
+    rounded = dict(values)
+    for tensor in update.tensors:
+        scheme = _fixed_point(tensor)
+        if scheme is None or tensor.name not in values:
+            continue
+        given = values[tensor.name]
+        with Secret.random("rounding_key", _KEY_BYTES, coins) as key:
+            drawn = expand(key, _COINS, given.size)
+        steps = np.ldexp(given.astype(np.float64).ravel(), scheme.fraction_bits)
+        steps += np.ldexp(drawn.astype(np.float64), -_COINS.modulus_bits)
+        rounded[tensor.name] = np.ldexp(np.floor(steps, out=steps), -scheme.fraction_bits).reshape(given.shape)
+    return rounded
+
+
+def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
+    """Return the root mean square of the changes that travel in fixed point, in steps; infinity if none does."""
+    squares, count = 0.0, 0
+    for tensor in update.tensors:
+        scheme = _fixed_point(tensor)
+        # Integers are exact, and metrics have a step of their own.
+        if scheme is not None and scheme.fraction_bits and tensor.name != METRICS and tensor.name in values:
+            found = np.asarray(values[tensor.name], dtype=np.float64).ravel()
+            squares += float(np.dot(found, found)) * 4.0**scheme.fraction_bits
+            count += found.size
+    return math.sqrt(squares / count) if count else math.inf
+
+
+def _fixed_point(tensor: TensorScheme) -> FixedPoint | None:
+    scheme: object = tensor.scheme
+    if isinstance(scheme, RandomPruning):
+        scheme = scheme.inner
+    return scheme if isinstance(scheme, FixedPoint) else None
 
 
 def clipped_share(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:

@@ -11,14 +11,15 @@ from typing import Any, Final, cast
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
-from secagg.protocols.pairwise_mask import Topology
-from secagg.protocols.pairwise_mask.thresholds import CURIOUS_PRIVACY_BITS
+from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, Topology
+from secagg.session import registry
 
 PREFIX: Final = "secagg-"
 PAIRWISE: Final = "pairwise"
 ENCLAVE: Final = "enclave"
 TWO_SERVERS: Final = "two-servers"
 PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS)
+"""Those that clients accept by default; a run may also name one that is registered."""
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 GRAPHS: Final = {"full": Topology.FULL, "sparse": Topology.SPARSE}
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
@@ -31,6 +32,9 @@ _COMPRESSION: Final = re.compile(
     r"fixed-point|scalar-(?P<bits>[0-9]{1,2})|pruning-(?P<sparsity>0\.[0-9]{1,4})|pq(-(?P<codewords>[0-9]{1,5})x(?P<block>[0-9]{1,3}))?"
 )
 _LEAST_RING, _GREATEST_RING = 8, 64
+_MOST_FRACTION_BITS: Final = 40
+LEAST_CLIENTS: Final = 3
+"""Of a sum of two, each knows the other's update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +56,23 @@ class SecAggSettings:
     compression: str = FIXED_POINT
     """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
     part that is left of every matrix; where indices are counted ``pq``, or ``pq-64x8`` for 64 codewords of 8 values."""
-    modulus_bits: int = 32
-    """The ring of fixed-point values."""
+    fraction_bits: int = 16
+    """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort and the weights are."""
+    modulus_bits: int = 0
+    """The ring of fixed-point values; 0 means as wide as clip, step, cohort and weights need it."""
     clip: float = 4.0
     """The largest change of one value that fixed point can carry."""
+    tensors: str = ""
+    """Patterns of names, separated by commas, such as ``*lora*``: the tensors that are summed; empty for all."""
     weighting: str = "examples"
-    maximum_weight: int = 1000
+    maximum_weight: int = 1 << 16
+    """The most that one update may count; every bit of it makes values a bit wider."""
     weight_unit: int = 1
     """How many examples count as a weight of 1."""
-    metrics: str = ""
-    """The metrics that are summed, separated by commas; no others leave a client."""
+    metrics: str | tuple[str, ...] = ""
+    """The metrics of training that are summed, separated by commas; no others leave a client."""
+    evaluation_metrics: str | tuple[str, ...] = ""
+    """The metrics of evaluation that are summed; if there are none, evaluation travels in the clear."""
     metric_bound: float = 1024.0
     stage_timeout: float = 120.0
     """Seconds for the answers of one protocol stage; the first, and that of training, have the strategy's timeout."""
@@ -78,10 +89,12 @@ class SecAggSettings:
     server_keys: str = ""
     """The key file of server 0, which is this one, beside a second server."""
     metric_names: tuple[str, ...] = field(init=False)
+    evaluated_names: tuple[str, ...] = field(init=False)
+    tensor_patterns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         for name, choices in (
-            ("protocol", PROTOCOLS),
+            ("protocol", registry.names()),
             ("mode", MODES),
             ("graph", GRAPHS),
             ("suite", SUITES),
@@ -93,11 +106,10 @@ class SecAggSettings:
             if not is_valid(getattr(self, name)):
                 raise _invalid(name, f"{rule}; got {getattr(self, name)!r}")
         self._check_compression()
-        names = tuple(part.strip() for part in self.metrics.split(",") if part.strip())
-        if len(set(names)) < len(names):
-            raise _invalid("metrics", "names a metric twice")
-        object.__setattr__(self, "metric_names", names)
-        if (self.mode == SecurityMode.ACTIVE or self.protocol != PAIRWISE) and not self.roster:
+        for name, parsed in _LISTS:
+            object.__setattr__(self, parsed, _listed(name, getattr(self, name)))
+            object.__setattr__(self, name, ",".join(getattr(self, parsed)))
+        if self.is_certified and not self.roster:
             raise _invalid(
                 "roster",
                 "names the roster file in active mode, for an enclave and for two servers; make one with `secagg "
@@ -138,6 +150,16 @@ class SecAggSettings:
                 f"is {self.compression}, which sends indices, and pairwise masks sum vectors alone; change "
                 f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9",
             )
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether clients are known by certificates, and not as nodes of Flower."""
+        return self.mode == SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS)
+
+    @property
+    def heaviest(self) -> int:
+        """The most that one update may count in this run."""
+        return self.maximum_weight if self.weighting == "examples" else 1
 
     def _chosen(self, part: str) -> str | None:
         found = _COMPRESSION.fullmatch(self.compression)
@@ -191,6 +213,12 @@ class SecAggSettings:
         Raises:
             InvalidParameters: so many cannot, or there are too few clients for a sum at all.
         """
+        if invited < LEAST_CLIENTS:
+            raise InvalidParameters(
+                f"{invited} clients are too few: of a sum of two each knows the other's update. Let the strategy "
+                f"sample {LEAST_CLIENTS} or more (min_train_nodes, min_available_nodes); a simulation has them after "
+                "`flwr federation simulation-config @none/default local --num-supernodes 5`"
+            )
         if self.protocol != PAIRWISE:
             return invited - math.ceil((self.threshold or 0.5) * invited)
         if self.graph == "sparse":
@@ -201,7 +229,7 @@ class SecAggSettings:
         if most < 0:
             raise InvalidParameters(
                 f"{invited} clients are too few for a session in which {self.corrupted} may be corrupted; let the "
-                f"strategy sample more, or lower {PREFIX}corrupted"
+                f"strategy sample more{f', or lower {PREFIX}corrupted' if self.corrupted else ''}"
             )
         if not self.threshold:
             return most
@@ -214,6 +242,19 @@ class SecAggSettings:
             )
         return wanted
 
+    def least_cohort(self, invited: int) -> int:
+        """Return how many updates a sum has at least, where one exchange settles it.
+
+        Raises:
+            InvalidParameters: more than there are clients, or there are too few clients for a sum at all.
+        """
+        least = max(LEAST_COHORT, invited - self.tolerated_dropouts(invited))
+        if (self.minimum_cohort or least) > invited:
+            raise _invalid(
+                "minimum_cohort", f"is {self.minimum_cohort}, and the strategy invites {invited} clients; sample more"
+            )
+        return self.minimum_cohort or least
+
 
 def _key(name: str) -> str:
     return PREFIX + name.replace("_", "-")
@@ -221,6 +262,14 @@ def _key(name: str) -> str:
 
 def _invalid(name: str, sentence: str) -> InvalidParameters:
     return InvalidParameters(f"{_key(name)} {sentence}")
+
+
+def _listed(name: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
+    parts = given.split(",") if isinstance(given, str) else given
+    names = tuple(part.strip() for part in parts if part.strip())
+    if len(set(names)) < len(names):
+        raise _invalid(name, "names something twice")
+    return names
 
 
 def _converted(key: str, value: object, kind: type[Any]) -> Any:  # noqa: ANN401 -- of the field's type
@@ -233,6 +282,11 @@ def _converted(key: str, value: object, kind: type[Any]) -> Any:  # noqa: ANN401
     return value
 
 
+_LISTS: Final = (
+    ("metrics", "metric_names"),
+    ("evaluation_metrics", "evaluated_names"),
+    ("tensors", "tensor_patterns"),
+)
 _BELONGING: Final = (
     ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
     ("graph", "full", PAIRWISE),
@@ -253,8 +307,13 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ),
     (
         "modulus_bits",
-        lambda value: _LEAST_RING <= value <= _GREATEST_RING,
-        f"lies in {_LEAST_RING}..{_GREATEST_RING}",
+        lambda value: value == 0 or _LEAST_RING <= value <= _GREATEST_RING,
+        f"is 0 or lies in {_LEAST_RING}..{_GREATEST_RING}",
+    ),
+    (
+        "fraction_bits",
+        lambda value: 1 <= value <= _MOST_FRACTION_BITS,
+        f"lies in 1..{_MOST_FRACTION_BITS}",
     ),
     ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),

@@ -7,7 +7,7 @@ from typing import Final
 
 from secagg.errors import InvalidParameters
 
-from .app.logs import LOG
+from .logs import LOG
 
 ACCEPTED: Final = (
     "FedAvg",

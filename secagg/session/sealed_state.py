@@ -12,14 +12,12 @@ the state alone must neither give a secret away nor bring one back:
 
 A state whose file is gone belongs to a client that has dropped out.
 
-The folder also remembers the last round that a node took part in, by an empty file that is named so, in a folder of
-that node's. ``Context.state`` is lost with a SuperNode that restarts, and whoever may then be asked again for a round
-whose update is in a sum already.
+Beside the keys there is a place for what may be lost with the memory of the machine, such as the ledgers of clients in
+simulations.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tempfile
@@ -41,7 +39,6 @@ _HEADER_BYTES: Final = _NAME_BYTES + _GENERATION_BYTES
 _KEY_BYTES: Final = 32
 _NONCE: Final = bytes(12)
 """Safe because: every key seals once."""
-_ROUNDS: Final = ".rounds"
 _SWEPT: Final = "swept"
 """An empty file whose time says when the folder was last swept."""
 _SWEEP_SECONDS: Final = 3600
@@ -97,25 +94,18 @@ class StateDirectory:
             raise _lost() from None
         return state, Secret("client state", opened)
 
-    def claim_round(self, run: int, node: int, number: int) -> None:
-        """Take a round of a run for a node; one process gets it, once.
+    def beside(self, name: str) -> Path:
+        """Return a folder beside the keys, in which files that nobody has written to for two days are removed.
 
-        Raises:
-            InvalidParameters: the node took part in this round, or in a later one.
+        Keys of sessions that nobody goes on with are destroyed on the way, once an hour.
         """
         self._sweep()
-        # A folder for each node, so that no node looks through the marks of all others on its machine.
-        taken = self.folder / f"{hashlib.sha256(f'{run}/{node}'.encode()).hexdigest()[:32]}{_ROUNDS}"
-        taken.mkdir(mode=0o700, exist_ok=True)
-        marks = {int(path.name): path for path in taken.iterdir()}
-        if any(before > number for before in marks):
-            raise _taken_part(number)
-        try:
-            os.close(os.open(taken / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            raise _taken_part(number) from None
-        for path in marks.values():
-            path.unlink(missing_ok=True)
+        folder = self.folder / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for path in folder.iterdir() if self._is_due(folder) else ():
+            if _is_abandoned(path):
+                path.unlink(missing_ok=True)
+        return folder
 
     def discard(self, sealed: bytes) -> None:
         """End a session without opening its state; one that is over is none."""
@@ -128,19 +118,30 @@ class StateDirectory:
 
     def _sweep(self) -> None:
         """Destroy the keys of sessions that nobody will go on with, such as those of processes that were killed."""
-        now, swept = time.time(), self.folder / _SWEPT
-        try:
-            if swept.stat().st_mtime > now - _SWEEP_SECONDS:
-                return
-        except FileNotFoundError:
-            pass
-        swept.touch(mode=0o600)
-        for path in self.folder.iterdir():
+        for path in self.folder.iterdir() if self._is_due(self.folder) else ():
             try:
-                if path.stat().st_mtime < now - _ABANDONED_SECONDS:
+                if path.is_file() and _is_abandoned(path):
                     _destroy(path)
             except OSError:
                 continue
+
+    @staticmethod
+    def _is_due(folder: Path) -> bool:
+        swept = folder / _SWEPT
+        try:
+            if swept.stat().st_mtime > time.time() - _SWEEP_SECONDS:
+                return False
+        except FileNotFoundError:
+            pass
+        swept.touch(mode=0o600)
+        return True
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        return path.stat().st_mtime < time.time() - _ABANDONED_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 class OpenState:
@@ -173,11 +174,6 @@ class OpenState:
 
 
 def _destroy(path: Path) -> None:
-    if path.suffix == _ROUNDS:
-        for mark in path.iterdir():
-            mark.unlink()
-        path.rmdir()
-        return
     _overwrite(path, bytes(_KEY_BYTES))
     path.unlink()
 
@@ -196,12 +192,6 @@ def _default_folder() -> Path:
     memory = Path("/dev/shm")  # noqa: S108 -- the folder below belongs to one user, which is checked
     parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     return parent / f"secagg-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-
-
-def _taken_part(number: int) -> InvalidParameters:
-    return InvalidParameters(
-        f"round {number} was taken part in before; an update goes into one sum alone", reason=Reason.BELOW_FLOOR
-    )
 
 
 def _lost() -> Misuse:

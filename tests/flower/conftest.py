@@ -69,6 +69,7 @@ class Workplace:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "SECAGG_STATE_DIRECTORY": str(self.folder / "states"),
+            "SECAGG_LEDGER_DIRECTORY": str(self.folder / "ledgers"),
             "LAB_KEYS": str(self.folder / "keys"),
             "LAB_CHAOS": str(self.folder / "chaos.json"),
             "LAB_SECOND": str(self.folder / "second.sock"),

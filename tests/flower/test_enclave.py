@@ -8,12 +8,12 @@ import pytest
 
 pytestmark = pytest.mark.flower
 
-LEFT = "secagg: this client left the round; its own log says why"
+LEFT = "secagg: this client left the round; code: "
 REFUSED = {
     "enclave_by_default": "the server's enclave is simulated, which protects nobody from the server",
     "enclave_low_cohort": "a cohort of 2 is below 3",
     "enclave_heavy": "a client may weigh 2000, above 1000",
-    "enclave_of_others": "of another authority than this client's key file",
+    "enclave_of_others": "another authority",
     "enclave_other_evidence": "it is bound to other keys, another epoch or another configuration",
 }
 SCENARIOS = [
@@ -82,7 +82,7 @@ def test_too_few_uploads_release_nothing(sealed: dict[str, Any]) -> None:
 def test_a_client_seals_nothing_below_its_floors(sealed: dict[str, Any], name: str) -> None:
     assert sealed[name]["error"].startswith("ThresholdNotMet")
     assert counts(sealed[name]) == [(8, 0)]
-    assert sealed[name]["errors"] == [LEFT]
+    assert [error.removeprefix(LEFT) for error in sealed[name]["errors"]] in (["terms"], ["other"])
     assert REFUSED[name] in sealed[name]["log"]
 
 
@@ -93,7 +93,7 @@ def test_an_update_under_other_terms_is_in_no_sum(sealed: dict[str, Any]) -> Non
 
 def test_an_enclave_that_counts_for_another_task_is_sealed_nothing(sealed: dict[str, Any]) -> None:
     assert counts(sealed["enclave_other_task"]) == [(8, 6)]
-    assert sealed["enclave_other_task"]["log"].count("the enclave counts for another task than the server names") == 2
+    assert sealed["enclave_other_task"]["log"].count("the enclave counts for another task than this client's") == 2
 
 
 def test_updates_of_different_models_are_in_no_sum(sealed: dict[str, Any]) -> None:

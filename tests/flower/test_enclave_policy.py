@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, PeerMisbehaved
+from secagg.flower.enclave_plug import NodeJudge
 from secagg.flower.floors import NodeSettings
 from secagg.flower.keys.enclave_policy import load_judge
+from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
 from secagg.protocols.enclave.unattested import SimulatedEvidence
+from secagg.protocols.enclave.verified_enclave import HardwareJudge
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
+NITRO = PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in PINS.items()})
 NODE = NodeSettings(
     minimum_cohort=3,
     minimum_threshold=2,
@@ -63,7 +68,20 @@ def test_a_file_that_pins_nothing_is_refused(tmp_path: Path, content: Any, said:
 
 
 def test_a_client_without_a_policy_seals_to_nobody(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameters, match="secagg-enclave-policy"):
-        NODE.load_enclave_judge()
-    with pytest.raises(InvalidParameters, match=r"absent\.json"):
-        NODE.raised_by({"secagg-enclave-policy": str(tmp_path / "absent.json")}).load_enclave_judge()
+    shown = Evidence(EvidenceFormat.NITRO, b"a document")
+    for config, said in (
+        ({}, "secagg-enclave-policy"),
+        ({"secagg-enclave-policy": str(tmp_path / "absent.json")}, r"absent\.json"),
+    ):
+        judge = NodeJudge(NODE.raised_by(config), None)
+        with pytest.raises(InvalidParameters, match=said):
+            judge.judge(shown, bytes(64), datetime.now(UTC))
+
+
+def test_simulated_evidence_is_accepted_only_where_the_code_says_so() -> None:
+    evidence = SimulatedEvidence(bytes(64))
+    with pytest.raises(InvalidParameters, match="the server's enclave is simulated"):
+        NodeJudge(NODE, HardwareJudge(policy=Policy(accepted=(NITRO,)), verifier=Verifier())).judge(
+            evidence, bytes(64), datetime.now(UTC)
+        )
+    NodeJudge(replace(NODE, allow_simulated_enclave=True), None).judge(evidence, bytes(64), datetime.now(UTC))

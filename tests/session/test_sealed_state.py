@@ -124,58 +124,22 @@ def test_keys_of_sessions_that_nobody_goes_on_with_are_destroyed(states: StateDi
     stored = sealed(states.begin())
     (path,) = states.folder.iterdir()
     make_old(path, days=3)
-    states.claim_round(1, 7, 1)
+    states.beside("ledgers")
     assert not path.exists()
     with pytest.raises(Misuse, match="not the newest"):
         states.open(stored)
 
 
-def test_a_round_is_taken_once_and_none_before_it(states: StateDirectory) -> None:
-    states.claim_round(1, 7, 3)
-    for number in (1, 3):
-        with pytest.raises(InvalidParameters, match="was taken part in before"):
-            states.claim_round(1, 7, number)
-    # Another process of the node, and one that lost everything but the folder, are told the same.
-    with pytest.raises(InvalidParameters, match="was taken part in before"):
-        StateDirectory(states.folder).claim_round(1, 7, 3)
-    states.claim_round(1, 7, 4)
-    states.claim_round(1, 8, 3)
-    states.claim_round(2, 7, 1)
-    assert sorted(path.name for path in marks(states)) == ["1", "3", "4"]
-
-
-def test_of_many_threads_one_takes_a_round(states: StateDirectory) -> None:
-    def taken(_: int) -> bool:
-        try:
-            states.claim_round(1, 7, 3)
-        except InvalidParameters:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(taken, range(32))) == 1
-
-
-def test_marks_of_rounds_long_ago_are_swept(states: StateDirectory) -> None:
-    states.claim_round(1, 7, 3)
-    (mark,) = marks(states)
-    assert mark.stat().st_mode & 0o077 == mark.parent.stat().st_mode & 0o077 == 0
-    make_old(mark.parent, days=3)
-    make_old(states.folder / "swept", days=1)
-    states.claim_round(1, 8, 1)
-    assert not mark.parent.exists()
-
-
-def test_a_folder_is_swept_once_an_hour_so_that_many_nodes_can_share_one(states: StateDirectory) -> None:
-    states.claim_round(1, 7, 3)
-    (mark,) = marks(states)
-    make_old(mark.parent, days=3)
-    states.claim_round(1, 8, 1)
-    assert mark.exists()
-
-
-def marks(states: StateDirectory) -> list[Path]:
-    return list(states.folder.glob("*.rounds/*"))
+def test_files_beside_that_nobody_wrote_to_for_long_are_swept_once_an_hour(states: StateDirectory) -> None:
+    folder = states.beside("ledgers")
+    assert folder.stat().st_mode & 0o077 == 0
+    (folder / "node").touch()
+    make_old(folder / "node", days=3)
+    states.beside("ledgers")
+    assert (folder / "node").exists()
+    make_old(folder / "swept", days=1)
+    states.beside("ledgers")
+    assert not (folder / "node").exists()
 
 
 def make_old(path: Path, days: int) -> None:

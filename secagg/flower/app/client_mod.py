@@ -4,7 +4,7 @@ The user's function trains as ever. What it returns never leaves the client: the
 is encoded, weighted, and masked or sealed, and what is sent are messages of the protocol alone.
 
 A mod raises nothing of its own: Flower would then forget the state that it has just changed, and bring back one that
-was gone on from. It answers with an error that says no more than that the client left.
+was gone on from. It answers with an error that says that the client left, and one of a few codes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from pathlib import Path
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
-from secagg.errors import InvalidParameters, Reason, SecAggError
+from secagg.errors import SecAggError
 from secagg.flower.floors import NodeSettings
-from secagg.flower.settings import ENCLAVE, PAIRWISE, PROTOCOLS, TWO_SERVERS
-from secagg.protocols.enclave.verified_enclave import Judge
-from secagg.session.sealed_state import StateDirectory
+from secagg.flower.logs import LOG, write_where_flower_does
+from secagg.flower.pairwise_plug import floors_of
+from secagg.flower.settings import PROTOCOLS
 
-from .enclave_member import seal_update
-from .logs import LOG, write_where_flower_does
-from .node_state import state_of
-from .pairwise_member import advertise_keys, go_on
-from .records import OFFER_STAGE, RECORD, TRAIN_STAGE, Invitation, refusal
-from .two_server_member import share_update
+from .client_round import ClientRound, forget
+from .records import RECORD, refusal
 
 
 class SecAggMod:
@@ -52,9 +48,10 @@ class SecAggMod:
         maximum_weight: int = 1,
         allow_simulated_enclave: bool = False,
         enclave_policy: str | None = None,
-        enclave_judge: Judge | None = None,
+        enclave_judge: object | None = None,
         allow_simulated_second_server: bool = False,
         servers: str | None = None,
+        allow_repeats: bool = False,
         identity: str | None = None,
         state_directory: str | None = None,
     ) -> None:
@@ -62,11 +59,14 @@ class SecAggMod:
 
         Args:
             maximum_weight: how much an update may count in an enclave; pairwise masks have no such limit.
+            protocols: those that this client takes part in; one that was registered besides has to be named.
             allow_simulated_enclave: whether to seal to a program that nobody vouches for; for simulations and tests.
             enclave_policy: the measurements that this client accepts, a file of ``secagg.flower.keys.enclave_policy``.
             enclave_judge: a judge of evidence, in place of the file.
             allow_simulated_second_server: whether to believe a server that is both servers; for simulations and tests.
             servers: a file with the keys of the two servers that this client believes to be in two hands.
+            allow_repeats: whether an update, or one of a model of before, may be uploaded in another run; for
+                simulations that are run again with the same keys.
             identity: this client's key file, or a folder of them for simulations, where the partition's number names
                 the client; for active mode, the enclave and two servers.
             state_directory: where the keys to sealed states stand; by default a folder in memory.
@@ -88,50 +88,37 @@ class SecAggMod:
             enclave_policy=enclave_policy,
             allow_simulated_second_server=allow_simulated_second_server,
             servers=servers,
+            allow_repeats=allow_repeats,
             identity=identity,
         )
-        self._settings.floors()
+        floors_of(self._settings)
         self._judge = enclave_judge
         self._folder = None if state_directory is None else Path(state_directory)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a message of the protocol, and train where it brings a model; whatever is not training passes."""
-        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+        """Answer a message of the protocol, and train where it brings a model; everything else passes."""
+        if not _is_ours(message):
             return call_next(message, context)
         write_where_flower_does()
         try:
-            return self._answer(message, context, call_next)
+            settings = self._settings.raised_by(context.node_config)
+            return ClientRound(settings, self._judge, self._folder).answer(message, context, call_next)
         except (SecAggError, OSError) as error:
             return _leave(message, context, error)
         except Exception as error:  # noqa: BLE001 -- what Flower raises where a server sent something unreadable
             LOG.exception("a message could not be read")
             return _leave(message, context, error)
 
-    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        record = message.content.config_records.get(RECORD)
-        if record is None:
-            raise InvalidParameters(
-                "the server asks for an update in the clear; wrap its grid in SecAggGrid, or remove SecAggMod",
-                reason=Reason.BELOW_FLOOR,
-            )
-        settings, states = self._settings.raised_by(context.node_config), StateDirectory(self._folder)
-        is_offer, is_training = record.get("stage") == OFFER_STAGE, record.get("stage") == TRAIN_STAGE
-        if is_training and record.get("protocol") == ENCLAVE:
-            invitation = Invitation.from_record(record)
-            settings.require_protocol(ENCLAVE)
-            return seal_update(message, context, invitation, settings, states, self._judge, call_next)
-        if is_training and record.get("protocol") == TWO_SERVERS:
-            invitation = Invitation.from_record(record)
-            settings.require_protocol(TWO_SERVERS)
-            return share_update(message, context, invitation, settings, states, call_next)
-        settings.require_protocol(PAIRWISE)
-        if is_offer:
-            return advertise_keys(message, context, Invitation.from_record(record), settings, states)
-        return go_on(message, context, record, settings, states, call_next)
+
+def _is_ours(message: Message) -> bool:
+    """Whether a message asks for training, or for an evaluation that is summed; everything else passes."""
+    if message.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
+        return True
+    return message.has_content() and RECORD in message.content.config_records
 
 
 def _leave(message: Message, context: Context, error: Exception) -> Message:
-    """Log why, here alone, and tell the server only that this client left."""
-    state_of(context)["sealed"] = b""
+    """Log why, here alone, and tell the server that this client left, with a code."""
+    forget(context)
     LOG.warning("this client left the round: %s", error)
-    return refusal(message)
+    return refusal(message, error)

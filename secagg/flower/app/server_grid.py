@@ -2,7 +2,8 @@
 
 ``strategy.start(grid=SecAggGrid(grid, context), ...)``. The strategy is given one reply: the model that results, the
 metrics' means, and the sum of the examples. There is nothing else to give, so averaging over the replies is exact.
-Everything but training passes to the grid inside.
+Evaluation is summed in the same way
+where ``secagg-evaluation-metrics`` names metrics of it; everything else passes to the grid inside.
 """
 
 from __future__ import annotations
@@ -20,25 +21,17 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.flower.keys.identities import Roster, load_roster
-from secagg.flower.model_tensors import TENSOR, Arrays, aggregated_names, applied, is_integer, model_digest
+from secagg.flower.logs import LOG, write_where_flower_does
+from secagg.flower.model_tensors import TENSOR, Arrays, aggregated_names, applied, model_digest, restored
 from secagg.flower.schemes import SchemeChoice
-from secagg.flower.settings import ENCLAVE, PAIRWISE, TWO_SERVERS, SecAggSettings
+from secagg.flower.settings import SecAggSettings
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
+from secagg.session.registry import find
 
-from .enclave_round import EnclaveRound
-from .exchange import Exchange, StageCount
-from .logs import LOG, write_where_flower_does
-from .pairwise_round import SecureRound
 from .records import LEGACY_ARRAYS, metric_record
-from .round_task import RoundResult, RoundTask
-from .two_server_round import TwoServerRound
+from .server_round import RoundResult, RoundTask, ServerRound, StageCount
 
 _SEED_BYTES: Final = 32
-_SESSIONS: Final[dict[str, type[SecureRound | EnclaveRound | TwoServerRound]]] = {
-    PAIRWISE: SecureRound,
-    ENCLAVE: EnclaveRound,
-    TWO_SERVERS: TwoServerRound,
-}
 _ROUNDS: Final = dict[int, int]()
 """How many rounds each run of this process had; a client refuses a number twice, so a run's grids count together."""
 
@@ -70,8 +63,9 @@ class SecAggGrid(Grid):
         self._inner = grid
         self._strategy = strategy
         self._roster: Roster | None = load_roster(Path(self.settings.roster)) if self.settings.roster else None
-        if self.settings.mode != "active" and self.settings.protocol == PAIRWISE:
+        if not self.settings.is_certified:
             self._roster = None
+        self._has_said = set[str]()
         self._former: ModelUpdate | None = None
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._mean: dict[str, npt.NDArray[Any]] | None = None
@@ -87,48 +81,85 @@ class SecAggGrid(Grid):
         """
         listed = list(messages)
         kinds = {message.metadata.message_type for message in listed}
-        if not any(kind.partition(".")[0] == MessageType.TRAIN for kind in kinds):
+        families = {kind.partition(".")[0] for kind in kinds}
+        is_training = MessageType.TRAIN in families
+        if MessageType.EVALUATE in families and not self.settings.evaluated_names:
+            self._say_once(
+                "evaluation is not aggregated securely: what @app.evaluate returns, metrics and numbers of examples, "
+                "is seen client by client; name metrics in secagg-evaluation-metrics, or use fraction_evaluate=0.0"
+            )
+        elif MessageType.EVALUATE in families:
+            is_training = True
+        if not is_training:
             return self._inner.send_and_receive(listed, timeout=timeout)
         if len(kinds) > 1:
             raise Misuse(f"messages of several types at once: {', '.join(sorted(kinds))}; send one type at a time")
-        return self._train(listed, timeout)
+        return self._summed(listed, timeout, is_evaluation=MessageType.TRAIN not in families)
 
-    def _train(self, messages: list[Message], timeout: float | None) -> list[Message]:
+    def _summed(self, messages: list[Message], timeout: float | None, *, is_evaluation: bool) -> list[Message]:
         strategy = self._strategy or calling_strategy()
         if strategy is not None:
             require_sum_suffices(strategy)
         key, sent = self._common_model(messages)
         is_legacy = key == LEGACY_ARRAYS
+        if is_evaluation and is_legacy:
+            raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
+        settings, total = self.settings, len(messages) * self.settings.heaviest
+        # Refused here, where too few clients are told of what to do, before anything is computed for them.
+        settings.tolerated_dropouts(len(messages))
         # A client retains no round of another run, so only rounds of one run are counted together.
         run = self._inner.run.run_id
         _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
+        choice = SchemeChoice(settings, total)
+        update = (
+            choice.of_metrics()
+            if is_evaluation
+            else choice.parameters(
+                sent, seed=self._seed, epoch=number, mean=self._matching_mean(sent), previous=self._former
+            )
+        )
         task = RoundTask(
-            settings=self.settings,
+            settings=settings,
             roster=self._roster,
             task=f"flower run {run}",
             round_number=number,
             weighted_by=weighted_by,
+            metrics=settings.evaluated_names if is_evaluation else settings.metric_names,
             sent=sent,
-            update=self._choice(len(messages)).parameters(
-                sent, seed=self._seed, epoch=number, mean=self._matching_mean(sent), previous=self._former
-            ),
+            update=update,
         )
+        self._say_what_is_in_the_clear()
         first = messages[0].metadata
-        exchange = Exchange(self._inner, first.message_type, first.group_id)
-        session = _SESSIONS[self.settings.protocol](task, exchange, SystemCoins())
+        session = ServerRound(task, self._inner, first.message_type, first.group_id, SystemCoins())
         self.stages = session.stages
         result = session.run(messages, timeout)
+        examples = result.total_weight * (settings.weight_unit if settings.weighting == "examples" else 1)
+        if is_evaluation:
+            result.carrier.content = RecordDict({"metrics": metric_record({weighted_by: examples, **result.metrics})})
+            return [result.carrier, *result.failures]
         self._mean, self._former = dict(result.mean), task.update
         model = ArrayRecord({name: Array(np.asarray(array)) for name, array in applied(sent, result.mean).items()})
         content = _legacy_content if is_legacy else _content
-        result.carrier.content = content(key, model, result, weighted_by, self._examples(result))
+        result.carrier.content = content(key, model, result, weighted_by, examples)
         return [result.carrier, *result.failures]
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._has_said:
+            self._has_said.add(sentence)
+            LOG.warning("%s", sentence)
+
+    def _say_what_is_in_the_clear(self) -> None:
+        weights = "each client's weight" if find(self.settings.protocol).reveals_weights else "their total weight"
+        self._say_once(
+            "this server learns the sums of updates and of the metrics that are named, who takes part and when each "
+            f"leaves, with one of six codes, and {weights}"
+        )
 
     def _common_model(self, messages: list[Message]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
         """Return the one model that all messages hold, with the dtypes that it had at first.
 
-        Strategies multiply every tensor by floats, so integers come back from them as floats.
+        Strategies multiply every tensor by floats, so integers and booleans come back from them as floats.
         """
         first = messages[0].content
         if any(len(message.content.array_records) != 1 for message in messages):
@@ -144,21 +175,12 @@ class SecAggGrid(Grid):
                 raise InvalidParameters(
                     "the strategy sends different models to different clients, whose updates do not add up"
                 )
-        restored, changed = dict[str, npt.NDArray[Any]](), False
-        for name, array in read.items():
-            known = self._dtypes.setdefault(name, array.dtype)
-            restored[name] = array
-            if known.kind in "iu" and not is_integer(array):
-                restored[name], changed = np.rint(array).astype(known), True
-        if changed:
-            replaced = ArrayRecord({name: Array(np.asarray(array)) for name, array in restored.items()})
+        before = {name: restored(array, self._dtypes.setdefault(name, array.dtype)) for name, array in read.items()}
+        if any(before[name] is not array for name, array in read.items()):
+            replaced = ArrayRecord({name: Array(np.asarray(array)) for name, array in before.items()})
             for message in messages:
                 message.content = RecordDict({**message.content, key: replaced})
-        return key, restored
-
-    def _choice(self, invited: int) -> SchemeChoice:
-        weight = self.settings.maximum_weight if self.settings.weighting == "examples" else 1
-        return SchemeChoice(self.settings, invited * weight)
+        return key, before
 
     def _matching_mean(self, sent: Arrays) -> dict[str, npt.NDArray[Any]] | None:
         """Return the previous mean if it is one of this model."""
@@ -166,11 +188,8 @@ class SecAggGrid(Grid):
             if self.settings.is_calibrated:
                 LOG.info("the first round travels in fixed point; scales or codebooks of later ones come from its mean")
             return None
-        shapes = {TENSOR + name: sent[name].shape for name in aggregated_names(sent)}
+        shapes = {TENSOR + name: sent[name].shape for name in aggregated_names(sent, self.settings.tensor_patterns)}
         return self._mean if {name: array.shape for name, array in self._mean.items()} == shapes else None
-
-    def _examples(self, result: RoundResult) -> int:
-        return result.total_weight * (self.settings.weight_unit if self.settings.weighting == "examples" else 1)
 
     # --- Everything else is the inner grid's --------------------------------------------------------------------------
 

@@ -20,8 +20,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.configuration import SERVERS
-from secagg.protocols.two_servers.operators.server_keys import OperatorKeys, ServerKeys
+from secagg.protocols.two_servers import OperatorKeys, ServerKeys
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .identities import FORMAT, ROSTER_FILE, load_roster, write_private
@@ -30,6 +29,7 @@ SERVERS_FILE: Final = "servers.json"
 _KIND: Final = "servers"
 _MOST_BYTES: Final = 1 << 12
 _KEYS: Final = 5
+_TRIAL_FILES: Final = 3
 _KEY_BYTES: Final = IDENTITY_KEY_BYTES
 _FINGERPRINT_DIGITS: Final = 32
 
@@ -107,7 +107,7 @@ def make_trial_pair(folder: Path, coins: Coins) -> bool:
     """
     there = [file for file in (server_file(0), server_file(1), SERVERS_FILE) if (folder / file).exists()]
     if there:
-        if len(there) <= SERVERS:
+        if len(there) < _TRIAL_FILES:
             raise InvalidParameters(f"{folder / there[0]} is there and other files are not; remove it, or add them")
         return False
     write_server_pair(folder, folder / ROSTER_FILE, [make_server_keys(folder, index, coins) for index in (0, 1)])

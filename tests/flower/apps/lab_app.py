@@ -18,9 +18,8 @@ from flwr.clientapp import ClientApp
 from lab_truth import SHAPES, change, counted, examples, loss
 
 from secagg.flower import SecAggMod
-from secagg.flower.app.node_state import STATE_RECORD
-from secagg.flower.app.records import RECORD, message_in, with_message
-from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.flower.app.client_round import STATE_RECORD
+from secagg.flower.app.records import LARGE_RECORD, RECORD, claimed_client, message_in, with_message
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
@@ -72,8 +71,10 @@ def train(message: Message, context: Any) -> Message:
 
 def kind_of(message: Message) -> str:
     """Return what a message of the protocol is for a client, by the name that scenarios use."""
-    stage = message.content.config_records[RECORD]["stage"]
-    return str(stage).upper() if stage != "protocol" else message_kind(message_in(message.content)).name
+    if any(name != LARGE_RECORD for name in message.content.array_records):
+        return "TRAIN"
+    record = message.content.config_records[RECORD]
+    return "OFFER" if "terms" in record else message_kind(message_in(message.content)).name
 
 
 def chaos(message: Message, context: Any, call_next: Any) -> Message:
@@ -102,18 +103,18 @@ def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, A
             context.state[STATE_RECORD] = ConfigRecord()
         case _:
             pass
-    before = bytes(context.state.config_records.get(STATE_RECORD, {}).get("sealed", b""))
+    before = ConfigRecord(dict(context.state.config_records.get(STATE_RECORD, ConfigRecord()).items()))
     reply = answered(call_next(message, context))
     if at and not reply.has_error() and told["do"] == "wrong-share":
         # After the header, the context and one byte that says which shares are held, each share has 32 bytes, and in
         # active mode the digest of another behind it.
-        answer, step = bytearray(message_in(reply.content)), 64 if context.state[STATE_RECORD]["certified"] else 32
+        answer, step = bytearray(message_in(reply.content)), 64 if told.get("mode") == "active" else 32
         for last in range(7 + 32 + 1 + 31, len(answer), step):
             answer[last] ^= 1
-        reply.content = with_message(bytes(answer))
+        reply.content = with_message(bytes(answer), claimed_client(reply.content))
     if at and told["do"] == "roll-back":
         # What Flower does when a process ends before it handed its state back.
-        context.state[STATE_RECORD]["sealed"] = before
+        context.state[STATE_RECORD] = before
     return reply
 
 
@@ -124,7 +125,12 @@ def answered(reply: Any) -> Message:
 
 
 app = ClientApp(mods=[])
-floors: dict[str, Any] = {"identity": os.environ.get(KEYS), "servers": f"{os.environ.get(KEYS)}/servers.json"}
+floors: dict[str, Any] = {
+    "identity": os.environ.get(KEYS),
+    "servers": f"{os.environ.get(KEYS)}/servers.json",
+    # Every scenario begins with the same model.
+    "allow_repeats": True,
+}
 app.train(mods=[chaos, SecAggMod(**floors)])(train)
 lenient = SecAggMod(**floors, allow_simulated_enclave=True, maximum_weight=1000, allow_simulated_second_server=True)
 app.train("lenient", mods=[chaos, lenient])(train)
@@ -133,9 +139,7 @@ app.train("plain")(train)
 
 @app.query()
 def state_left(message: Message, context: Any) -> Message:
-    """Tell how much of a session is left in the state, and what a ledger there says of uploads to two servers."""
+    """Tell how much of a session is left in the state."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
-    told = MetricRecord({"bytes": len(bytes(record.get("sealed", b""))), "last": -1})
-    if uploads := bytes(record.get("uploads", b"")):
-        told["last"] = UploadLedger.decode(uploads).last_round
+    told = MetricRecord({"bytes": len(bytes(record.get("sealed", b"")))})
     return Message(RecordDict({"state": told}), reply_to=message)

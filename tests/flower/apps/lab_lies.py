@@ -32,13 +32,21 @@ def with_field(message: Message, name: str, value: bytes | int | str) -> Message
     return message
 
 
-def field_for_some(kind: str, name: str, value: bytes | int | str) -> Callable[[Any], dict[str, Any]]:
-    """Return a scenario in which two clients are told something else, with the messages of one kind."""
+def with_terms(message: Message, **changes: Any) -> Message:
+    """Change the terms, or the parameters, that one client's message brings."""
+    record = message.content.config_records[RECORD]
+    if "parameters" in changes:
+        return with_field(message, "parameters", changes["parameters"])
+    return with_field(message, "terms", json.dumps({**json.loads(str(record["terms"])), **changes}))
+
+
+def terms_for_some(**changes: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return a scenario in which two clients are told something else."""
 
     def scenario(lab: Any) -> dict[str, Any]:
         def tamper(message: Message) -> Iterable[Message]:
-            is_told = message.metadata.dst_node_id in lab.nodes[:LIED_TO] and kind_of(message) == kind
-            yield with_field(message, name, value) if is_told else message
+            is_told = message.metadata.dst_node_id in lab.nodes[:LIED_TO] and kind_of(message) == "OFFER"
+            yield with_terms(message, **changes) if is_told else message
 
         outcome: dict[str, Any] = lab.secure(tamper=tamper)
         return outcome
@@ -48,7 +56,7 @@ def field_for_some(kind: str, name: str, value: bytes | int | str) -> Callable[[
 
 def coarser_parameters() -> bytes:
     """Return parameters of the same tensors in another layout."""
-    settings = SecAggSettings(metrics="loss", modulus_bits=30)
+    settings = SecAggSettings(metrics="loss", fraction_bits=15)
     choice = SchemeChoice(settings, 8000)
     return encode_parameters(choice.parameters(initial_model(), seed=bytes(32), epoch=1, mean=None))
 
@@ -143,12 +151,12 @@ def sparse_threshold(lab: Any) -> dict[str, Any]:
 
 
 LIES: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "other_terms": field_for_some("TRAIN", "weight-unit", 2),
-    "other_terms_at_first": field_for_some("OFFER", "weighting", "uniform"),
-    "other_task": field_for_some("OFFER", "task", "flower run 1"),
-    "other_round": field_for_some("OFFER", "round", 1 << 40),
-    "other_layout": field_for_some("OFFER", "parameters", coarser_parameters()),
-    "unknown_protocol": field_for_some("OFFER", "protocol", "two-servers-of-tomorrow"),
+    "other_terms": terms_for_some(weighting="uniform"),
+    "other_task": terms_for_some(task="flower run 1"),
+    "other_round": terms_for_some(round_number=1 << 40),
+    "other_layout": terms_for_some(parameters=coarser_parameters()),
+    "unknown_protocol": terms_for_some(protocol="two-servers-of-tomorrow"),
+    "other_field": terms_for_some(metrics=[1]),
     "two_models": two_models,
     "unreadable_model": unreadable_model,
     "unlisted_client": unlisted_client,

@@ -25,7 +25,7 @@ from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, app, kind_of
-from lab_lies import LIES, with_field
+from lab_lies import LIES, with_field, with_terms
 from lab_strategies import Lenient, PlainTwin
 from lab_truth import expected, initial_model, mean_loss
 from lab_two_servers import TWO_SERVERS, simulated
@@ -34,11 +34,11 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
-from secagg.flower.app import pairwise_round as secure_round
 from secagg.flower.app.records import RECORD, message_in, with_message
 from secagg.flower.keys.identities import make_identities
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
+from secagg.protocols.pairwise_mask import session as pairwise_session
 from secagg.protocols.pairwise_mask.client_set import ClientSet
 from secagg.session.sealed_state import DIRECTORY_VARIABLE
 
@@ -59,12 +59,16 @@ class HostileGrid(Grid):
         self.seen = list[Message]()
         self.names = dict[int, set[str]]()
         self.uploaded = dict[int, list[bytes]]()
+        self.open = set[str]()
+        """What was asked and not answered yet."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         listed = list(messages)
         if self.tamper is not None:
             listed = [altered for message in listed for altered in self.tamper(message)]
-        return self.inner.push_messages(listed)
+        pushed = list(self.inner.push_messages(listed))
+        self.open.update(pushed)
+        return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(self.inner.pull_messages(message_ids))
@@ -74,6 +78,7 @@ class HostileGrid(Grid):
                 self.names.setdefault(node, set()).update(reply.content.keys())
                 self.uploaded.setdefault(node, []).append(message_in(reply.content))
             self.seen.append(reply)
+            self.open.discard(reply.metadata.reply_to_message_id)
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -195,10 +200,8 @@ def twin(lab: Lab) -> dict[str, Any]:
     secure["twin"] = {n: float(np.abs(plain[n].astype(float) - arrays[n]).max(initial=0.0)) for n in floats}
     secure["twin_loss"] = metrics[2]["loss"]
     secure["state_left"] = lab.state_left()
-    # The mark of a node's last round is empty, and holds no key.
-    secure["files_left"] = sum(
-        path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).rglob("*") if path.is_file()
-    )
+    # Ledgers and latches stand in folders of their own, and hold no key.
+    secure["keys_left"] = sum(path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).glob("*.*"))
     return secure
 
 
@@ -329,8 +332,11 @@ def second_request(lab: Lab) -> dict[str, Any]:
             yield Message(with_message(bytes(request)), metadata.dst_node_id, "train", group_id=metadata.group_id)
 
     outcome = lab.secure(tamper=tamper)
-    answers = [m for m in lab.hostile.seen if not m.has_error()]
-    outcome["answers"] = len(answers)
+    while lab.hostile.open:
+        list(lab.hostile.pull_messages(lab.hostile.open))
+        time.sleep(0.05)
+    outcome["left"] = sum(m.has_error() for m in lab.hostile.seen)
+    outcome["answers"] = sum(not m.has_error() for m in lab.hostile.seen)
     return outcome
 
 
@@ -342,7 +348,7 @@ def _offering(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
         return replace(plan, configuration=replace(plan.configuration, **changes))
 
     def scenario(lab: Lab) -> dict[str, Any]:
-        replaced = vars(secure_round)
+        replaced = vars(pairwise_session)
         replaced["plan_session"] = weaker
         check = SessionConfiguration.require_population
         SessionConfiguration.require_population = lambda *_, **__: None  # type: ignore[method-assign]
@@ -449,7 +455,8 @@ def nan(lab: Lab) -> dict[str, Any]:
 
 
 def heavy(lab: Lab) -> dict[str, Any]:
-    return lab.secure(chaos={2: {"examples": 1001}}, present=[p for p in range(lab.count) if p != 2])
+    present = [p for p in range(lab.count) if p != 2]
+    return lab.secure(maximum_weight=1000, chaos={2: {"examples": 1001}}, present=present)
 
 
 def light(lab: Lab) -> dict[str, Any]:
@@ -525,9 +532,10 @@ def enclave_with_other_evidence(lab: Lab) -> dict[str, Any]:
     """Show evidence for other keys than those that clients are to seal to."""
 
     def tamper(message: Message) -> Iterable[Message]:
-        shown = bytearray(cast("bytes", message.content.config_records[RECORD]["evidence"]))
-        shown[-1] ^= 1
-        yield with_field(message, "evidence", bytes(shown))
+        shown = bytearray(cast("bytes", message.content.config_records[RECORD]["message"]))
+        # The evidence stands before the number and the digest of the model.
+        shown[-(8 + 32) - 1] ^= 1
+        yield with_field(message, "message", bytes(shown))
 
     return lab.secure(**_enclave_of(lab), tamper=tamper)
 
@@ -537,7 +545,7 @@ def enclave_with_other_terms(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         is_told = message.metadata.dst_node_id in lab.nodes[:2]
-        yield with_field(message, "weight-unit", 2) if is_told else message
+        yield with_terms(message, weight_unit=2) if is_told else message
 
     return lab.secure(**_enclave_of(lab), tamper=tamper, weighting="uniform")
 
@@ -547,7 +555,7 @@ def enclave_other_task(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         is_told = message.metadata.dst_node_id in lab.nodes[:2]
-        yield with_field(message, "task", "flower run 1") if is_told else message
+        yield with_terms(message, task="flower run 1") if is_told else message
 
     return lab.secure(**_enclave_of(lab), tamper=tamper)
 
@@ -629,7 +637,12 @@ def active(scenario: Callable[[Lab], dict[str, Any]]) -> Callable[[Lab], dict[st
     def in_active_mode(lab: Lab) -> dict[str, Any]:
         original = lab.secure
         lab.secure = lambda **settings: original(  # type: ignore[method-assign]
-            **{"mode": "active", "roster": f"{os.environ['LAB_KEYS']}/roster.json", **settings}
+            **{
+                "mode": "active",
+                "roster": f"{os.environ['LAB_KEYS']}/roster.json",
+                **settings,
+                "chaos": {p: {**told, "mode": "active"} for p, told in settings.get("chaos", {}).items()},
+            }
         )
         try:
             return scenario(lab)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,16 +16,18 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
-from lab_lies import with_field
+from lab_lies import with_terms
 from lab_strategies import Lenient, PlainTwin
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.flower.app import server_grid, two_server_round
+from secagg.flower.app import server_grid
 from secagg.flower.keys.identities import make_identities
 from secagg.flower.keys.server_pair import make_trial_pair
 from secagg.identifiers import ClientId
+from secagg.protocols.two_servers import session as two_servers_session
 from secagg.protocols.two_servers.operators.relay_messages import RoundOffers, encode_beginning
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
+from secagg.session.ledger import SpentUpdates
 
 READY_SECONDS = 30
 LIED_TO = 2
@@ -127,9 +129,12 @@ def twin(lab: Any) -> dict[str, Any]:
 
 
 def plain_rounds(lab: Any) -> dict[str, Any]:
-    """Sum fixed point in two rounds, and ask every node for which round its ledger says that it uploaded last."""
+    """Sum fixed point in two rounds, and read for which round every client's ledger says that it uploaded last."""
     outcome: dict[str, Any] = lab.secure(**simulated(lab, rounds=2))
-    outcome["last"] = lab.states("last")
+    outcome["last"] = list[int]()
+    for path in sorted(Path(os.environ["SECAGG_LEDGER_DIRECTORY"]).glob("*.spent")):
+        with closing(SpentUpdates(path)) as spent:
+            outcome["last"].append(spent.last(f"flower run {lab.grid.run.run_id}".encode()))
     outcome["rounds"] = vars(server_grid)["_ROUNDS"][lab.grid.run.run_id]
     return outcome
 
@@ -172,7 +177,7 @@ def lost(lab: Any) -> dict[str, Any]:
 @contextmanager
 def _in_place_of(name: str, other: Any) -> Generator[None]:
     """Let the server's round use something else than the library's own."""
-    replaced = vars(two_server_round)
+    replaced = vars(two_servers_session)
     own = replaced[name]
     replaced[name] = other
     try:
@@ -225,11 +230,11 @@ def with_own_key(lab: Any) -> dict[str, Any]:
     return outcome
 
 
-def _field_for_two(name: str, value: bytes | int | str) -> Scenario:
+def _terms_for_two(**changes: Any) -> Scenario:
     def scenario(lab: Any) -> dict[str, Any]:
         def tamper(message: Message) -> Iterable[Message]:
             is_told = message.metadata.dst_node_id in lab.nodes[:LIED_TO]
-            yield with_field(message, name, value) if is_told else message
+            yield with_terms(message, **changes) if is_told else message
 
         outcome: dict[str, Any] = lab.secure(**simulated(lab), tamper=tamper)
         return outcome
@@ -261,7 +266,7 @@ TWO_SERVERS: dict[str, Scenario] = {
     "two_other_configuration": other_configuration,
     "two_own_second": own_second_server,
     "two_own_key": with_own_key,
-    "two_other_terms": _field_for_two("weight-unit", 2),
-    "two_other_task": _field_for_two("task", "flower run 1"),
-    "two_other_round": _field_for_two("round", 1 << 40),
+    "two_other_terms": _terms_for_two(weight_unit=2),
+    "two_other_task": _terms_for_two(task="flower run 1"),
+    "two_other_round": _terms_for_two(round_number=1 << 40),
 }

@@ -1,0 +1,161 @@
+"""A node's part in a session of whichever protocol: it answers one message, and is put aside sealed until the next.
+
+The first message brings the terms of the session, and the one that an upload answers brings the model. The client
+trains then, encodes the difference, and masks or seals it at once, so that no update ever rests anywhere.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from secagg.compression.model_update import decode_parameters
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.flower.charges import Charges
+from secagg.flower.floors import NodeSettings
+from secagg.flower.logs import LOG
+from secagg.flower.plugs import NodeSide, plug_of
+from secagg.identifiers import ClientId
+from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
+from secagg.session.sealed_state import OpenState, StateDirectory
+
+from .records import LARGE_RECORD, RECORD, Terms, message_in, with_message
+from .trained_update import Training
+
+STATE_RECORD: Final = "secagg.state"
+_LATCHES: Final = "latches"
+
+
+class ClientRound:
+    """One message of a session, from its arrival to its answer."""
+
+    def __init__(self, settings: NodeSettings, judge: object | None, folder: Path | None) -> None:
+        """Prepare; the settings are those of the app, raised by the node."""
+        self._settings, self._judge, self._states = settings, judge, StateDirectory(folder)
+
+    def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Begin a session, or go on with the one that was put aside.
+
+        Raises:
+            SecAggError: this client leaves the session, of which nothing is left.
+        """
+        record = message.content.config_records.get(RECORD)
+        if record is None:
+            raise InvalidParameters(
+                "the server asks for an update in the clear; wrap its grid in SecAggGrid, or remove SecAggMod",
+                reason=Reason.BELOW_FLOOR,
+            )
+        received = message_in(message.content)
+        terms, sealed = Terms.read(record), _take(context)
+        state: OpenState | None = None
+        suspended: Secret | None = None
+        if terms is not None:
+            if sealed is not None:
+                # A session that was never finished ends as another one begins.
+                self._states.discard(sealed[0])
+        elif sealed is None:
+            raise Misuse(
+                "there is no session to go on with: this client did not begin it, or has left it",
+                reason=Reason.ALREADY_SPENT,
+            )
+        else:
+            terms = sealed[1]
+            state, suspended = self._states.open(sealed[0])
+        try:
+            session = self._joined(message, context, call_next, terms, suspended)
+            try:
+                answer = session.answer(received)
+                for fault in session.faults:
+                    LOG.warning("%s: %s", session.client, fault)
+                rest = session.suspend()
+            except BaseException:
+                session.abort()
+                raise
+            if rest is not None:
+                with rest:
+                    state = state or self._states.begin()
+                    _put(context, state.seal(rest), terms)
+                    state = None
+            LOG.debug("%s: answered a message of round %d", session.client, terms.round_number)
+            return Message(with_message(answer, session.client), reply_to=message)
+        finally:
+            if suspended is not None:
+                suspended.wipe()
+            if state is not None:
+                state.destroy()
+
+    def _joined(
+        self,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+        terms: Terms,
+        suspended: Secret | None,
+    ) -> ClientSession:
+        """Join the session that the terms are about; whatever differs from them is refused by the session."""
+        self._settings.require_protocol(terms.protocol)
+        invitation = message_in(message.content) if suspended is None else b""
+        member, charges = self._member(context, terms, invitation)
+        if suspended is None:
+            charges.require_open(terms.task.encode(), terms.round_number)
+        update = decode_parameters(terms.parameters)
+        training: Training | None = None
+        if any(name != LARGE_RECORD for name in message.content.array_records):
+            training = Training.of(message, context, call_next, terms, update, charges)
+        subject = Subject(
+            task=terms.task.encode(),
+            round_number=terms.round_number,
+            layout=update.layout,
+            capacity=update.capacity,
+            tables=update.tables,
+            terms=terms.digest,
+            model_digest=training.model_digest if training else None,
+        )
+        return member.join(subject, LateUpdate(training.made) if training else None, suspended)
+
+    def _member(self, context: Context, terms: Terms, invitation: bytes) -> tuple[Member, Charges]:
+        identity = self._settings.load_identity(context.node_config) if terms.is_certified else None
+        if identity is None:
+            charges, client = Charges.of_node(self._states, context.node_id), ClientId(context.node_id)
+        else:
+            is_strict = not self._settings.allow_repeats
+            charges, client = Charges.of_key(identity.signing_key.public_key, is_strict=is_strict), identity.client
+        side = NodeSide(
+            settings=self._settings,
+            client=client,
+            certified=identity,
+            invitation=invitation,
+            judge=self._judge,
+            latches=self._states.beside(_LATCHES),
+            coins=SystemCoins(),
+            clock=lambda: datetime.now(UTC),
+        )
+        return plug_of(terms.protocol).member(side), charges
+
+
+def forget(context: Context) -> None:
+    """Leave nothing of a session in a node's state."""
+    if STATE_RECORD in context.state.config_records:
+        context.state[STATE_RECORD] = ConfigRecord()
+
+
+def _take(context: Context) -> tuple[bytes, Terms] | None:
+    """Take the sealed client out of the state, with the terms; what is gone on from must not stay there."""
+    record = context.state.config_records.get(STATE_RECORD)
+    if record is None:
+        return None
+    sealed, terms = record.get("sealed"), Terms.read(record)
+    forget(context)
+    return (sealed, terms) if isinstance(sealed, bytes) and sealed and terms is not None else None
+
+
+def _put(context: Context, sealed: bytes, terms: Terms) -> None:
+    record = ConfigRecord({"sealed": sealed})
+    terms.write(record)
+    context.state[STATE_RECORD] = record

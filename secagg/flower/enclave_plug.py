@@ -1,0 +1,115 @@
+"""The enclave in Flower: a fresh epoch for each round, behind a socket or simulated, and who judges its evidence.
+
+The parameters of a round are part of the enclave's configuration, so each round has an epoch of its own; what clients
+sealed before is kept by their ledgers, not by the enclave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from secagg.errors import InvalidParameters, Reason
+from secagg.protocols.enclave.floors import EnclaveFloors
+from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.remote_enclave import RemoteEnclave
+from secagg.protocols.enclave.session import EnclaveHelpers, EnclaveMember, EnclaveSettings, open_session
+from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.verified_enclave import Judge, Judgement
+from secagg.session.certificates import Authority
+from secagg.session.roles import ServerSession
+
+from .floors import MOST_LENGTH, NodeSettings
+from .keys.enclave_policy import load_judge
+from .logs import LOG
+from .plugs import NodeSide, Plug, ServerSide
+from .settings import PREFIX
+
+
+def opened(side: ServerSide) -> ServerSession:
+    """Start an epoch, in the process behind the socket or simulated in this one, and open its buffer."""
+    settings = EnclaveSettings(
+        suite=side.suite,
+        minimum_cohort=side.settings.least_cohort(side.population),
+        maximum_cohort=side.population,
+        maximum_weight=side.settings.heaviest,
+    )
+    configuration = settings.plan(side.subject, Authority(side.authority), side.clock())
+    path = side.settings.enclave_socket
+    if path:
+        try:
+            remote = side.resources.enter_context(RemoteEnclave(Path(path)))
+        except OSError as error:
+            raise InvalidParameters(
+                f"{PREFIX}enclave-socket is {path}, and nothing answers there ({error}); start "
+                f"`secagg enclave serve --socket {path}`"
+            ) from None
+        offer, evidence = remote.start(configuration)
+        helpers = EnclaveHelpers(configuration=configuration, connection=remote, offer=offer, evidence=evidence)
+    else:
+        LOG.warning(
+            "a simulated enclave protects no client from this server; %senclave-socket names a real one", PREFIX
+        )
+        enclave = SimulatedEnclave(configuration, coins=side.coins)
+        helpers = EnclaveHelpers(
+            configuration=configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
+        )
+    return open_session(side.subject, settings, side.invited, helpers)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJudge:
+    """Judges evidence as a node's settings say; a simulated enclave's is accepted only where they allow it."""
+
+    settings: NodeSettings
+    own: Judge | None
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged by type
+        """Accept the evidence, or raise."""
+        if not isinstance(evidence, SimulatedEvidence):
+            return self._hardware().judge(evidence, binding, now)
+        if not self.settings.allow_simulated_enclave:
+            raise InvalidParameters(
+                "the server's enclave is simulated, which protects nobody from the server; run a real one, or say "
+                "SecAggMod(allow_simulated_enclave=True) in a simulation",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return SimulatedJudge().judge(evidence, binding, now)
+
+    def _hardware(self) -> Judge:
+        if self.own is not None:
+            return self.own
+        if self.settings.enclave_policy is None:
+            raise InvalidParameters(
+                f"this client pins no enclave; give the node {PREFIX}enclave-policy, or SecAggMod(enclave_judge=...)",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return load_judge(Path(self.settings.enclave_policy))
+
+
+def member(side: NodeSide) -> EnclaveMember:
+    """Return a client; what it has uploaded is charged where its update is made."""
+    identity, judge = side.identity, side.judge
+    if judge is not None and not hasattr(judge, "judge"):
+        raise InvalidParameters(f"SecAggMod(enclave_judge=...) takes a judge of evidence; got {type(judge).__name__}")
+    own: Any = judge
+    return EnclaveMember(
+        certificate=identity.certificate,
+        signing_key=identity.signing_key,
+        floors=EnclaveFloors(
+            suites=side.settings.accepted_suites,
+            minimum_cohort=side.settings.minimum_cohort,
+            maximum_length=MOST_LENGTH,
+            authority=identity.authority.public_key,
+            maximum_weight=side.settings.maximum_weight,
+        ),
+        judge=NodeJudge(side.settings, own),
+        ledger=SealLedger,
+        clock=side.clock,
+        coins=side.coins,
+    )
+
+
+PLUG: Final = Plug(open=opened, member=member)

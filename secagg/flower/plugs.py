@@ -1,0 +1,133 @@
+"""How settings of a run become a session, and those of a node a member: one plug for each protocol.
+
+A plug is the one place in which this room knows a protocol by name. A protocol that is registered and has no plug is
+run as its own simulation has it, which protects nobody; a client takes part only if its code names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from secagg.crypto.entropy import Coins
+from secagg.errors import InvalidParameters, Misuse
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.session.registry import Clock, find
+from secagg.session.roles import Member, ServerSession, Subject
+
+from .floors import NodeSettings
+from .keys.identities import ClientIdentity, Roster
+from .settings import ENCLAVE, PAIRWISE, PREFIX, SUITES, TWO_SERVERS, SecAggSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSide:
+    """What a server has for one session."""
+
+    settings: SecAggSettings
+    subject: Subject
+    population: int
+    """How many nodes are invited."""
+    invited: frozenset[ClientId] | None
+    """Who they are, where clients are nodes; None where a certificate says it."""
+    roster: Roster | None
+    coins: Coins
+    clock: Clock
+    resources: ExitStack
+    """Ends after the session what was opened for it."""
+
+    @property
+    def suite(self) -> Suite:
+        """The suite of the run."""
+        return SUITES[self.settings.suite]
+
+    @property
+    def authority(self) -> bytes:
+        """The key of who certifies clients.
+
+        Raises:
+            InvalidParameters: nobody does.
+        """
+        if self.roster is None:
+            raise InvalidParameters(f"{PREFIX}roster names the clients; make one with `secagg flower keys`")
+        return self.roster.authority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSide:
+    """What a node has for one session."""
+
+    settings: NodeSettings
+    client: ClientId
+    certified: ClientIdentity | None
+    """The node's key, where clients are known by certificates."""
+    invitation: bytes
+    """The first message of the session; empty for those that follow."""
+    judge: object | None
+    """Who judges an enclave's evidence for this client, where its code says so."""
+    latches: Path
+    """The folder in which suspended sessions are numbered."""
+    coins: Coins
+    clock: Clock
+
+    @property
+    def identity(self) -> ClientIdentity:
+        """The node's key.
+
+        Raises:
+            Misuse: the server runs a protocol of certified clients as if they were nodes.
+        """
+        if self.certified is None:
+            raise Misuse("the server asks for a client without a key, and this protocol knows clients by their keys")
+        return self.certified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plug:
+    """One protocol in Flower."""
+
+    open: Callable[[ServerSide], ServerSession]
+    member: Callable[[NodeSide], Member]
+
+
+_MODULES: Final = {
+    PAIRWISE: "secagg.flower.pairwise_plug",
+    ENCLAVE: "secagg.flower.enclave_plug",
+    TWO_SERVERS: "secagg.flower.two_servers_plug",
+}
+
+
+def plug_of(protocol: str) -> Plug:
+    """Return a protocol's plug.
+
+    Raises:
+        InvalidParameters: no such protocol is registered.
+    """
+    if protocol in _MODULES:
+        plug = import_module(_MODULES[protocol]).PLUG
+        if isinstance(plug, Plug):
+            return plug
+        raise Misuse(f"{_MODULES[protocol]}.PLUG is no Plug")
+    entry = find(protocol)
+
+    def opened(side: ServerSide) -> ServerSession:
+        chosen: dict[str, object] = {
+            "minimum_cohort": side.settings.least_cohort(side.population),
+            "maximum_weight": side.settings.heaviest,
+            "suite": side.suite,
+        }
+        known = {item.name for item in fields(entry.settings)}
+        settings = entry.settings(**{name: value for name, value in chosen.items() if name in known})
+        world = entry.simulate(settings, coins=side.coins, clock=side.clock)
+        side.resources.callback(world.close)
+        return world.open(side.subject, side.invited)
+
+    def member(side: NodeSide) -> Member:
+        return entry.simulate(entry.settings(), coins=side.coins, clock=side.clock).member(side.client)
+
+    return Plug(open=opened, member=member)

@@ -1,0 +1,163 @@
+"""Two servers in Flower: this process is server 0, and another operator's, or a simulated one, is server 1.
+
+Parameters of a round are part of its configuration, so each round has another one. Server 1 is offered it, and takes
+part within floors of its operator's; clients hold both servers to it, and name the two keys that they believe in.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from secagg.errors import InvalidParameters, Reason
+from secagg.parameters import LEAST_COHORT
+from secagg.protocols.two_servers import (
+    IndexingFloors,
+    NoJournal,
+    NoRoundFile,
+    PeerLink,
+    StandingFloors,
+    StandingRounds,
+    StandingServer,
+    TwoServersHelpers,
+    TwoServersMember,
+    TwoServersSettings,
+    UploadLedger,
+    asking,
+    configure,
+    exchange_bytes,
+    open_session,
+    simulated_servers,
+    trial_server_keys,
+)
+from secagg.session.connection import HelperLost
+from secagg.session.roles import ServerSession
+
+from .floors import MOST_LENGTH
+from .keys.server_pair import load_server_keys, load_server_pair
+from .logs import LOG
+from .plugs import NodeSide, Plug, ServerSide
+from .settings import PREFIX
+
+_LIFETIME: Final = timedelta(hours=12)
+
+
+def opened(side: ServerSide) -> ServerSession:
+    """Begin a round with server 1."""
+    settings = side.settings
+    least = settings.least_cohort(side.population)
+    chosen = TwoServersSettings(
+        suite=side.suite,
+        minimum_cohort=least,
+        maximum_cohort=side.population,
+        maximum_rejections=side.population - least,
+        lifetime=_LIFETIME,
+    )
+    helpers = _real(side, chosen) if settings.second_server else _simulated(side)
+    return open_session(side.subject, chosen, side.invited, helpers)
+
+
+def _real(side: ServerSide, chosen: TwoServersSettings) -> TwoServersHelpers:
+    settings = side.settings
+    pair = load_server_pair(Path(settings.servers))
+    zero = side.resources.enter_context(load_server_keys(Path(settings.server_keys), 0))
+    if zero.public != pair.operators[0]:
+        raise InvalidParameters(
+            f"{PREFIX}server-keys is not the key file of the server 0 that {settings.servers} names"
+        )
+
+    def ask(request: bytes) -> bytes:
+        try:
+            return link.ask(request)
+        except OSError as error:
+            raise HelperLost(
+                f"{PREFIX}second-server is {settings.second_server}, and nothing answers there ({error}); its operator "
+                "starts `secagg two-servers serve` with the same keys and journal. This round is over; the next one "
+                "has another number"
+            ) from error
+
+    helpers = TwoServersHelpers(
+        keys=zero,
+        server_one=pair.operators[1],
+        authority=side.authority,
+        ask=ask,
+        coins=side.coins,
+        clock=side.clock,
+    )
+    longest = exchange_bytes(configure(side.subject, chosen, side.invited, helpers))
+    pair_key = side.resources.enter_context(zero.pair_key(pair.operators[1]))
+    link = PeerLink(Path(settings.second_server), pair_key, side.coins, answer_bytes=longest)
+    side.resources.callback(link.close)
+    return helpers
+
+
+def _simulated(side: ServerSide) -> TwoServersHelpers:
+    LOG.warning("a simulated second server protects no client from this one; %ssecond-server names another's", PREFIX)
+    zero, one = (side.resources.enter_context(keys) for keys in trial_server_keys(side.coins))
+    floors = StandingFloors(
+        task_prefix=side.subject.task,
+        authority=side.authority,
+        server_keys=(zero.public.signing_key, one.public.signing_key),
+        minimum_cohort=LEAST_COHORT,
+        maximum_cohort=side.population,
+        maximum_lanes=MOST_LENGTH,
+        maximum_lifetime=2 * _LIFETIME,
+    )
+    rounds = StandingRounds(floors, NoJournal())
+    standing = StandingServer(one, zero.public, rounds, NoRoundFile(), coins=side.coins)
+    side.resources.callback(standing.end_round)
+    return TwoServersHelpers(
+        keys=zero,
+        server_one=one.public,
+        authority=side.authority,
+        ask=asking(standing.answer),
+        coins=side.coins,
+        clock=side.clock,
+        is_simulated=True,
+    )
+
+
+def member(side: NodeSide) -> TwoServersMember:
+    """Return a client; what it has uploaded is charged where its update is made."""
+    identity, settings = side.identity, side.settings
+    return TwoServersMember(
+        certificate=identity.certificate,
+        signing_key=identity.signing_key,
+        floors=IndexingFloors(
+            suites=settings.accepted_suites,
+            authority=identity.authority.public_key,
+            server_keys=_believed(side),
+            minimum_cohort=settings.minimum_cohort,
+            maximum_length=MOST_LENGTH,
+        ),
+        ledger=UploadLedger,
+        clock=side.clock,
+        coins=side.coins,
+        accepts_simulated=settings.allow_simulated_second_server,
+    )
+
+
+def _believed(side: NodeSide) -> tuple[bytes, bytes]:
+    """Return the keys of the servers that this client takes for two.
+
+    Raises:
+        InvalidParameters: there is no second one, or this client knows none.
+    """
+    if (shown := simulated_servers(side.invitation)) is not None:
+        if side.settings.allow_simulated_second_server:
+            return shown
+        raise InvalidParameters(
+            "the second server is simulated by the first one, which protects nobody from it; let another party run "
+            "one, or say SecAggMod(allow_simulated_second_server=True) in a simulation",
+            reason=Reason.BELOW_FLOOR,
+        )
+    if side.settings.servers is None:
+        raise InvalidParameters(
+            f"this client knows no two servers; give the node {PREFIX}servers, or SecAggMod(servers=...)",
+            reason=Reason.BELOW_FLOOR,
+        )
+    return load_server_pair(Path(side.settings.servers)).server_keys
+
+
+PLUG: Final = Plug(open=opened, member=member)

@@ -1,0 +1,327 @@
+"""Rounds of real mods and a real grid without a simulation: messages go from the one to the other in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import secagg.flower as plugin
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
+from secagg.flower.charges import DIRECTORY_VARIABLE
+from secagg.flower.keys.identities import make_identities
+from secagg.flower.settings import SecAggSettings
+from secagg.identifiers import ClientId
+from secagg.session import registry
+from tests.harness.plain_sum import ENTRY
+
+pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+CLIENTS = 5
+RUN = 7
+Train = Callable[[Any, int], dict[str, Any]]
+"""Given the model that was sent and who trains, what training returns: arrays by name, and metrics."""
+
+
+class MemoryGrid:
+    """A grid whose nodes answer at once, by a mod around a function; what it is told of one node alone it forgets."""
+
+    def __init__(self, mod: plugin.SecAggMod, train: Train, clients: int = CLIENTS, run: int = RUN) -> None:
+        flwr = pytest.importorskip("flwr.app")
+        self.flwr, self.mod, self.train, self.clients = flwr, mod, train, clients
+        self.run = SimpleNamespace(run_id=run)
+        self.contexts = [self.context(node) for node in range(clients)]
+        self.replies = dict[str, Any]()
+        self.sent = list[Any]()
+
+    def context(self, node: int) -> Any:
+        return self.flwr.Context(self.run.run_id, 100 + node, {"partition-id": node}, self.flwr.RecordDict(), {})
+
+    def call(self, message: Any, context: Any) -> Any:
+        """Stand for the app's function."""
+        flwr = self.flwr
+        arrays = {n: a.numpy() for record in message.content.array_records.values() for n, a in record.items()}
+        returned = self.train(arrays, context.node_config["partition-id"])
+        metrics = {"num-examples": 10, **returned.pop("metrics", {})}
+        content = flwr.RecordDict({"metrics": flwr.MetricRecord(metrics)})
+        if returned:
+            content["arrays"] = flwr.ArrayRecord({n: flwr.Array(np.asarray(v)) for n, v in returned.items()})
+        return flwr.Message(content, reply_to=message)
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        pushed = list[str]()
+        for message in messages:
+            identity = f"message {len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = identity
+            self.sent.append(message)
+            node = message.metadata.dst_node_id - 100
+            # As through a SuperLink: nobody shares a record with anybody.
+            records = {name: type(record)(dict(record.items())) for name, record in message.content.items()}
+            copy = self.flwr.Message(
+                self.flwr.RecordDict(records), message.metadata.dst_node_id, message.metadata.message_type
+            )
+            copy.metadata.__dict__["_message_id"] = identity
+            self.replies[identity] = self.mod(copy, self.contexts[node], self.call)
+            pushed.append(identity)
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
+        return [self.replies.pop(identity) for identity in list(message_ids) if identity in self.replies]
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
+        del timeout
+        return self.pull_messages(self.push_messages(messages))
+
+    def messages(self, model: dict[str, Any], kind: str = "train") -> list[Any]:
+        flwr = self.flwr
+        arrays = flwr.ArrayRecord({n: flwr.Array(np.asarray(v)) for n, v in model.items()})
+        return [flwr.Message(flwr.RecordDict({"arrays": arrays}), 100 + node, kind) for node in range(self.clients)]
+
+    def round(self, grid: Any, model: dict[str, Any], kind: str = "train") -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run a round, and return the arrays and the metrics that a strategy is given."""
+        reply = next(iter(grid.send_and_receive(self.messages(model, kind), timeout=60)))
+        arrays = {n: a.numpy() for record in reply.content.array_records.values() for n, a in record.items()}
+        return arrays, dict(reply.content.metric_records["metrics"].items())
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SECAGG_STATE_DIRECTORY", str(tmp_path / "states"))
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    from flwr.supercore.task_identity import TaskIdentity  # noqa: PLC0415 -- needs Flower
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    # The rounds of a run are counted in the process of its server.
+    from secagg.flower.app import server_grid  # noqa: PLC0415 -- needs Flower
+
+    monkeypatch.setattr(server_grid, "_ROUNDS", dict[int, int]())
+    make_identities(tmp_path / "keys", map(ClientId, range(CLIENTS)), SystemCoins())
+    return tmp_path
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("secagg.flower"), "propagate", True)
+    caplog.set_level(logging.DEBUG, "secagg.flower")
+    return caplog
+
+
+@pytest.fixture
+def plain() -> Iterator[None]:
+    registry.register(ENTRY)
+    yield
+    registry.unregister(ENTRY.name)
+
+
+def adding(by: float) -> Train:
+    return lambda model, node: {name: values + by * (node + 1) for name, values in model.items()}
+
+
+def settings_of(folder: Path, protocol: str, **changes: Any) -> SecAggSettings:
+    certified = {} if protocol in ("pairwise", "plain") else {"roster": str(folder / "keys" / "roster.json")}
+    return SecAggSettings(protocol=protocol, weighting="uniform", **{**certified, **changes})
+
+
+def lenient(folder: Path, **changes: Any) -> plugin.SecAggMod:
+    given: dict[str, Any] = {
+        "identity": str(folder / "keys"),
+        "allow_simulated_enclave": True,
+        "allow_simulated_second_server": True,
+        "protocols": ("pairwise", "enclave", "two-servers", "plain"),
+        **changes,
+    }
+    return plugin.SecAggMod(**given)
+
+
+MODEL: dict[str, Any] = {"w": np.zeros((4, 3), dtype=np.float32), "b": np.ones(2, dtype=np.float64)}
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers", "plain"])
+def test_one_round_gives_the_mean_whichever_protocol_it_is(folders: Path, protocol: str, plain: None) -> None:
+    del plain
+    inner = MemoryGrid(lenient(folders), adding(0.125))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol))  # type: ignore[arg-type]
+    arrays, metrics = inner.round(grid, MODEL)
+    assert np.allclose(arrays["w"], 0.375, atol=2**-16)
+    assert metrics["num-examples"] == CLIENTS
+
+
+def test_a_registered_protocol_that_a_client_does_not_name_gets_nothing(folders: Path, plain: None, log: Any) -> None:
+    del plain
+    inner = MemoryGrid(lenient(folders, protocols=("pairwise",)), adding(0.125))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, "plain"))  # type: ignore[arg-type]
+    with pytest.raises(ThresholdNotMet):
+        inner.round(grid, MODEL)
+    assert "the server asks for plain, and this client accepts pairwise" in log.text
+    assert "5 clients left with code 'terms'" in log.text
+
+
+# --- The ledger -------------------------------------------------------------------------------------------------------
+
+
+def run_again(folders: Path, protocol: str, run: int, train: Train, model: Any = MODEL, **floors: Any) -> str:
+    """Run a round of a run whose nodes have none of their state, and return what ended it."""
+    inner = MemoryGrid(lenient(folders, **floors), train, run=run)
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol))  # type: ignore[arg-type]
+    try:
+        inner.round(grid, model)
+    except SecAggError as error:
+        return type(error).__name__
+    return "summed"
+
+
+@pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
+def test_a_server_that_renames_its_task_gets_no_second_sum_of_an_update_or_of_a_model(
+    folders: Path, protocol: str, log: Any
+) -> None:
+    from secagg.flower.app import server_grid  # noqa: PLC0415 -- needs Flower
+
+    other = {name: values + 1 for name, values in MODEL.items()}
+    assert run_again(folders, protocol, 1, adding(0.125)) == "summed"
+    # A, B, A: the first task again, with its first round.
+    assert run_again(folders, protocol, 2, adding(0.25), other) == "summed"
+    vars(server_grid)["_ROUNDS"].clear()
+    assert run_again(folders, protocol, 1, adding(0.5), {n: v + 2 for n, v in MODEL.items()}) == "ThresholdNotMet"
+    assert "round 1 was uploaded for before" in log.text
+    assert run_again(folders, protocol, 3, adding(0.125), {n: v + 4 for n, v in MODEL.items()}) == "ThresholdNotMet"
+    assert "this update was uploaded before" in log.text
+    assert run_again(folders, protocol, 4, adding(0.75)) == "ThresholdNotMet"
+    assert "is one that this client uploaded for before" in log.text
+    assert run_again(folders, protocol, 5, adding(0.125), allow_repeats=True) == "summed"
+
+
+def test_a_semi_honest_run_may_begin_with_the_model_of_another(folders: Path) -> None:
+    assert run_again(folders, "pairwise", 1, adding(0.125)) == "summed"
+    assert run_again(folders, "pairwise", 2, adding(0.125)) == "summed"
+
+
+# --- Fixed point ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heaviest", [1_000, 10_000, 100_000, 1 << 24])
+def test_the_step_does_not_follow_the_weights(folders: Path, heaviest: int) -> None:
+    inner = MemoryGrid(lenient(folders), adding(0.001))
+    grid = plugin.SecAggGrid(inner, settings=SecAggSettings(maximum_weight=heaviest))  # type: ignore[arg-type]
+    arrays, _ = inner.round(grid, {"w": np.zeros((100, 100), dtype=np.float32)})
+    assert np.abs(arrays["w"] - 0.003).max() <= 2**-16
+    assert abs(float(arrays["w"].mean()) - 0.003) < 2**-16 / 50
+
+
+def test_what_is_smaller_than_a_step_is_kept_on_average_and_both_ends_are_warned(folders: Path, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders), lambda model, _: {n: v + np.float32(2**-19) for n, v in model.items()})
+    grid = plugin.SecAggGrid(inner, settings=SecAggSettings())  # type: ignore[arg-type]
+    arrays, _ = inner.round(grid, {"w": np.zeros((200, 200), dtype=np.float32)})
+    assert float(arrays["w"].mean()) == pytest.approx(2**-19, rel=0.1)
+    assert "this update's changes are about 0.12 steps" in log.text
+    assert "the mean change is about" in log.text
+
+
+def test_ordinary_apps_are_not_too_heavy(folders: Path) -> None:
+    inner = MemoryGrid(lenient(folders), lambda model, _: {**model, "metrics": {"num-examples": 50_000}})
+    assert inner.round(plugin.SecAggGrid(inner, settings=SecAggSettings()), MODEL)[1]["num-examples"] == 250_000  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("returned", "code"),
+    [
+        ({"metrics": {"num-examples": 2_000}}, "weight"),
+        ({"w": np.full((4, 3), np.nan, dtype=np.float32)}, "range"),
+        ({"w": np.zeros(3, dtype=np.float32)}, "training"),
+        ({"metrics": {"num-examples": 0}}, "training"),
+    ],
+)
+def test_why_clients_left_reaches_the_servers_log_as_a_code_and_no_more(
+    folders: Path, returned: dict[str, Any], code: str, log: Any
+) -> None:
+    inner = MemoryGrid(lenient(folders), lambda model, _: {**model, **returned})
+    grid = plugin.SecAggGrid(inner, settings=SecAggSettings(maximum_weight=1_000))  # type: ignore[arg-type]
+    with pytest.raises(ThresholdNotMet):
+        inner.round(grid, MODEL)
+    assert f"5 clients left with code {code!r}" in log.text
+    assert f"5 left: {code}" in log.text
+
+
+# --- Which tensors, how many clients, and evaluation ------------------------------------------------------------------
+
+
+def test_booleans_stay_as_they_were_sent(folders: Path, log: Any) -> None:
+    model: dict[str, Any] = {**MODEL, "mask": np.array([True, False])}
+    inner = MemoryGrid(lenient(folders), lambda m, _: {n: v if n == "mask" else v + 1 for n, v in m.items()})
+    grid = plugin.SecAggGrid(inner, settings=SecAggSettings())  # type: ignore[arg-type]
+    arrays, _ = inner.round(grid, model)
+    assert (arrays["mask"].dtype, arrays["mask"].tolist()) == (np.dtype(bool), [True, False])
+    # A strategy multiplies what it is given by floats.
+    arrays, _ = inner.round(grid, {name: values * 1.0 for name, values in arrays.items()})
+    assert arrays["mask"].dtype == np.dtype(bool)
+    flipping = MemoryGrid(lenient(folders), lambda m, _: {**m, "mask": ~m["mask"]}, run=RUN + 1)
+    with pytest.raises(ThresholdNotMet):
+        flipping.round(plugin.SecAggGrid(flipping, settings=SecAggSettings()), model)  # type: ignore[arg-type]
+    assert "changed the boolean tensor 'mask', which has no sum; send it as floats" in log.text
+
+
+@pytest.mark.parametrize("returned", ["lora.*", "*"])
+def test_adapters_alone_are_summed_where_patterns_name_them(folders: Path, returned: str) -> None:
+    model: dict[str, Any] = {
+        "base": np.ones((8, 8), np.float32),
+        "lora.a": np.zeros((8, 2), np.float32),
+        "lora.b": np.ones(2),
+    }
+
+    def train(sent: Any, _: int) -> dict[str, Any]:
+        # What a client makes of the other tensors stays with it.
+        return {n: v + 0.5 for n, v in sent.items() if fnmatchcase(n, returned)}
+
+    inner = MemoryGrid(lenient(folders), train)
+    arrays, _ = inner.round(plugin.SecAggGrid(inner, settings=SecAggSettings(tensors="lora.*")), model)  # type: ignore[arg-type]
+    assert np.array_equal(arrays["base"], model["base"])
+    assert np.allclose(arrays["lora.a"], 0.5, atol=2**-16)
+    assert np.allclose(arrays["lora.b"], 1.5, atol=2**-16)
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers"])
+def test_two_clients_are_refused_with_the_way_out(folders: Path, protocol: str) -> None:
+    inner = MemoryGrid(lenient(folders), adding(0.1), clients=2)
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol))  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameters, match=r"2 clients are too few.*--num-supernodes 5"):
+        inner.round(grid, MODEL)
+    assert not inner.sent
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave"])
+def test_metrics_of_evaluation_are_summed_on_request(folders: Path, protocol: str, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders), lambda _, node: {"metrics": {"accuracy": node / 10, "secret": 4711}})
+    chosen = settings_of(folders, protocol, evaluation_metrics=("accuracy",))
+    grid = plugin.SecAggGrid(inner, settings=chosen)  # type: ignore[arg-type]
+    arrays, metrics = inner.round(grid, MODEL, "evaluate")
+    assert not arrays
+    assert metrics == {"num-examples": CLIENTS, "accuracy": pytest.approx(0.2, abs=1e-6)}
+    assert "evaluation is not aggregated securely" not in log.text
+    # The same model is trained afterwards.
+    inner.train = adding(0.1)
+    inner.round(grid, MODEL)
+
+
+def test_what_is_in_the_clear_is_said_once(folders: Path, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders), adding(0.125))
+    grid = plugin.SecAggGrid(inner, settings=SecAggSettings())  # type: ignore[arg-type]
+    for _ in range(2):
+        inner.round(grid, MODEL)
+        list(grid.send_and_receive(inner.messages(MODEL, "evaluate")))
+    assert log.text.count("this server learns the sums of updates") == 1
+    assert log.text.count("evaluation is not aggregated securely") == 1
+    assert "nothing else" not in log.text
+
+
+def test_a_node_that_answers_for_another_is_left_out(folders: Path, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders), adding(0.125))
+    inner.contexts[2].node_config["partition-id"] = 3
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, "enclave", minimum_cohort=3))  # type: ignore[arg-type]
+    inner.round(grid, MODEL)
+    assert "is answered for by two nodes" in log.text or "was uploaded for before" in log.text
