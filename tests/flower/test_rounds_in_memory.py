@@ -317,11 +317,3 @@ def test_what_is_in_the_clear_is_said_once(folders: Path, log: Any) -> None:
     assert log.text.count("this server learns the sums of updates") == 1
     assert log.text.count("evaluation is not aggregated securely") == 1
     assert "nothing else" not in log.text
-
-
-def test_a_node_that_answers_for_another_is_left_out(folders: Path, log: Any) -> None:
-    inner = MemoryGrid(lenient(folders), adding(0.125))
-    inner.contexts[2].node_config["partition-id"] = 3
-    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, "enclave", minimum_cohort=3))  # type: ignore[arg-type]
-    inner.round(grid, MODEL)
-    assert "is answered for by two nodes" in log.text or "was uploaded for before" in log.text
