@@ -60,7 +60,7 @@ def test_3_keys_of_the_servers_own_are_noticed(attacked: dict[str, Any], mode: s
         ("low_cohort", "a cohort of 2 is below 3"),
         ("active:low_threshold", "parameters that do not protect this client"),
         ("low_ring", "the offer has another layout than this client's codec"),
-        ("large_population", "a population of 20000 exceeds 10000"),
+        ("large_population", "a degree of 19999 exceeds 1024"),
         ("large_weight", "of the decoder; offer fewer clients, smaller weights or a wider ring"),
     ],
 )

@@ -176,7 +176,9 @@ def test_supernodes_over_tls_are_killed_at_every_stage_and_the_others_finish(
     agrees(first, lab, {0, 3, 4, 5, 6})
     assert answered(second) == [[7, 7], [7, 6], [6, 6], [6, 5]]
     agrees(second, lab, {0, 3, 4, 5, 6, 8})
-    assert answered(third) == [[7, 7], [7, 7], [7, 7], [7, 6], [6, 6]]
+    assert answered(third)[:-1] == [[7, 7], [7, 7], [7, 7], [7, 6]]
+    # Whoever is known to be gone is asked nothing more.
+    assert answered(third)[-1] in ([6, 6], [7, 6])
     agrees(third, lab, {0, 3, 4, 5, 6, 9, 10})
     assert {number: node.poll() for number, node in federation.nodes.items() if number in KILLED} == dict.fromkeys(
         KILLED, -9
