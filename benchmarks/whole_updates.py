@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ def coding() -> Iterator[Figure]:
     sketch = Sketch(rotation=rotation, kept=kept_for(update.size, COHORT), bits=1, modulus_bits=5)
     rows = update[: update.size // 4096 * 4096].reshape(-1, 4096)
     product = calibrate(rows, block_size=8, codewords=64, seed=bytes(32))
-    encode = {
+    encode: dict[str, Callable[[], object]] = {
         **{f"peak code, d={places}": partial(code.encode, update, coins) for places, code in peaks.items()},
         "linear sketch of 1 bit": partial(sketch.encode, update, coins),
         "a client's own length": partial(rotation.norm, update),

@@ -84,7 +84,7 @@ class Client(Confined):
         if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
         self._recording = None if latch is None else Recording(latch, coins)
-        self._member = Member(
+        self._member: Member = Member(
             client=client,
             floors=floors,
             capacity=capacity,

@@ -223,7 +223,7 @@ class Recovery:
             # Of the shares that are left each is as it was dealt, so what is wrong with them is their dealer's doing.
             dealt = self._settled.blame_for(dealer)
             liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
-            culprits = {self._roster.clients[holder] for holder in liars}
+            culprits |= {self._roster.clients[holder] for holder in liars}
             shown = [item for item in shown if item.holder not in liars]
             for holder in liars:
                 self._wrong.setdefault(holder, set()).add(dealer)

@@ -94,10 +94,9 @@ SERVER_TRANSITIONS: Final[Mapping[ServerState, tuple[MessageKind, frozenset[Serv
 SENT_INSTEAD: Final[Mapping[ServerState, MessageKind]] = {ServerState.AWAITING_MASKED_INPUTS: MessageKind.COMPLAINT}
 """What a client that leaves may send in place of the message that is due."""
 
-_TABLES: Final[Mapping[type, Mapping[Any, tuple[MessageKind, frozenset[Any]]]]] = {
-    ClientState: CLIENT_TRANSITIONS,
-    ServerState: SERVER_TRANSITIONS,
-}
+_TABLES: Final = dict[type, Mapping[Any, tuple[MessageKind, frozenset[Any]]]](
+    {ClientState: CLIENT_TRANSITIONS, ServerState: SERVER_TRANSITIONS}
+)
 
 
 def advance(state: State, message: MessageKind, chosen: State | None = None) -> State:

@@ -86,7 +86,7 @@ def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Seque
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
     name_width = max(len(title), *(len(name) for name, _ in rows)) + 1
     cells = {column.name: [column.cell(row) for _, row in rows] for column in columns}
-    shown = [column for column in columns if any(cell not in _EMPTY for cell in cells[column.name])]
+    shown: list[Column] = [column for column in columns if any(cell not in _EMPTY for cell in cells[column.name])]
     widths = {column.name: 2 + max(len(column.name), *map(len, cells[column.name])) for column in shown}
     while shown and name_width + sum(widths[column.name] for column in shown) > width:
         worst = max(column.rank for column in shown)

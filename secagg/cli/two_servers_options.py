@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 
 def add_two_servers_options(command: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_two_servers_options(command: argparse.ArgumentParser) -> None:
     )
     show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
     show.add_argument("file", type=Path)
-    show.set_defaults(run=lambda options: _commands().show(options))
+    show.set_defaults(run=_when_run("show"))
     erase = commands.add_parser(
         "erase",
         help="overwrite and remove the journal of a round that is given up",
@@ -37,7 +37,7 @@ def add_two_servers_options(command: argparse.ArgumentParser) -> None:
         "with that round afterwards. A round that was released has erased its journal by itself.",
     )
     erase.add_argument("--journal", type=Path, required=True, metavar="DIR", help="as for serve")
-    erase.set_defaults(run=lambda options: _commands().erase(options))
+    erase.set_defaults(run=_when_run("erase"))
 
 
 def _add_keys(command: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def _add_keys(command: argparse.ArgumentParser) -> None:
     command.add_argument("--peer", type=Path, metavar="FILE", help="the other operator's public file")
     command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.json)")
     command.add_argument("--trial", action="store_true", help="both operators' keys in one folder: protects nobody")
-    command.set_defaults(run=lambda options: _commands().make_keys(options))
+    command.set_defaults(run=_when_run("make_keys"))
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
@@ -69,10 +69,13 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
     command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
     command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
-    command.set_defaults(run=lambda options: _commands().serve(options))
+    command.set_defaults(run=_when_run("serve"))
 
 
-def _commands() -> ModuleType:
-    from . import two_servers
+def _when_run(name: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        from . import two_servers
 
-    return two_servers
+        return int(getattr(two_servers, name)(options))
+
+    return run

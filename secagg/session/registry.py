@@ -39,13 +39,16 @@ class Simulation(Protocol):
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> ServerSession:
         """Begin a session; ``None`` invites everybody."""
+        ...
 
     def member(self, client: ClientId) -> Member:
         """Return a client, always with the same keys and ledger; its floors are what the settings just meet."""
+        ...
 
     @property
     def bytes_between(self) -> int:
         """How many bytes went between the server and its helpers so far; for ``Measured``."""
+        ...
 
     def close(self) -> None:
         """End what outlives sessions, and wipe it."""
@@ -56,6 +59,7 @@ class Simulate(Protocol):
 
     def __call__(self, settings: Any, *, coins: Coins, clock: Clock, threads: int = 1) -> Simulation:  # noqa: ANN401 -- the protocol's own class
         """Draw the keys of everybody who is not a client."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ class ServerSession(Protocol):
     @property
     def invitation(self) -> bytes:
         """The message of the first stage, the same for everybody."""
+        ...
 
     @property
     def stage(self) -> Stage | None:
@@ -98,6 +99,7 @@ class ServerSession(Protocol):
     @property
     def turnout(self) -> Turnout:
         """Whether closing the stage now can succeed; cheap enough to ask after every answer."""
+        ...
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
@@ -106,6 +108,7 @@ class ServerSession(Protocol):
     @property
     def faults(self) -> tuple[PeerError, ...]:
         """What clients and helpers did wrong so far, each with its culprits."""
+        ...
 
     def message_to(self, client: ClientId) -> bytes | None:
         """Return the open stage's message for a client, always the same bytes; None if it has no part in the stage."""
@@ -131,6 +134,7 @@ class ServerSession(Protocol):
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
         """Return the sum, once; raises as ``close_stage``. ``progress`` is told how many of how many steps are done."""
+        ...
 
     def abort(self) -> None:
         """End the session and wipe it; after the end this does nothing, so call it in a ``finally``."""
@@ -145,10 +149,12 @@ class ClientSession(Protocol):
     @property
     def client(self) -> ClientId:
         """Who this is."""
+        ...
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
         """What other clients sent that was of no use; for this client's own log."""
+        ...
 
     def answer(self, message: bytes) -> bytes:
         """Return the one answer to a message. An upload is made in this order: checks, ledger, update, time, upload.
@@ -158,6 +164,7 @@ class ClientSession(Protocol):
             InvalidParameters: an invitation below a floor or about something else; nothing was drawn or charged.
             SecAggError: the client has left and is wiped; tell the server that it left, and never why.
         """
+        ...
 
     def suspend(self) -> Secret | None:
         """Return what ``join`` goes on from, and answer no more; None if nothing is left to do.
@@ -176,3 +183,4 @@ class Member(Protocol):
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
     ) -> ClientSession:
         """Begin, or go on with what was suspended; the update is for the message that an upload answers."""
+        ...

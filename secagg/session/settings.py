@@ -67,14 +67,17 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
                 return tuple(int(part) for part in text.split(","))
             case _ if hint in {int, Fraction}:
                 return hint(text)
+            case _:
+                pass
     except (KeyError, ValueError, ZeroDivisionError):
         raise InvalidParameters(f"{option} is {_choices(hint)}; got {text!r}") from None
     raise InvalidParameters(f"{option} cannot be written as text")
 
 
 def _choices(hint: Any) -> str:  # noqa: ANN401 -- any type
+    words = {bool: "yes or no", int: "an integer", Fraction: "a fraction", timedelta: "a number of hours"}
+    if hint in words:
+        return words[hint]
     if isinstance(hint, type) and issubclass(hint, Enum):
         return " or ".join(member.name.lower().replace("_", "-") for member in hint)
-    return {bool: "yes or no", int: "an integer", Fraction: "a fraction", timedelta: "a number of hours"}.get(
-        hint, "integers with commas between them"
-    )
+    return "integers with commas between them"

@@ -33,24 +33,30 @@ class Inputs(Protocol):
     @property
     def layout(self) -> Layout:
         """The layout of every payload."""
+        ...
 
     @property
     def tables(self) -> Tables:
         """The codebooks of the codec, where it has any."""
+        ...
 
     @property
     def values(self) -> int:
         """How many numbers an update has."""
+        ...
 
     @property
     def capacity(self) -> int:
         """The largest total weight that the codec can decode."""
+        ...
 
     def payload_of(self, number: int) -> Payload:
         """Return the payload of a client."""
+        ...
 
     def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
         """Whether a sum is exactly that of these clients."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.lattice.masks import WrongSecret
+from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, WrongSecret
 from secagg.protocols.one_message.messages import (
     Answer,
     DeliveredShare,
@@ -48,6 +49,7 @@ from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.protocols.one_message.sharing_field import FIELD, holder_point
 from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.planted import always
 
 
 def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upload) -> bytes:
@@ -127,7 +129,7 @@ def test_without_the_dealer_check_such_a_dealer_spoils_the_sum(monkeypatch: pyte
     world = InsecureSum(SumSetup())
     offer, bad = world.offer(), world.setup.clients[2]
     upload = badly_dealt(world, offer, bad, [0, 3], monkeypatch)
-    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.require_on", lambda *_: None)
+    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.require_on", always(None))
     server = settled(world, server_with(world, offer, {bad: upload}))
     server.fix_list()
     world.ask(server, server.requests())
@@ -411,11 +413,11 @@ def test_a_wrong_input_spoils_the_sum_and_names_nobody() -> None:
     with pytest.MonkeyPatch.context() as patched:
         ring = client_module.epoch_ring(offer.agree().parameters, offer.agree().epoch.seed)
         masked = type(ring).mask
-        patched.setattr(
-            type(ring),
-            "mask",
-            lambda *arguments: (upload.vector, masked(*arguments)[1]),
-        )
+
+        def mask(self: EpochRing, *arguments: Any) -> tuple[bytes, RingSecret]:
+            return upload.vector, masked(self, *arguments)[1]
+
+        patched.setattr(type(ring), "mask", mask)
         world.stored.pop(bad)
         world.salt = " again"
         spoiled = world.upload(bad, offer)
@@ -432,8 +434,8 @@ def test_a_wrong_input_spoils_the_sum_and_names_nobody() -> None:
 def test_weights_that_no_clients_have_are_refused(rule: ThresholdRule, monkeypatch: pytest.MonkeyPatch) -> None:
     world = InsecureSum(SumSetup(rule=rule, maximum_weight=2))
     offer = world.offer()
-    monkeypatch.setattr(client_module, "_require_fits", lambda *_: None)
-    monkeypatch.setattr(SumSetup, "weight_of", lambda *_: 3)
+    monkeypatch.setattr(client_module, "_require_fits", always(None))
+    monkeypatch.setattr(SumSetup, "weight_of", always(3))
     server = world.collected(offer)
     server.fix_list()
     if rule is ThresholdRule.CERTIFIED:

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,26 +82,26 @@ def test_a_committee_that_the_authority_did_not_sign() -> None:
     assert verify_epoch(record.encode(), keys).record == record
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda world: {"holders": (world.record.holders[0], *world.record.holders[:4])}, "at two positions"),
-        (
-            lambda world: {
-                "holders": (*world.record.holders[:4], replace(world.record.holders[0], number=99)),
-            },
-            "one key stands at two positions",
-        ),
-        (lambda _: {"threshold": 3}, "the threshold is 3, not in 4..5"),
-        (lambda _: {"rule": ThresholdRule.CERTIFIED, "quorum": 3}, "the quorum is 3; 4 are needed of 5"),
-        (lambda _: {"authority": bytes(32)}, "needs an authority"),
-        (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "has no keys"),
-    ],
-)
-def test_records_that_no_authority_may_sign(change: Callable[[InsecureSum], dict[str, object]], sentence: str) -> None:
+UNSIGNABLE: list[tuple[Callable[[InsecureSum], dict[str, Any]], str]] = [
+    (lambda world: {"holders": (world.record.holders[0], *world.record.holders[:4])}, "at two positions"),
+    (
+        lambda world: {
+            "holders": (*world.record.holders[:4], replace(world.record.holders[0], number=99)),
+        },
+        "one key stands at two positions",
+    ),
+    (lambda _: {"threshold": 3}, "the threshold is 3, not in 4..5"),
+    (lambda _: {"rule": ThresholdRule.CERTIFIED, "quorum": 3}, "the quorum is 3; 4 are needed of 5"),
+    (lambda _: {"authority": bytes(32)}, "needs an authority"),
+    (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "has no keys"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), UNSIGNABLE)
+def test_records_that_no_authority_may_sign(change: Callable[[InsecureSum], dict[str, Any]], sentence: str) -> None:
     world = InsecureSum(SumSetup())
     with pytest.raises(InvalidParameters, match=sentence):
-        replace(world.record, **change(world))  # type: ignore[arg-type]
+        replace(world.record, **change(world))
 
 
 def test_keys_that_a_holder_did_not_publish() -> None:
@@ -222,7 +223,7 @@ def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
 
     ledger = Ledger(TASK, store)
     member = world.client(client)
-    member._ledger = ledger  # noqa: SLF001 -- another store
+    member._ledger = ledger  # noqa: SLF001 -- another store  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(OSError, match="full"):
         member.upload(world.offer().encode(), world.setup.subject, world.update(client))
     world.stored[client] = stored[1]
@@ -253,14 +254,14 @@ def test_offers_below_the_floors_are_refused_by_clients_and_by_holders() -> None
     for sentence, floors in weaker(world).items():
         world.stored.clear()
         insisting = world.client(client)
-        insisting._floors = floors  # noqa: SLF001 -- another client's
+        insisting._floors = floors  # noqa: SLF001 -- another client's  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(InvalidParameters, match=sentence) as refused:
             insisting.upload(offer.encode(), world.setup.subject, world.update(client))
         assert refused.value.reason is Reason.BELOW_FLOOR
         assert not world.stored, "nothing was charged"
         if sentence != "another authority":
             holder = world.holder(0)
-            holder._floors = floors  # noqa: SLF001 -- another holder's
+            holder._floors = floors  # noqa: SLF001 -- another holder's  # pyright: ignore[reportPrivateUsage]
             with pytest.raises(InvalidParameters, match=sentence):
                 holder.respond(offer.encode())
 
@@ -370,7 +371,7 @@ def test_a_crash_before_the_answer_is_sent_leaves_one_answer(tmp_path: Path, mon
     server.fix_list()
     request = server.requests()[0]
     smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
-    place = Holder._place  # noqa: SLF001 -- what comes after the journal
+    place = Holder._place  # noqa: SLF001 -- what comes after the journal  # pyright: ignore[reportPrivateUsage]
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -379,7 +380,7 @@ def test_a_crash_before_the_answer_is_sent_leaves_one_answer(tmp_path: Path, mon
         killed.setattr(Holder, "_place", crash)
         with pytest.raises(KeyboardInterrupt):
             standing.holder.respond(smaller.encode())
-    assert Holder._place is place  # noqa: SLF001
+    assert Holder._place is place  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     standing.restart()
     with pytest.raises(PeerMisbehaved, match="one list"):
         standing.holder.respond(request)

@@ -54,7 +54,8 @@ def test_two_lists_at_the_same_moment_get_one_answer(rule: ThresholdRule, monkey
     known = digests(world.collected(offer))
     victim = world.setup.clients[0]
     others = {client: upload for client, upload in known.items() if client != victim}
-    checked, both = Holder._require_whole, Barrier(2)  # noqa: SLF001 -- where the two meet
+    # Where the two meet.
+    checked, both = Holder._require_whole, Barrier(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def meet(holder: Holder, *arguments: object) -> None:
         checked(holder, *arguments)  # type: ignore[arg-type]
@@ -155,8 +156,8 @@ def test_one_liar_does_not_end_a_sum_while_holders_are_away() -> None:
 
 def test_coins_that_repeat_are_refused() -> None:
     class RepeatingCoins:
-        def draw(self, length: int) -> bytearray:
-            return bytearray(b"\x07" * length)
+        def draw(self, count: int) -> bytearray:
+            return bytearray(b"\x07" * count)
 
     world = InsecureSum()
     client = world.setup.clients[0]

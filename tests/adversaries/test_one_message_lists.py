@@ -41,6 +41,7 @@ from secagg.protocols.one_message.recovery import recover
 from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing_field import FIELD, holder_point, multiply, transfer_matrix
 from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.planted import always
 
 VICTIM = 0
 Words = np.ndarray[Any, Any]
@@ -96,7 +97,7 @@ def world_of(
 
 def without_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holders that check nothing of a list."""
-    monkeypatch.setattr(Holder, "_require_whole", lambda *_: None)
+    monkeypatch.setattr(Holder, "_require_whole", always(None))
 
 
 def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +105,7 @@ def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def require_free(self: Placements, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
         del uploads
-        if self._list_of_sum.get(sum_id, upload_list) != upload_list:
+        if self._list_of_sum.get(sum_id, upload_list) != upload_list:  # pyright: ignore[reportPrivateUsage]
             raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT)
 
     monkeypatch.setattr(Placements, "require_free", require_free)
@@ -112,7 +113,7 @@ def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keeping_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holders that keep shares after an answer, which those with the rules have no reason to."""
-    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.wipe", lambda _: None)
+    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.wipe", always(None))
 
 
 # --- Several sums -----------------------------------------------------------------------------------------------------
@@ -240,7 +241,8 @@ def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -
     server.receive_upload(victim, upload)
     world.ask(server, server.deliver(), absent=kept)
     server.settle()
-    known = dict(server._taken)  # noqa: SLF001 -- a server that cheats lists what it likes
+    # A server that cheats lists what it likes.
+    known = dict(server._taken)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     everybody = list_of(offer, known, b"with the victim.")
     if monkeypatch is not None:
         skip_what_never_came(monkeypatch)
@@ -254,8 +256,8 @@ def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -
 
 
 def skip_what_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Holder._answer  # noqa: SLF001 -- what is planted away
-    place = Holder._place  # noqa: SLF001
+    whole = Holder._answer  # noqa: SLF001 -- what is planted away  # pyright: ignore[reportPrivateUsage]
+    place = Holder._place  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def shorter(work: Any, upload_list: UploadList) -> UploadList:
         return replace(upload_list, listed=tuple(one for one in upload_list.listed if one.upload in work.accepted))
@@ -263,9 +265,12 @@ def skip_what_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: Holder, work: Any, upload_list: UploadList) -> bytes:
         return whole(self, work, shorter(work, upload_list))
 
-    monkeypatch.setattr(Holder, "_require_whole", lambda *_: None)
+    def placed(self: Holder, work: Any, upload_list: UploadList, reply: bytes) -> None:
+        place(self, work, shorter(work, upload_list), reply)
+
+    monkeypatch.setattr(Holder, "_require_whole", always(None))
     monkeypatch.setattr(Holder, "_answer", answer)
-    monkeypatch.setattr(Holder, "_place", lambda self, work, one, reply: place(self, work, shorter(work, one), reply))
+    monkeypatch.setattr(Holder, "_place", placed)
 
 
 def test_a_share_that_is_withheld_from_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,8 +327,8 @@ def test_split_lists_at_a_majority_threshold_and_at_the_bound(monkeypatch: pytes
     setup = SumSetup(population=6, capacity=100, holders=3, corrupted=0, corrupted_clients=0)
     with monkeypatch.context() as planted:
         for module in (epoch, parameters):
-            planted.setattr(module, "least_threshold", lambda *_: 2)
-        planted.setattr("secagg.protocols.one_message.fitting.least_threshold", lambda *_: 2)
+            planted.setattr(module, "least_threshold", always(2))
+        planted.setattr("secagg.protocols.one_message.fitting.least_threshold", always(2))
         world = InsecureSum(replace(setup, threshold=2))
         assert world.record.threshold == 2
         values = [world.setup.values_of(client).values[0].astype(np.int64) for client in setup.clients]
@@ -405,7 +410,8 @@ def test_lists_longer_than_the_capacity() -> None:
     server.agreement.parameters.__dict__["capacity"] = 4
     server.receive_upload(world.setup.clients[3], world.upload(world.setup.clients[3]))
     world.ask(server, server.deliver())
-    listed = [Listed(client=one, upload=upload) for one, upload in server._taken.items()]  # noqa: SLF001
+    taken = server._taken  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    listed = [Listed(client=one, upload=upload) for one, upload in taken.items()]
     server.agreement.parameters.__dict__["capacity"] = 3
     too_long = UploadList(
         t0=server.agreement.t0, terms=world.offer().terms, listed=tuple(sorted(listed, key=lambda one: one.client))

@@ -182,7 +182,8 @@ def test_a_holder_killed_while_it_answers_gives_one_answer(deployment: Deploymen
     session = deployment.session()
     deployment.upload_all(session)
     session.close_stage()
-    upload_list = session._server.upload_list  # noqa: SLF001 -- what a server that cheats would change
+    # What a server that cheats would change.
+    upload_list = session._server.upload_list  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     whole = upload_list.encode()
     smaller = UploadList(t0=upload_list.t0, terms=upload_list.terms, listed=upload_list.listed[1:]).encode()
     for number, delay in enumerate((0.0, 0.001, 0.003, 0.01)):

@@ -21,6 +21,7 @@ from tests.harness.plain_sum import (
     PlainSettings,
     PlainSimulation,
 )
+from tests.harness.planted import always
 from tests.harness.session_worlds import candidate_of
 
 Server = type[PlainServerSession]
@@ -167,7 +168,7 @@ class JoinsAnything(PlainClientSession):
         try:
             import tests.harness.plain_sum as plain  # noqa: PLC0415
 
-            real, plain.digest_of = plain.digest_of, lambda *_: digest
+            real, plain.digest_of = plain.digest_of, always(digest)
             try:
                 return super()._upload(message, again)
             finally:
@@ -191,9 +192,9 @@ class UploadsAgain(PlainClientSession):
         self._is_done = False
         update = self._update
         assert update is not None
-        make = update._make
+        make = update._make  # pyright: ignore[reportPrivateUsage]
         answer = super().answer(message)
-        update._make = make
+        update._make = make  # pyright: ignore[reportPrivateUsage]
         return answer + bytes([len(answer) % 7]) if make is None else answer
 
 

@@ -59,7 +59,11 @@ def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
         session = Measured(opened, lambda: world.bytes_between)
         clients = joined(world, candidate.subject, candidate.clients)
         told = list[tuple[str, int, int]]()
-        released = run(session, clients, {first: frozenset({gone})}, progress=lambda *step: told.append(step))
+
+        def progress(stage: str, done: int, count: int) -> None:
+            told.append((stage, done, count))
+
+        released = run(session, clients, {first: frozenset({gone})}, progress=progress)
     left = candidate.clients[1:]
     assert released.counted == frozenset(left)
     assert same(released.aggregate, ideal_aggregate(LAYOUT, [payload_of(client) for client in left]))

@@ -33,6 +33,7 @@ from secagg.training.sums.clear_sum import ClearSum, OverflowMeter
 from secagg.training.sums.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
 from secagg.training.sums.secure_sums import require_feasible, secure_sum
 from tests.harness import plain_sum
+from tests.harness.planted import always
 
 SHAPES = {"weight": (8, 36), "bias": (8,)}
 SCALAR = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=True)
@@ -54,7 +55,8 @@ CASES = [
 
 def configuration(protocol: str, compression: CompressionSettings, **more: Any) -> Configuration:
     own = ("topology=full",) if protocol == "pairwise" else ()
-    settings = SumSettings(protocol=protocol, mode=SumMode.REAL, **{"settings": own, **more.pop("sums", {})})
+    sums: dict[str, Any] = {"settings": own, **more.pop("sums", {})}
+    settings = SumSettings(protocol=protocol, mode=SumMode.REAL, **sums)
     return Configuration(clients_per_round=8, compression=compression, secagg=settings, **more)
 
 
@@ -162,7 +164,7 @@ def test_a_session_that_every_client_refuses_is_an_error_and_no_round_of_lost_cl
     made = codecs(run)
     due = everybody(made.codec)
     refusing = replace(find("enclave"), simulate=RefusingSimulation)
-    monkeypatch.setattr("secagg.training.sums.real_sum.find", lambda _: refusing)
+    monkeypatch.setattr("secagg.training.sums.real_sum.find", always(refusing))
     with pytest.raises(InvalidParameters, match=r"all clients left in the stage 'sealed upload'.*below"):
         secure_sum(run).run(due, uploads(made, due))
 

@@ -23,9 +23,11 @@ class ServerStep(Protocol):
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
         """Return the parameters after one step."""
+        ...
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what a resumed run needs."""
+        ...
 
     def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what ``state`` returned."""

@@ -140,7 +140,7 @@ class AsynchronousRun(Run):
 
     def _uploads(self, buffered: _Buffered, versions: dict[int, tuple[int, bytes]], timer: Timer) -> Iterator[Upload]:
         weights, number = self.settings.age_weights, buffered.due.number
-        while len(buffered.staleness) < self.settings.buffer:
+        while len(buffered.ages) < self.settings.buffer:
             time, start, client, version = self._next_finished()
             self.clock = buffered.clock = time
             age = number - version
@@ -157,7 +157,7 @@ class AsynchronousRun(Run):
                 (trained,) = self.pieces.engine.train(begun, [work], self.configuration.local)
                 encoded = timed(trained, self.encode, start)
             versions[client] = version, digest_of(model)
-            buffered.staleness.append(age)
+            buffered.ages.append(age)
             yield buffered.upload(encoded, weights[age])
 
     def _next_finished(self) -> Job:
@@ -184,9 +184,9 @@ class _Buffered(Pulled):
 
     def __init__(self, due: SumRound, compression: CompressionSettings, timer: Timer) -> None:
         super().__init__(due, compression, timer)
-        self.staleness: list[int] = []
+        self.ages = self.staleness = list[int]()
 
     @property
     def asked(self) -> int:
         """How many clients the messages of the buffer went to."""
-        return len(self.staleness)
+        return len(self.ages)

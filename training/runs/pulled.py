@@ -196,7 +196,7 @@ def digest_of(parameters: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
 
 def model_digest(factory: ModelFactory) -> str:
     """Return what a run's model is told from another by: its layers, and the names and shapes of its parameters."""
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=()):  # pyright: ignore[reportUnknownMemberType]
         model = factory()
     shapes = [(name, tuple(value.shape)) for name, value in model.named_parameters()]
     return hashlib.sha256(f"{model!r}{shapes}".encode()).hexdigest()

@@ -203,7 +203,7 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
             raise InvalidParameters(f"there is no key {path + key!r}; the nearest is {path + near[0]!r}")
     if cls is CompressionSettings and ":" in str(tree.get("scheme", "")):
         tree = {**tree, "scheme": Scheme.OUTSIDE.value, "outside": tree["scheme"]}
-    given = {key: _converted(hints[key], value, path + key) for key, value in tree.items()}
+    given: dict[str, Any] = {key: _converted(hints[key], value, path + key) for key, value in tree.items()}
     return cls(**given)
 
 

@@ -41,16 +41,20 @@ class FederatedData(Protocol):
     @property
     def name(self) -> str:
         """What the data are called in configurations and reports."""
+        ...
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """How many training examples each client has."""
+        ...
 
     def client(self, number: int) -> Examples:
         """Return the training examples of a client, in an order that never changes."""
+        ...
 
     def test(self) -> Examples:
         """Return the test examples."""
+        ...
 
     def test_clients(self) -> npt.NDArray[np.int64] | None:
         """Return whose each test example is, where the data say so."""
@@ -83,11 +87,13 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """What configurations call it."""
+        ...
 
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
     ) -> Iterator[TrainedClient]:
         """Train each client from ``start``; yield them one after another, in any order, holding few at a time."""
+        ...
 
 
 @runtime_checkable
@@ -105,6 +111,7 @@ class FinishingEngine(Engine, Protocol):
         finish: Callable[[TrainedClient], Done],
     ) -> Iterator[Done]:
         """Train each client from ``start``; yield what ``finish`` makes of it, which is called in any thread."""
+        ...
 
 
 ModelFactory = Callable[[], torch.nn.Module]

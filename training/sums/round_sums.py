@@ -83,6 +83,7 @@ class SecureSum(Protocol):
         Raises:
             ThresholdNotMet: too many were lost; nothing is released.
         """
+        ...
 
 
 class ProtocolSum(Protocol):
@@ -90,6 +91,7 @@ class ProtocolSum(Protocol):
 
     def run(self, due: SumRound, uploads: Iterable[Upload], received: Callable[[Payload, int], None]) -> SumOutcome:
         """As ``SecureSum.run``; ``received`` is told of each payload that the server has, with its weight."""
+        ...
 
 
 # --- In the clear -----------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def sum_of_all(candidate: SessionCandidate) -> None:
         rehearsal.step()
     released = rehearsal.server.release()
     rehearsal.require_exact(released, candidate.clients)
-    if released.revealed != {released.counted} or released.left_out:
+    if released.revealed != frozenset({released.counted}) or released.left_out:
         raise ContractViolation("all went well, and other sums than the one that is due are revealed")
     if set(rehearsal.made.values()) != {1}:
         raise ContractViolation("an update is made more than once")
@@ -241,7 +241,7 @@ def from_many_threads(candidate: SessionCandidate) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         while rehearsal.server.stage is not None:
             answers = rehearsal.all_answers()
-            list(pool.map(lambda item: rehearsal.server.receive(*item), [*answers.items(), *answers.items()]))
+            list(pool.map(rehearsal.server.receive, [*answers, *answers], [*answers.values(), *answers.values()]))
             rehearsal.server.close_stage()
     rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
 

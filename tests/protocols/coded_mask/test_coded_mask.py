@@ -299,13 +299,14 @@ def test_a_server_that_lies_learns_an_input() -> None:
     mask = (masks[0] - masks[1])[: configuration.length] % FIELD
     coins = InsecureSeededCoins(victim.encode())
     again = Client(victim, configuration, payload_of(configuration, victim), coins)
-    assert np.array_equal(mask, again._mask)  # noqa: SLF001 -- what the victim drew
+    # What the victim drew.
+    assert np.array_equal(mask, again._mask)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def test_weights_that_no_clients_have() -> None:
     configuration = replace(USUAL, maximum_weight=2)
     clients = clients_of(configuration)
-    clients[0]._input[-1] = 50  # noqa: SLF001 -- a client that lies
+    clients[0]._input[-1] = 50  # noqa: SLF001 -- a client that lies  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(PeerMisbehaved, match="a client lied"):
         run(configuration, clients)
 

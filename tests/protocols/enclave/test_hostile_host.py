@@ -463,9 +463,11 @@ def test_evidence_of_another_epoch_is_no_answer(served: Path, monkeypatch: pytes
     with RemoteEnclave(served, timeout=ANSWERED_IN) as remote:
         remote.start(CONFIGURATION)
         encode = service_module.encode_attested_offer
-        monkeypatch.setattr(
-            service_module, "encode_attested_offer", lambda _, *evidence: encode(other.offer, *evidence)
-        )
+
+        def of_another_epoch(_: bytes, *evidence: Any) -> bytes:
+            return encode(other.offer, *evidence)
+
+        monkeypatch.setattr(service_module, "encode_attested_offer", of_another_epoch)
         with pytest.raises(EnclaveLost, match="another epoch"):
             remote.attest_again(bytes(NONCE_BYTES))
 

@@ -56,6 +56,7 @@ from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
+from tests.harness.planted import always
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
@@ -812,7 +813,7 @@ def test_a_client_cannot_have_the_host_relay_another_request(child: Child, reque
 def test_an_upload_over_the_limit_of_a_frame_is_refused_before_it_ends_the_epoch(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secagg.protocols.enclave.remote_enclave.request_limit", lambda _: 1000)
+    monkeypatch.setattr("secagg.protocols.enclave.remote_enclave.request_limit", always(1000))
     with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
         remote.start(CONFIGURATION)
         with pytest.raises(MalformedMessage) as caught:

@@ -184,8 +184,9 @@ def test_a_population_for_a_sparse_graph_lets_no_full_one_in() -> None:
     for topology, degree, refused in ((Topology.SPARSE, 134, False), (Topology.FULL, 0, True)):
         setup = SessionSetup(population=8, topology=topology, mode=SecurityMode.SEMI_HONEST)
         large = replace(setup.plan().configuration, maximum_population=65_535, degree=degree, threshold=100)
-        accepting = ClientFloors(**{**FLOORS, "modes": frozenset({SecurityMode.SEMI_HONEST}), "minimum_cohort": 2,
-                                    "minimum_modulus_bits": 1, "maximum_population": 65_535})  # fmt: skip
+        low: dict[str, Any] = {"modes": frozenset({SecurityMode.SEMI_HONEST}), "minimum_cohort": 2,
+                               "minimum_modulus_bits": 1, "maximum_population": 65_535}  # fmt: skip
+        accepting = ClientFloors(**(FLOORS | low))
         if not refused:
             large.require_floors(accepting)
             continue

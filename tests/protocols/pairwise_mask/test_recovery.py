@@ -162,7 +162,7 @@ def test_wrong_shares_are_set_aside_and_their_holders_named(mode: SecurityMode, 
     assert isinstance(fault, PeerMisbehaved)
     assert fault.reason is Reason.COMMITMENT_MISMATCH
     # Without commitments a dealer that dealt badly looks the same as a holder that lies, so both are named.
-    dealer = suspects(setup.client_ids[0]) if mode is SecurityMode.SEMI_HONEST else frozenset()
+    dealer = suspects(setup.client_ids[0]) if mode is SecurityMode.SEMI_HONEST else frozenset[Party]()
     assert fault.culprits == named | dealer
     assert fault.round_name == "unmasking"
     assert session.server.state is ServerState.COMPLETED

@@ -246,7 +246,8 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(served: tuple[Pai
     pair, path = served
     link = relayed(pair, path)
     pair.begin()
-    connection: Any = link._connection  # noqa: SLF001 -- what a lying server 0 sends
+    # What a lying server 0 sends.
+    connection: Any = link._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     connection.sendall((1 << 31).to_bytes(8, "big"))
     refusal = decode_refusal(receive_frame(connection, 1 << 14))
     assert isinstance(refusal, MalformedMessage)

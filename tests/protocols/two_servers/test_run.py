@@ -19,8 +19,9 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.point_functions.shape import greatest_depth
 from secagg.protocols.two_servers.release import RoundResult
-from secagg.protocols.two_servers.run import BATCH, check, run
+from secagg.protocols.two_servers.run import check, run
 from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_messages import BATCH
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 CHECKED, UNCHECKED = SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS

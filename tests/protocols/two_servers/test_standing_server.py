@@ -420,7 +420,8 @@ def test_a_connection_that_is_lost_at_any_message_loses_nothing(step: int, *, ar
             raise ConnectionResetError("lost")
 
         pair.begin()
-        pair.zero._ask = lossy  # noqa: SLF001 -- a connection that was there, and breaks
+        # A connection that was there, and breaks.
+        pair.zero._ask = lossy  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         for number in (1, 2, 3):
             pair.zero.receive(pair.halves(number))
         if step == LAST and arrived:

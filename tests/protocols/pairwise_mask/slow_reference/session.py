@@ -279,8 +279,8 @@ class Session:
         held, signature = encode_set(len(dealers), range(len(dealers))), b""
         if self._is_active:
             parts = (self._context, client_id(person.client), self._digest_of_set(self._contributors))
-            shares = (held, b"".join(shown), b"".join(seeds))
-            signature = sign(person.signing_seed, "signed-unmasking", *parts, *shares)
+            revealed = (held, b"".join(shown), b"".join(seeds))
+            signature = sign(person.signing_seed, "signed-unmasking", *parts, *revealed)
         self.messages[f"client/{person.client}/unmasking_shares"] = message(
             encoding.ANSWER, self._context, signature, held, *shown, *seeds
         )

@@ -180,7 +180,7 @@ def test_correction_words_belong_to_trees() -> None:
 def test_correction_words_are_hashed_once_by_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are most of an upload: hashed for the header, the proof and each share anew, they took a third of it."""
     hashed = list[int]()
-    genuine = correction_words._digest  # noqa: SLF001
+    genuine = correction_words._digest  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def counted(shape: PointFunctionShape, encoded: bytes) -> bytes:
         hashed.append(len(encoded))
