@@ -47,7 +47,10 @@ class Configuration:
             (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "a task has a name of 1 to 256 bytes"),
             (len(self.model_digest) != DIGEST_BYTES, "a model digest has 32 bytes"),
             (not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS, f"there are 2 to {MAXIMUM_CLIENTS} clients"),
-            (not 3 <= self.privacy + 2 <= self.target <= self.population, "1 <= privacy <= target - 2 < population"),
+            (
+                self.privacy < 1 or not self.privacy + LEAST_COHORT <= self.target <= self.population,
+                "1 <= privacy <= target - 2 < population",
+            ),
             (not 1 <= self.maximum_weight < 1 << 20, "a weight is 1 to 2^20 - 1"),
         ):
             if is_wrong:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
-from functools import partial
 from typing import ClassVar, Final
 
-from secagg.contract import IndexSegment, RingSegment
+from secagg.contract import IndexSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
@@ -20,9 +19,8 @@ from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.ledger import Spent, values_digest
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
-from secagg.session.registry import Clock, ProtocolEntry
-from secagg.session.roles import LateUpdate, Released, Stage, Subject
-from secagg.session.simulated_keys import SimulatedKeys
+from secagg.session.registry import Clock
+from secagg.session.roles import LateUpdate, Released, Subject
 from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence
@@ -38,7 +36,7 @@ from .trusted.histogram import Accumulation
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp, SealedUpload
 from .trusted.noise import NoiseKind
 from .trusted.service import SIMULATED, encode_attested_offer
-from .unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
+from .unattested import SimulatedEvidence
 from .verified_enclave import Judge, VerifiedEnclave
 
 STAGE: Final = "sealed upload"
@@ -314,118 +312,3 @@ def _require_same(named: ModelStamp, own: ModelStamp) -> None:
         raise InvalidParameters(
             "the buffer is about another model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
         )
-
-
-def describe(session: EnclaveServerSession) -> tuple[str, ...]:
-    """Return what the epoch was configured for, a line each."""
-    configuration = session.configuration
-    lines = [f"an enclave behind an untrusted host, {configuration.suite.value}"]
-    if configuration.index_segments:
-        form = configuration.form.name.lower().replace("_", " ")
-        lines.append(f"the enclave counts in {configuration.accumulation.name.lower()} form and releases the {form}")
-    if session.is_simulated:
-        lines.append("the enclave is simulated: it protects nobody from this machine")
-    return (*lines, f"nothing is released of fewer than {configuration.minimum_cohort}")
-
-
-# --- In one process ---------------------------------------------------------------------------------------------------
-
-
-class EnclaveSimulation(Confined):
-    """A simulated enclave, its host and its clients; see ``Simulation``. There is an epoch for each layout."""
-
-    def __init__(self, settings: EnclaveSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
-        """Draw the authority's key; an epoch begins with the first session."""
-        self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
-        self._keys = SimulatedKeys(coins)
-        self._ledgers = dict[tuple[ClientId, bytes], SealLedger]()
-        self._enclave: _CountedEnclave | None = None
-
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> EnclaveServerSession:
-        """Open a buffer, of the epoch that runs if it is for this layout."""
-        running = self._enclave
-        if running is None or not running.is_for(subject):
-            count = 0 if running is None else running.bytes_between
-            self.close()
-            configuration = self._settings.plan(subject, self._keys.authority, self._clock())
-            enclave = SimulatedEnclave(configuration, coins=self._coins, threads=self._threads)
-            running = self._enclave = _CountedEnclave(enclave, count)
-        enclave = running.enclave
-        helpers = EnclaveHelpers(
-            configuration=enclave.configuration, connection=running, offer=enclave.offer, evidence=enclave.evidence
-        )
-        return open_session(subject, self._settings, invited, helpers)
-
-    def member(self, client: ClientId) -> EnclaveMember:
-        """Return a client."""
-        settings, (key, certificate) = self._settings, self._keys.of(client)
-        return EnclaveMember(
-            certificate=certificate,
-            signing_key=key,
-            floors=EnclaveFloors(
-                suites=frozenset({settings.suite}),
-                minimum_cohort=settings.minimum_cohort,
-                maximum_length=1 << 40,
-                authority=self._keys.authority.public_key,
-                maximum_weight=settings.maximum_weight,
-                histograms_accepted=settings.form is ReleaseForm.HISTOGRAM,
-                direct_accepted=settings.accumulation is Accumulation.DIRECT,
-            ),
-            judge=SimulatedJudge(),
-            ledger=partial(self._ledger, client),
-            clock=self._clock,
-            coins=self._coins,
-            threads=self._threads,
-        )
-
-    def _ledger(self, client: ClientId, task: bytes) -> SealLedger:
-        return self._ledgers.setdefault((client, task), SealLedger(task))
-
-    @property
-    def bytes_between(self) -> int:
-        """How many bytes went into and out of the enclave."""
-        return 0 if self._enclave is None else self._enclave.bytes_between
-
-    def close(self) -> None:
-        """End the epoch."""
-        if self._enclave is not None:
-            self._enclave.enclave.destroy()
-
-
-class _CountedEnclave(Confined):
-    """An enclave whose messages are counted."""
-
-    def __init__(self, enclave: SimulatedEnclave, count: int) -> None:
-        self.enclave, self.bytes_between = enclave, count
-
-    def is_for(self, subject: Subject) -> bool:
-        configuration = self.enclave.configuration
-        return (configuration.task, configuration.layout) == (subject.task, subject.layout)
-
-    def open_buffer(self, version: int, model_digest: bytes) -> None:
-        self.enclave.open_buffer(version, model_digest)
-
-    def receive(self, message: bytes) -> int:
-        self.bytes_between += len(message)
-        return self.enclave.receive(message)
-
-    def release(self) -> bytes:
-        released = self.enclave.release()
-        self.bytes_between += len(released)
-        return released
-
-    def give_up_buffer(self) -> None:
-        self.enclave.give_up_buffer()
-
-
-ENTRY: Final = ProtocolEntry(
-    name="enclave",
-    summary="an attested enclave behind an untrusted host: one exchange, any segment",
-    settings=EnclaveSettings,
-    segments=frozenset({RingSegment, IndexSegment}),
-    stages=(Stage(name=STAGE, takes_update=True),),
-    describe=describe,
-    open_session=open_session,
-    helpers=EnclaveHelpers,
-    simulate=EnclaveSimulation,
-)

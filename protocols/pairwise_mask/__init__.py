@@ -10,7 +10,8 @@ from .member import ClientInput, LateInput, SessionTerms
 from .plan import SessionPlan, plan_session
 from .revealed_sets import Transcript, revealed_sets
 from .server import Outgoing, Server
-from .session import PairwiseHelpers, PairwiseMember, PairwiseServerSession, PairwiseSettings, open_session
+from .session import PairwiseHelpers, PairwiseMember, PairwiseServerSession, open_session
+from .settings import PairwiseSettings
 from .thresholds import CURIOUS_PRIVACY_BITS
 from .transitions import ClientState, ServerState
 

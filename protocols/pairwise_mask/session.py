@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import RLock
 from typing import Final
 
-from secagg.contract import Payload, RingSegment
+from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.latch import Latch, MemoryLatch
-from secagg.session.registry import Clock, ProtocolEntry
+from secagg.session.latch import Latch
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
-from secagg.session.simulated_keys import SimulatedKeys
 
 from .client import Client
-from .configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, SessionConfiguration
+from .configuration import NO_AUTHORITY, SessionConfiguration
 from .floors import ClientFloors
-from .graph import MAXIMUM_POPULATION, Topology
-from .member import LateInput, SessionTerms
-from .plan import SessionPlan, plan_session
+from .member import LateInput
 from .round2_masked_input import MaskedInput
 from .server import Server
-from .thresholds import CORRECTNESS_BITS, least_privacy_bits
+from .settings import PairwiseSettings, require_subject, terms_of
 from .transitions import ClientState, ServerState
 
 STAGES: Final = {
@@ -43,56 +36,6 @@ STAGES: Final = {
 
 
 # --- The server -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairwiseSettings:
-    """What a session is planned for; ``plan_session`` says what each number means."""
-
-    mode: SecurityMode = SecurityMode.ACTIVE
-    suite: Suite = Suite.CLASSIC
-    topology: Topology = Topology.SPARSE
-    population: int | None = None
-    """How many clients are invited, where the platform does not say whom."""
-    corrupted: int = 0
-    dropped: int = 0
-    late: int = 0
-    minimum_cohort: int | None = None
-    maximum_weight: int = 1
-    privacy_bits: int | None = None
-    correctness_bits: int = CORRECTNESS_BITS
-    check_words: int = LEAST_CHECK_WORDS
-    attempt: int = 0
-
-    def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
-        """Choose the parameters of one session.
-
-        Raises:
-            InvalidParameters: no such session is safe; the message says what to relax.
-        """
-        return plan_session(
-            subject.layout,
-            coins,
-            population=population,
-            corrupted=self.corrupted,
-            dropped=self.dropped,
-            late=self.late,
-            mode=self.mode,
-            suite=self.suite,
-            topology=self.topology,
-            authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
-            minimum_cohort=self.minimum_cohort,
-            maximum_weight=self.maximum_weight,
-            privacy_bits=self.privacy_bits,
-            correctness_bits=self.correctness_bits,
-            check_words=self.check_words,
-            task=subject.task,
-            model_digest=subject.model_digest or NO_DIGEST,
-            round_number=subject.round_number,
-            attempt=self.attempt,
-            application_digest=terms_digest(subject),
-            capacity=subject.capacity,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,123 +353,3 @@ class PairwiseClientSession(Confined):
 
     def __repr__(self) -> str:
         return f"<PairwiseClientSession of {self.client}>"
-
-
-def terms_digest(subject: Subject) -> bytes:
-    """Return what an offer says about what it has no field for: the capacity, and what else clients are told alike."""
-    bound = bind(Label.SESSION_TERMS, subject.capacity.to_bytes(8, "big"), subject.terms)
-    return hashlib.sha256(bound).digest()
-
-
-def terms_of(subject: Subject) -> SessionTerms:
-    """Return what the client knows a session to be about."""
-    return SessionTerms(
-        task=subject.task,
-        model_digest=subject.model_digest,
-        round_number=subject.round_number,
-        application_digest=terms_digest(subject),
-    )
-
-
-def require_subject(subject: Subject, configuration: SessionConfiguration) -> None:
-    """Refuse an offer about something else; a model that the client is sent later is compared with its update.
-
-    Raises:
-        InvalidParameters: naming what differs.
-    """
-    terms_of(subject).require(configuration)
-    if configuration.layout != subject.layout:
-        raise InvalidParameters(
-            "the offer has another layout than this client's codec; offer what the client trained for",
-            reason=Reason.BELOW_FLOOR,
-        )
-
-
-def describe(session: PairwiseServerSession) -> tuple[str, ...]:
-    """Return what was planned, a line each."""
-    configuration = session.configuration
-    widths = sorted({segment.modulus_bits for segment in configuration.layout.require_rings()})
-    most = configuration.maximum_population
-    lines = [
-        (
-            f"sums modulo {', '.join(f'2^{width}' for width in widths)}; {configuration.mode.value} mode, "
-            f"{configuration.topology.value} graph, {configuration.suite.value}"
-        ),
-        (
-            f"{configuration.degree_among(most)} neighbours, of whose shares any {configuration.threshold} recover a "
-            f"secret; nothing is released of fewer than {configuration.minimum_cohort}"
-        ),
-    ]
-    if configuration.quorum:
-        lines.append(
-            f"the survivors are certified by {configuration.quorum} of a committee of "
-            f"{configuration.committee_among(most)}"
-        )
-    return tuple(lines)
-
-
-# --- In one process ---------------------------------------------------------------------------------------------------
-
-
-class PairwiseSimulation(Confined):
-    """A server and its clients in one process; see ``Simulation``."""
-
-    def __init__(self, settings: PairwiseSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
-        """Draw the authority's key."""
-        del clock  # Nothing here expires.
-        self._settings, self._coins, self._threads = settings, coins, threads
-        self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
-        self._latch = MemoryLatch()
-
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PairwiseServerSession:
-        """Begin a session."""
-        authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
-        helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
-        return open_session(subject, self._settings, invited, helpers)
-
-    def member(self, client: ClientId) -> PairwiseMember:
-        """Return a client."""
-        settings = self._settings
-        key, certificate = (None, None) if self._keys is None else self._keys.of(client)
-        return PairwiseMember(
-            client,
-            floors=ClientFloors(
-                suites=frozenset({settings.suite}),
-                modes=frozenset({settings.mode}),
-                minimum_cohort=settings.minimum_cohort or LEAST_COHORT,
-                minimum_threshold=LEAST_THRESHOLD,
-                minimum_modulus_bits=1,
-                maximum_length=1 << 40,
-                maximum_population=settings.population or MAXIMUM_POPULATION,
-                assumed_corrupted=settings.corrupted,
-                privacy_bits=settings.privacy_bits or least_privacy_bits(settings.mode),
-            ),
-            coins=self._coins,
-            authority=None if self._keys is None else self._keys.authority,
-            signing_key=key,
-            certificate=certificate,
-            latch=self._latch,
-            threads=self._threads,
-        )
-
-    @property
-    def bytes_between(self) -> int:
-        """Nothing: there are no helpers."""
-        return 0
-
-    def close(self) -> None:
-        """End; nothing outlives a session."""
-
-
-ENTRY: Final = ProtocolEntry(
-    name="pairwise",
-    summary="pairwise masks: one server, four or five exchanges, any number of dropouts that was planned for",
-    settings=PairwiseSettings,
-    segments=frozenset({RingSegment}),
-    stages=tuple(STAGES.values()),
-    describe=describe,
-    open_session=open_session,
-    helpers=PairwiseHelpers,
-    simulate=PairwiseSimulation,
-    restore=restore_session,
-)

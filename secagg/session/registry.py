@@ -104,9 +104,9 @@ class ProtocolEntry:
 
 
 _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
-    "pairwise": "secagg.protocols.pairwise_mask.session",
-    "enclave": "secagg.protocols.enclave.session",
-    "two-servers": "secagg.protocols.two_servers.session",
+    "pairwise": "secagg.protocols.pairwise_mask.simulation",
+    "enclave": "secagg.protocols.enclave.simulation",
+    "two-servers": "secagg.protocols.two_servers.simulation",
     "one-message": "secagg.protocols.one_message.simulation",
 }
 """By name, an entry, or the module whose ``ENTRY`` it is."""

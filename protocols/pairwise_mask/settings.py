@@ -1,0 +1,98 @@
+"""What a session of pairwise masks is planned for, and about."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters, Reason
+from secagg.parameters import SecurityMode, Suite
+from secagg.session.roles import Subject
+
+from .configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, SessionConfiguration
+from .graph import Topology
+from .member import SessionTerms
+from .plan import SessionPlan, plan_session
+from .thresholds import CORRECTNESS_BITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairwiseSettings:
+    """What a session is planned for; ``plan_session`` says what each number means."""
+
+    mode: SecurityMode = SecurityMode.ACTIVE
+    suite: Suite = Suite.CLASSIC
+    topology: Topology = Topology.SPARSE
+    population: int | None = None
+    """How many clients are invited, where the platform does not say whom."""
+    corrupted: int = 0
+    dropped: int = 0
+    late: int = 0
+    minimum_cohort: int | None = None
+    maximum_weight: int = 1
+    privacy_bits: int | None = None
+    correctness_bits: int = CORRECTNESS_BITS
+    check_words: int = LEAST_CHECK_WORDS
+    attempt: int = 0
+
+    def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
+        """Choose the parameters of one session.
+
+        Raises:
+            InvalidParameters: no such session is safe; the message says what to relax.
+        """
+        return plan_session(
+            subject.layout,
+            coins,
+            population=population,
+            corrupted=self.corrupted,
+            dropped=self.dropped,
+            late=self.late,
+            mode=self.mode,
+            suite=self.suite,
+            topology=self.topology,
+            authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
+            minimum_cohort=self.minimum_cohort,
+            maximum_weight=self.maximum_weight,
+            privacy_bits=self.privacy_bits,
+            correctness_bits=self.correctness_bits,
+            check_words=self.check_words,
+            task=subject.task,
+            model_digest=subject.model_digest or NO_DIGEST,
+            round_number=subject.round_number,
+            attempt=self.attempt,
+            application_digest=terms_digest(subject),
+            capacity=subject.capacity,
+        )
+
+
+def terms_digest(subject: Subject) -> bytes:
+    """Return what an offer says about what it has no field for: the capacity, and what else clients are told alike."""
+    bound = bind(Label.SESSION_TERMS, subject.capacity.to_bytes(8, "big"), subject.terms)
+    return hashlib.sha256(bound).digest()
+
+
+def terms_of(subject: Subject) -> SessionTerms:
+    """Return what the client knows a session to be about."""
+    return SessionTerms(
+        task=subject.task,
+        model_digest=subject.model_digest,
+        round_number=subject.round_number,
+        application_digest=terms_digest(subject),
+    )
+
+
+def require_subject(subject: Subject, configuration: SessionConfiguration) -> None:
+    """Refuse an offer about something else; a model that the client is sent later is compared with its update.
+
+    Raises:
+        InvalidParameters: naming what differs.
+    """
+    terms_of(subject).require(configuration)
+    if configuration.layout != subject.layout:
+        raise InvalidParameters(
+            "the offer has another layout than this client's codec; offer what the client trained for",
+            reason=Reason.BELOW_FLOOR,
+        )
