@@ -44,9 +44,9 @@ from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.transitions import ClientState, advance
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
-from secagg.protocols.two_servers.point_function_halves import PointFunctionExchange, SharedIndices
 from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp
-from secagg.protocols.two_servers.upload import UploadHeader
+from secagg.protocols.two_servers.uploads.point_function_halves import PointFunctionExchange, SharedIndices
+from secagg.protocols.two_servers.uploads.upload import UploadHeader
 from secagg.session.certificates import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer

@@ -23,7 +23,7 @@ from secagg.identifiers import AttemptContext
 from secagg.parameters import Suite
 from secagg.protocols.pairwise_mask import round2_masked_input
 from secagg.protocols.two_servers import client as indexing_client
-from secagg.protocols.two_servers import envelope, opened_upload
+from secagg.protocols.two_servers.uploads import envelope, opened_upload
 from secagg.session import certificates as identity
 
 UPLOADED = bytes(32)

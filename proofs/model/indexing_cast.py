@@ -20,18 +20,18 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers import opened_upload
-from secagg.protocols.two_servers.class_totals import ClassTotals
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.floors import IndexingFloors
 from secagg.protocols.two_servers.journal import Event, Record
 from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.protocols.two_servers.opened_upload import OpenedUpload
 from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp, entries_digest
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads import opened_upload
+from secagg.protocols.two_servers.uploads.class_totals import ClassTotals
+from secagg.protocols.two_servers.uploads.opened_upload import OpenedUpload
+from secagg.protocols.two_servers.uploads.upload import Upload
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

@@ -20,7 +20,7 @@ from secagg.protocols.two_servers.round_rules import Entry, RoundRules, RoundSta
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import OutputCommitment, encode_batch
 from secagg.protocols.two_servers.server_state import ServerState
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads.upload import Upload
 from secagg.session.certificates import Authority
 from secagg.wire import MessageKind
 from two_servers import STARTS_AGAIN, Action, Report, Search

@@ -18,11 +18,11 @@ from secagg.identifiers import ClientId
 from .client import Client
 from .configuration import IndexingConfiguration
 from .lanes.groups import LaneGroup, Lanes
-from .point_function_halves import SharedIndices
 from .point_functions.explicit_share import ExplicitShare, SeedShare
 from .point_functions.generation import ServerShare
 from .point_functions.tree_share import TreeShare
-from .upload import Upload, UploadHeader
+from .uploads.point_function_halves import SharedIndices
+from .uploads.upload import Upload, UploadHeader
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey

@@ -15,13 +15,13 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import Authority, Certificate, SigningKey
 
 from .configuration import SERVERS, IndexingConfiguration
-from .envelope import SEED_BYTES, ring_mask_key, seal_body, sealing_info
 from .floors import IndexingFloors
 from .ledger import UploadLedger
-from .point_function_halves import SharedIndices
-from .ring_halves import masked_rings
 from .server_messages import RoundStamp, ServerOffer
-from .upload import ROUND_BYTES, Upload, UploadHeader
+from .uploads.envelope import SEED_BYTES, ring_mask_key, seal_body, sealing_info
+from .uploads.point_function_halves import SharedIndices
+from .uploads.ring_halves import masked_rings
+from .uploads.upload import ROUND_BYTES, Upload, UploadHeader
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey

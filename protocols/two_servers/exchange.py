@@ -14,7 +14,7 @@ from typing import Protocol
 
 from secagg.errors import MalformedMessage, Reason
 
-from .class_totals import ClassTotals
+from .uploads.class_totals import ClassTotals
 
 
 class Exchange(Protocol):

@@ -15,14 +15,14 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Cer
 from secagg.wire import MessageKind
 
 from .configuration import IndexingConfiguration
-from .envelope import SEED_BYTES
 from .one_hot.messages import OneHotCommitment, OneHotOpening
-from .point_function_halves import index_body_bytes, public_bytes
 from .point_functions.tree_hash import NONCE_BYTES
-from .ring_halves import ring_bytes
 from .server_messages import BATCH, AcceptedList, OutputCommitment, RoundStamp, ServerOffer, encode_batch
 from .server_messages import NONCE_BYTES as COMMITMENT_NONCE_BYTES
-from .upload import DIGEST_BYTES, SegmentHeader, Upload, UploadHeader
+from .uploads.envelope import SEED_BYTES
+from .uploads.point_function_halves import index_body_bytes, public_bytes
+from .uploads.ring_halves import ring_bytes
+from .uploads.upload import DIGEST_BYTES, SegmentHeader, Upload, UploadHeader
 
 
 def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:

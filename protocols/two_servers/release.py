@@ -17,10 +17,10 @@ from secagg.errors import CapacityExceeded, Misuse, PeerMisbehaved, Reason, blam
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SigningKey
 
-from .class_totals import ClassTotals
 from .configuration import IndexingConfiguration
 from .round_rules import Entry
 from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare, RoundStamp, entries_digest
+from .uploads.class_totals import ClassTotals
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from .configuration import IndexingConfiguration
 from .exchange import Exchange
 from .journal import Event, Journal
 from .one_hot.check import RoundChallenges
-from .opened_upload import OpenedUpload
 from .release import Release, RoundResult
 from .round_rules import Entry, RoundState, Standing
 from .server_messages import BatchItem, RoundStamp, ServerOffer, decode_batch, encode_batch
 from .server_state import ServerState
-from .upload import ROUND_BYTES
+from .uploads.opened_upload import OpenedUpload
+from .uploads.upload import ROUND_BYTES
 
 _LOG = logging.getLogger(__name__)
 

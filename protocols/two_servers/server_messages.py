@@ -19,7 +19,7 @@ from secagg.wire import MessageKind, Reader, Writer
 from .configuration import IndexingConfiguration
 from .lanes.groups import Lanes
 from .round_rules import Entry
-from .upload import DIGEST_BYTES, ROUND_BYTES
+from .uploads.upload import DIGEST_BYTES, ROUND_BYTES
 
 BATCH: Final = 16
 """How many uploads the servers speak of at a time; each holds the shares of so many."""

@@ -17,14 +17,14 @@ from secagg.errors import MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.wire import MessageKind
 
-from .class_totals import ClassTotals
 from .configuration import IndexingConfiguration
 from .journal import Event, Journal, Record
 from .one_hot.check import RoundChallenges
-from .opened_upload import HalfOpener, OpenedUpload
 from .release import Release
 from .round_rules import RoundRules
 from .server_messages import RoundStamp, decode_batch
+from .uploads.class_totals import ClassTotals
+from .uploads.opened_upload import HalfOpener, OpenedUpload
 
 _ROOT_BYTES: Final = 32
 

@@ -34,7 +34,7 @@ from .operators.server_keys import OperatorKeys, ServerKeys
 from .release import RoundResult
 from .server import IndexingServer
 from .server_messages import RoundStamp, ServerOffer
-from .upload import ROUND_BYTES
+from .uploads.upload import ROUND_BYTES
 
 STAGE: Final = "shared upload"
 _MOST_BYTES: Final = (1 << 32) - 1

@@ -22,13 +22,13 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers import point_function_halves
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.messages import OneHotProof
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
 from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.uploads import point_function_halves
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]

@@ -19,7 +19,6 @@ import pytest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers import point_function_halves
 from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment, OneHotOpening
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import Challenges
@@ -32,6 +31,7 @@ from secagg.protocols.two_servers.server_messages import (
     decode_batch,
     encode_batch,
 )
+from secagg.protocols.two_servers.uploads import point_function_halves
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 

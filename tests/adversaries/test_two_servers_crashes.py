@@ -24,11 +24,11 @@ import pytest
 from secagg.crypto.secret import Secret
 from secagg.errors import Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers import point_function_halves
 from secagg.protocols.two_servers.journal import Event, FileJournal, Record
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import RoundStamp, decode_batch
+from secagg.protocols.two_servers.uploads import point_function_halves
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 

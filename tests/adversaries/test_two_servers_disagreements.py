@@ -20,7 +20,7 @@ from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reaso
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads.upload import Upload
 from secagg.session.certificates import issue_certificate
 from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
 

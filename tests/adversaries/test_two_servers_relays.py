@@ -22,12 +22,12 @@ import pytest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers import point_function_halves
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.point_function_halves import public_bytes
 from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import MAXIMUM_BATCH, RoundStamp, decode_batch, encode_batch
+from secagg.protocols.two_servers.uploads import point_function_halves
+from secagg.protocols.two_servers.uploads.point_function_halves import public_bytes
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 

@@ -25,10 +25,10 @@ from secagg.contract import Payload
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers import envelope
 from secagg.protocols.two_servers.ledger import REMEMBERED, UploadLedger
-from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads import envelope
+from secagg.protocols.two_servers.uploads.opened_upload import HalfOpener, OpenedUpload
+from secagg.protocols.two_servers.uploads.upload import Upload
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]

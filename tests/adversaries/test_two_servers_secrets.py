@@ -29,10 +29,10 @@ from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMess
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
-from secagg.protocols.two_servers import point_function_halves
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.server_state import ServerState
+from secagg.protocols.two_servers.uploads import point_function_halves
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Made = list[tuple[Secret, bytes]]

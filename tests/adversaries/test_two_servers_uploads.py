@@ -24,13 +24,13 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers import point_function_halves
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.messages import OneHotProof
 from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
 from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
-from secagg.protocols.two_servers.upload import Upload, UploadHeader
+from secagg.protocols.two_servers.uploads import point_function_halves
+from secagg.protocols.two_servers.uploads.upload import Upload, UploadHeader
 from secagg.session.certificates import Certificate, issue_certificate
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 

@@ -32,7 +32,7 @@ from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads.upload import Upload
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

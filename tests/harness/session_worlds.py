@@ -16,8 +16,8 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask import PairwiseSettings
+from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.session.registry import ProtocolEntry, find
 from secagg.session.roles import Subject

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from secagg.errors import MalformedMessage, Reason
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.server_messages import BATCH
-from secagg.protocols.two_servers.upload import DIGEST_BYTES, ROUND_BYTES, Upload
+from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES, ROUND_BYTES, Upload
 from secagg.wire import MessageKind, Reader, Writer
 
 _LENGTH_BYTES = 8

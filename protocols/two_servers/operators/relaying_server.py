@@ -16,7 +16,7 @@ from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import BATCH, RoundStamp, ServerOffer
-from secagg.protocols.two_servers.upload import DIGEST_BYTES
+from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES
 from secagg.wire import MessageKind, Reader
 
 from .relay_messages import decode_halves, encode_batch_request, encode_beginning

@@ -18,7 +18,7 @@ from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.protocols.two_servers.configuration import SERVERS, IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.journal import Event, Journal
-from secagg.protocols.two_servers.upload import DIGEST_BYTES, ROUND_BYTES
+from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES, ROUND_BYTES
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 MAXIMUM_STEP: Final = 1 << 32

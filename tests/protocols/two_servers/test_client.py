@@ -29,12 +29,12 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.envelope import seal_body
 from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.protocols.two_servers.point_function_halves import index_body_bytes, public_bytes
-from secagg.protocols.two_servers.ring_halves import ring_bytes
 from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads.envelope import seal_body
+from secagg.protocols.two_servers.uploads.point_function_halves import index_body_bytes, public_bytes
+from secagg.protocols.two_servers.uploads.ring_halves import ring_bytes
+from secagg.protocols.two_servers.uploads.upload import Upload
 from secagg.session.certificates import Authority, issue_certificate
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 

@@ -12,8 +12,8 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, Misuse
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers import envelope
-from secagg.protocols.two_servers.envelope import SEED_BYTES, open_body, ring_mask_key, seal_body, sealing_info
+from secagg.protocols.two_servers.uploads import envelope
+from secagg.protocols.two_servers.uploads.envelope import SEED_BYTES, open_body, ring_mask_key, seal_body, sealing_info
 
 ZERO, ONE = ServerId(0), ServerId(1)
 HEADER, OTHER_HEADER = b"h" * 32, b"i" * 32

@@ -17,14 +17,14 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerEr
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
-from secagg.protocols.two_servers import opened_upload
-from secagg.protocols.two_servers.class_totals import ClassTotals
-from secagg.protocols.two_servers.envelope import open_body, seal_body
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
-from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
 from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads import opened_upload
+from secagg.protocols.two_servers.uploads.class_totals import ClassTotals
+from secagg.protocols.two_servers.uploads.envelope import open_body, seal_body
+from secagg.protocols.two_servers.uploads.opened_upload import HalfOpener, OpenedUpload
+from secagg.protocols.two_servers.uploads.upload import Upload
 from secagg.session.certificates import issue_certificate
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 

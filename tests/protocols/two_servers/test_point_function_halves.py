@@ -17,19 +17,19 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers import point_function_halves
-from secagg.protocols.two_servers.class_totals import ClassTotals
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.exchange import cut
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
 from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.point_function_halves import (
+from secagg.protocols.two_servers.uploads import point_function_halves
+from secagg.protocols.two_servers.uploads.class_totals import ClassTotals
+from secagg.protocols.two_servers.uploads.point_function_halves import (
     PointFunctionExchange,
     SharedIndices,
     index_body_bytes,
     public_bytes,
 )
-from secagg.protocols.two_servers.upload import UploadHeader
+from secagg.protocols.two_servers.uploads.upload import UploadHeader
 from secagg.session.certificates import Certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

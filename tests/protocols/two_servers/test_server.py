@@ -29,12 +29,12 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.envelope import seal_body
 from secagg.protocols.two_servers.journal import Event, Record
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import RoundStamp, decode_batch, encode_batch
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.uploads.envelope import seal_body
+from secagg.protocols.two_servers.uploads.upload import Upload
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 

@@ -18,7 +18,7 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, Rea
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.upload import (
+from secagg.protocols.two_servers.uploads.upload import (
     SegmentHeader,
     Upload,
     UploadHeader,

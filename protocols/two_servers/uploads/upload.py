@@ -17,13 +17,13 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.one_hot.statement import UploadContext
+from secagg.protocols.two_servers.point_functions.tree_hash import NONCE_BYTES, KeyBinding
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader, Writer
 
-from .configuration import IndexingConfiguration
 from .envelope import SEED_BYTES
-from .one_hot.statement import UploadContext
-from .point_functions.tree_hash import NONCE_BYTES, KeyBinding
 
 DIGEST_BYTES: Final = 32
 ROUND_BYTES: Final = 8

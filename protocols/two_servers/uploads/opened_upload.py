@@ -9,16 +9,16 @@ from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret, overwrite
 from secagg.errors import PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ServerId
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.exchange import Exchange
+from secagg.protocols.two_servers.one_hot.check import RoundChallenges
+from secagg.protocols.two_servers.round_rules import Entry
 from secagg.session.certificates import Authority
 
 from .class_totals import ClassTotals
-from .configuration import IndexingConfiguration
 from .envelope import SEED_BYTES, open_body, ring_mask_key, sealing_info
-from .exchange import Exchange
-from .one_hot.check import RoundChallenges
 from .point_function_halves import PointFunctionExchange, index_body_bytes, public_bytes
 from .ring_halves import ring_bytes, unpack_rings
-from .round_rules import Entry
 from .upload import Upload
 
 

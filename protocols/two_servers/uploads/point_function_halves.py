@@ -21,27 +21,20 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.exchange import cut
+from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
+from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment, OneHotOpening, OneHotProof
+from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
+from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
+from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
+from secagg.protocols.two_servers.point_functions.seeds import SEED_BYTES
+from secagg.protocols.two_servers.point_functions.tree_hash import KeyBinding
+from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
 
 from .class_totals import ClassTotals
-from .configuration import IndexingConfiguration
-from .exchange import cut
-from .one_hot.check import OneHotVerifier, RoundChallenges
-from .one_hot.messages import OneHotCommitment, OneHotOpening, OneHotProof
-from .one_hot.proof import prove
-from .point_functions.correction_words import CorrectionWords
-from .point_functions.explicit_share import ExplicitShare, SeedShare
-from .point_functions.generation import ServerShare, generate_shares
-from .point_functions.seeds import SEED_BYTES
-from .point_functions.tree_hash import KeyBinding
-from .point_functions.tree_share import TreeShare
-from .upload import (
-    DIGEST_BYTES,
-    SegmentHeader,
-    UploadHeader,
-    check_context,
-    key_binding,
-    segment_context,
-)
+from .upload import DIGEST_BYTES, SegmentHeader, UploadHeader, check_context, key_binding, segment_context
 
 _NO_CORRECTION = bytes(DIGEST_BYTES)
 _ROUND = "upload"

@@ -16,12 +16,11 @@ from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret
 from secagg.identifiers import ServerId
-
-from .configuration import IndexingConfiguration
-from .lanes.groups import Lanes
-from .point_functions.generation import ServerShare
-from .point_functions.grid import LaneGrid
-from .point_functions.sums import HistogramShare
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.lanes.groups import Lanes
+from secagg.protocols.two_servers.point_functions.generation import ServerShare
+from secagg.protocols.two_servers.point_functions.grid import LaneGrid
+from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -12,9 +12,8 @@ from secagg.contract.layout import RingSegment
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
-
-from .configuration import IndexingConfiguration
-from .exchange import cut
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.exchange import cut
 
 
 def ring_bytes(configuration: IndexingConfiguration) -> int:

@@ -1,0 +1,1 @@
+"""One client's upload: its halves, sealed and opened, and how halves become totals."""
