@@ -37,7 +37,7 @@ from secagg.protocols.two_servers.point_functions.generation import ServerShare,
 from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import SigningKey, issue_certificate
-from secagg.simulation.measured_indexing import Delivery, IndexingFigures, MeasuredRound, measured_round
+from tests.harness.measured_indexing import Delivery, IndexingFigures, MeasuredRound, measured_round
 
 BLOCKS: Final = 100_000
 CODEWORDS: Final = 32

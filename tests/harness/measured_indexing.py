@@ -203,7 +203,7 @@ def _released(zero: IndexingServer, one: IndexingServer, figures: IndexingFigure
     )
 
 
-def _timed(seconds: list[float], server: ServerId, step: Callable[[], Any]) -> Any:  # noqa: ANN401 -- as the step has it
+def _timed(seconds: list[float], server: ServerId, step: Callable[[], Any]) -> Any:
     started = perf_counter()
     try:
         return step()

@@ -1,0 +1,316 @@
+"""Rules that keep the house calm: small rooms, one door to each protocol, and a budget for every room."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.house import Check, Fault, Module, copy_of, plant, report, shipped_modules, uses_in
+
+MODULES_IN_A_FOLDER = 20
+LINES_OF_A_MODULE = 400
+CROWDED_BY_NAME = {"protocols/pairwise_mask"}
+"""Five of its files are the rounds of the cited protocol."""
+
+BUDGETS = {
+    "secagg/*.py": 700,
+    "secagg/crypto": 2_300,
+    "secagg/contract": 750,
+    "secagg/session": 2_400,
+    "secagg/conformance": 2_050,
+    "compression": 4_150,
+    "protocols/pairwise_mask": 7_200,
+    "protocols/enclave": 6_800,
+    "protocols/two_servers": 8_600,
+    "protocols/one_message": 5_400,
+    "protocols/coded_mask": 710,
+    "secagg/planning": 1_400,
+    "secagg/simulation": 450,
+    "training": 7_600,
+    "secagg/flower": 3_400,
+    "secagg/cli": 2_050,
+}
+"""The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
+
+ROLES = ("configuration", "floors", "client", "session", "simulation", "run")
+"""The files that every protocol has, beside ``server`` or ``host``."""
+PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message")
+REACHING_IN = {
+    "secagg.cli.enclave",
+    "secagg.cli.holder",
+    "secagg.cli.plan",
+    "secagg.cli.two_servers",
+    "secagg.flower.enclave_plug",
+    "secagg.flower.keys.enclave_policy",
+    "secagg.planning.advice",
+    "secagg.planning.costs",
+    "secagg.planning.planned_update",
+}
+"""Who still imports modules inside of a protocol: operators' commands, and the planner, which counts lengths."""
+LISTENING = {
+    "secagg.protocols.enclave.remote_enclave",
+    "secagg.protocols.enclave.trusted.__main__",
+    "secagg.protocols.enclave.trusted.process",
+    "secagg.protocols.two_servers.operators.process",
+}
+"""What still has sockets of its own inside of a protocol."""
+OUTSIDE = re.compile(r"\b(socket|Thread|sleep)\b")
+ENTRY_POINTS = {"secagg.cli.__main__", "secagg.protocols.enclave.trusted.__main__"}
+
+
+# --- The rules on this repository -------------------------------------------------------------------------------------
+
+
+def test_a_folder_has_few_modules_and_a_module_few_lines(repository: Path) -> None:
+    check_sizes(repository)
+
+
+def test_every_room_keeps_its_budget(repository: Path) -> None:
+    check_budgets(repository)
+
+
+def test_a_protocol_is_imported_through_its_face(repository: Path) -> None:
+    check_faces(repository)
+
+
+def test_protocols_neither_listen_nor_wait(repository: Path) -> None:
+    check_no_waiting(repository)
+
+
+def test_the_trusted_part_imports_the_core_and_itself(repository: Path) -> None:
+    check_trusted_part(repository)
+
+
+def test_protocols_have_the_same_roles(repository: Path) -> None:
+    check_roles(repository)
+
+
+def test_everything_that_is_shipped_is_used(repository: Path) -> None:
+    check_use(repository)
+
+
+def test_nobody_reaches_into_another_package(repository: Path) -> None:
+    check_private_members(repository)
+
+
+def test_no_key_and_no_build_product_is_tracked(repository: Path) -> None:
+    """An unpacked source distribution has no index; there is nothing to check."""
+    if (repository / ".git").exists():
+        listed = subprocess.run(
+            ["git", "ls-files"],  # noqa: S607 - whichever git the developer uses
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        report(tracked_faults(listed.stdout.splitlines()))
+
+
+# --- The checks -------------------------------------------------------------------------------------------------------
+
+
+def check_sizes(root: Path) -> None:
+    folders = Counter[str]()
+    faults = list[str]()
+    for module in shipped_modules(root).values():
+        place = module.file.relative_to(root)
+        folders[place.parent.as_posix()] += module.file.name != "__init__.py"
+        if (lines := lines_of(module.file)) > LINES_OF_A_MODULE:
+            faults.append(f"{place} has {lines} lines: {LINES_OF_A_MODULE} is the most; divide it")
+    report(
+        [
+            *faults,
+            *(
+                f"{folder} holds {count} modules: {MODULES_IN_A_FOLDER} is the most; give it rooms"
+                for folder, count in folders.items()
+                if count > MODULES_IN_A_FOLDER and folder not in CROWDED_BY_NAME
+            ),
+        ]
+    )
+
+
+def check_budgets(root: Path) -> None:
+    spent = Counter[str]()
+    for module in shipped_modules(root).values():
+        spent[room_of(module.file.relative_to(root))] += lines_of(module.file)
+    report(
+        f"{room} has {lines} lines, and a budget of {BUDGETS.get(room, 0)}: shorten it, or raise it by a decision"
+        for room, lines in spent.items()
+        if lines > BUDGETS.get(room, 0)
+    )
+
+
+def check_faces(root: Path) -> None:
+    modules = shipped_modules(root)
+    report(
+        f"{module.file.relative_to(root)}: import {use.name} from the face of its protocol"
+        for module in modules.values()
+        if not module.name.startswith("secagg.protocols") and module.name not in REACHING_IN
+        for use in uses_in(module.file.read_text(encoding="utf-8"), module.package)
+        if is_deep(use.name, modules)
+    )
+
+
+def check_no_waiting(root: Path) -> None:
+    report(
+        f"{module.file.relative_to(root)}: {found} belongs in secagg/session"
+        for module in modules_below(root, "secagg.protocols")
+        if module.name not in LISTENING
+        for found in sorted(set(OUTSIDE.findall(code_of(module))))
+    )
+
+
+def check_trusted_part(root: Path) -> None:
+    core = ("errors", "identifiers", "wire", "parameters", "crypto", "contract", "session")
+    allowed = ("secagg.protocols.enclave.trusted", *(f"secagg.{room}" for room in core))
+    report(
+        f"{module.file.relative_to(root)}: the trusted part must not import {use.name}"
+        for module in modules_below(root, "secagg.protocols.enclave.trusted")
+        for use in uses_in(module.file.read_text(encoding="utf-8"), module.package)
+        if use.name.startswith("secagg.") and not use.name.startswith(allowed)
+    )
+
+
+def check_roles(root: Path) -> None:
+    report(
+        f"protocols/{protocol}/{role}.py is missing: every protocol has it"
+        for protocol in PROTOCOLS
+        for role in ROLES
+        if not (root / "protocols" / protocol / f"{role}.py").exists()
+        and not (root / "protocols" / protocol / "trusted" / f"{role}.py").exists()
+    )
+
+
+def check_use(root: Path) -> None:
+    modules = shipped_modules(root)
+    used = ENTRY_POINTS.copy()
+    for module in modules.values():
+        for use in uses_in(module.file.read_text(encoding="utf-8"), module.package):
+            name = use.name
+            while name:
+                if name in modules and name != module.name:
+                    used.add(name)
+                    break
+                name = name.rpartition(".")[0]
+        used |= set(re.findall(r'"(secagg(?:\.\w+)+)"', module.file.read_text(encoding="utf-8")))
+    report(
+        f"{module.file.relative_to(root)} is imported by nothing that is shipped: move it to tests, or remove it"
+        for name, module in modules.items()
+        if name not in used and module.file.name != "__init__.py" and not is_public(name)
+    )
+
+
+def check_private_members(root: Path) -> None:
+    report(
+        f"{module.file.relative_to(root)}:{line}: {name} is private to another package"
+        for module in shipped_modules(root).values()
+        for line, name in foreign_private_names(module)
+    )
+
+
+# --- Clauses ----------------------------------------------------------------------------------------------------------
+
+
+def lines_of(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def room_of(place: Path) -> str:
+    """Return the row of the budget under which a module falls."""
+    parts = place.parts
+    if parts[0] == "secagg" and len(parts) == 2:
+        return "secagg/*.py"
+    return "/".join(parts[:2]) if parts[0] in {"secagg", "protocols"} else parts[0]
+
+
+def modules_below(root: Path, package: str) -> Iterator[Module]:
+    return (module for module in shipped_modules(root).values() if f"{module.name}.".startswith(f"{package}."))
+
+
+def is_deep(name: str, modules: dict[str, Module]) -> bool:
+    """Whether a name stands in a module inside of a protocol."""
+    parts = name.split(".")
+    return parts[:2] == ["secagg", "protocols"] and ".".join(parts[:4]) in modules
+
+
+def code_of(module: Module) -> str:
+    """Return the imports and calls of a module, without its prose."""
+    tree = ast.parse(module.file.read_text(encoding="utf-8"))
+    names = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
+    return "\n".join(re.sub(r"'[^']*'|\"[^\"]*\"", "''", name) for name in names)
+
+
+def is_public(name: str) -> bool:
+    """Whether users import a module themselves: schemes, sessions, and what stands at the top of a protocol."""
+    is_top = name.count(".") == len(("secagg", "protocols", "name")) and name.startswith("secagg.protocols.")
+    return is_top or name.startswith(("secagg.compression.", "secagg.session."))
+
+
+def foreign_private_names(module: Module) -> Iterator[tuple[int, str]]:
+    """Find ``from elsewhere import _name``: a class's private members are held by the type checkers."""
+    for node in ast.walk(ast.parse(module.file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name.startswith("_") and not alias.name.startswith("__"):
+                    yield node.lineno, alias.name
+
+
+def tracked_faults(paths: list[str]) -> Iterator[str]:
+    for path in paths:
+        if path.endswith((".key", ".pem")) or "build" in Path(path).parent.parts:
+            yield f"remove {path} from the index: keys and build products are not tracked"
+
+
+# --- Provocations -----------------------------------------------------------------------------------------------------
+
+PROVOCATIONS: list[tuple[Check, Fault, str]] = [
+    (check_sizes, plant("compression/long.py", "x = 1\n" * 400), "compression/long.py has"),
+    (
+        check_sizes,
+        lambda root: [plant(f"protocols/new/m{n}.py")(root) for n in range(21)] and None,
+        "protocols/new holds 21 modules",
+    ),
+    (check_budgets, plant("protocols/stranger/__init__.py", "x = 1"), "protocols/stranger has"),
+    (
+        check_faces,
+        plant("secagg/cli/x.py", "from secagg.protocols.pairwise_mask.graph import Topology"),
+        "secagg/cli/x.py: import secagg.protocols.pairwise_mask.graph",
+    ),
+    (check_no_waiting, plant("protocols/enclave/x.py", "from time import sleep"), "sleep belongs in secagg/session"),
+    (check_no_waiting, plant("protocols/one_message/x.py", "import socket"), "socket belongs in secagg/session"),
+    (
+        check_trusted_part,
+        plant("protocols/enclave/trusted/x.py", "from secagg.protocols.enclave.host import Host"),
+        "must not import secagg.protocols.enclave.host",
+    ),
+    (check_roles, lambda root: (root / "protocols/pairwise_mask/run.py").unlink(), "pairwise_mask/run.py is missing"),
+    (check_use, plant("secagg/planning/x.py"), "secagg/planning/x.py is imported by nothing"),
+    (
+        check_private_members,
+        plant("secagg/cli/x.py", "from secagg.wire import _reader"),
+        "_reader is private to another package",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "fault", "objection"), PROVOCATIONS)
+def test_a_planted_fault_is_noticed(
+    repository: Path, tmp_path: Path, check: Check, fault: Fault, objection: str
+) -> None:
+    tree = copy_of(repository, tmp_path)
+    fault(tree)
+    with pytest.raises(AssertionError, match=re.escape(objection)):
+        check(tree)
+
+
+@pytest.mark.parametrize("path", ["benchmarks/build/x.json", "keys/a.key", "build/x"])
+def test_a_tracked_key_or_product_is_noticed(path: str) -> None:
+    assert [*tracked_faults([path, "src/a.py"])] == [
+        f"remove {path} from the index: keys and build products are not tracked"
+    ]
