@@ -20,12 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, pairwise, product
 from typing import Any, NamedTuple
 
-from one_message_cast import CLIENTS, COHORT, SUM_IDS, Cast, MemoryJournal, Names, Sent, copied, memory_of, stored_upload
+from one_message_cast import CLIENTS, COHORT, SUM_IDS, Cast, MemoryJournal, Names, Sent, copied, memory_of
 from secagg.crypto.labels import Label
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.configuration import SumTerms
 from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.protocols.one_message.messages import (
     Answer,
     CertifiedList,
@@ -79,46 +80,64 @@ class Uploaded(NamedTuple):
     message: bytes
 
 
-def uploads_of(cast: Cast, client: int, updates: Sequence[str], report: Report) -> list[frozenset[Uploaded]]:
+Asked = tuple[tuple[int, str, tuple[int, str] | None], ...]
+"""For which sum, with which update, and at which writing the process ends."""
+
+
+def uploads_of(cast: Cast, client: int, updates: Sequence[str], report: Report) -> dict[frozenset[Uploaded], Asked]:
     """Return what a client can be brought to upload; its process ends wherever it stores something."""
     start = b"", frozenset[Uploaded]()
-    reached, frontier = {start}, [start]
+    reached, frontier = {start: Asked()}, [start]
+    ends = (None, (0, "before"), (0, "after"), (1, "after"), (2, "after"))
     while frontier:
         stored, made = frontier.pop()
-        for place, update, ends in product((0, 1), updates, (None, *product(range(3), ("before", "after")))):
+        for place, update, end in product(cast.places, updates, ends):
+            path = (*reached[stored, made], (place, update, end))
             report.calls += 1
-            kept, reply = _upload(cast, client, stored, (place, update, f"{len(made)}"), ends)
-            report.refused += reply is None
-            said = made if reply is None else made | {Uploaded(place, update, reply)}
+            kept, said, refused = _upload(cast, client, stored, made, path[-1])
+            report.refused += refused
             if (kept, said) not in reached and len(said) <= MOST_UPLOADS:
-                reached.add((kept, said))
+                reached[kept, said] = path
                 frontier.append((kept, said))
-    return largest(made for _, made in reached)
+    whole = largest(made for _, made in reached)
+    return {made: next(path for (_, said), path in reached.items() if said == made) for made in whole}
+
+
+def uploads_along(cast: Cast, client: int, path: Asked) -> frozenset[Uploaded]:
+    """Ask another client the same."""
+    stored, made = b"", frozenset[Uploaded]()
+    for asked in path:
+        stored, made, _ = _upload(cast, client, stored, made, asked)
+    return made
 
 
 def _upload(
-    cast: Cast, client: int, stored: bytes, asked: tuple[int, str, str], ends: tuple[int, str] | None
-) -> tuple[bytes, bytes | None]:
-    """Ask a client that has stored a record; return what is stored then, and the upload if it leaves the client."""
-    place, update, coins = asked
+    cast: Cast, client: int, stored: bytes, made: frozenset[Uploaded], asked: tuple[int, str, tuple[int, str] | None]
+) -> tuple[bytes, frozenset[Uploaded], bool]:
+    """Ask a client that has stored a record; return what is stored then, what has left it, and whether it refused."""
+    place, update, ends = asked
     records = [stored]
 
     def store(record: bytes) -> None:
         if ends == (len(records) - 1, "before"):
             raise OSError
         records.append(record)
+        kept = ClientRecord.decode(record).upload
+        if kept:
+            cast.made_of.setdefault(kept, update)
         if ends == (len(records) - 2, "after"):
             raise OSError
 
-    made = cast.client(client, stored or None, store, coins)
+    asking = cast.client(client, stored or None, store, f"{len(made)}{update}")
     try:
-        reply = made.upload(cast.offers[place].encode(), cast.subject(place), cast.update(client, update))
-    except (SecAggError, OSError):
-        return records[-1], None
-    if len(records) > 1 and stored_upload(records[-1]) != reply:
-        # It was sent and not stored: what is asked for again is then made again.
-        return records[-1], reply
-    return records[-1], reply
+        reply = asking.upload(cast.offers[place].encode(), cast.subject(place), cast.update(client, update))
+    except SecAggError:
+        return records[-1], made, True
+    except OSError:
+        return records[-1], made, False
+    # The same bytes once more are nothing new, whatever was asked.
+    of = cast.made_of.setdefault(reply, update)
+    return records[-1], made | {Uploaded(place, of, reply)}, False
 
 
 def largest(sets: Iterable[frozenset[Any]]) -> list[frozenset[Any]]:
@@ -138,25 +157,26 @@ def lists_of(cast: Cast) -> dict[str, UploadList]:
     found = dict[str, UploadList]()
     terms = [offer.terms for offer in cast.offers]
     is_certified = cast.setting.rule is ThresholdRule.CERTIFIED
-    for place in (0, 1):
-        for again in (False, True):
-            sent = [one for one in cast.sent.values() if one.place == place and one.name.endswith("'") is again]
-            for size in range(1, len(sent) + 1):
-                for chosen in combinations(sent, size):
-                    title = " ".join(one.name for one in chosen)
-                    ids = (place, 1) if is_certified else (place,)
-                    for number in ids:
-                        due = _named(terms[place], number)
-                        found[f"{title} as sum {number}"] = _list(cast, due, chosen)
-                    if len(chosen) == COHORT or not is_certified:
-                        # For the other sum, with its terms or with its name alone.
-                        found[f"{title} for sum {1 - place}"] = _list(cast, _named(terms[1 - place], 1 - place), chosen)
-                        found[f"{title} named {1 - place}"] = _list(cast, _named(terms[place], 1 - place), chosen)
+    for place, again in product(cast.places, (False, True)):
+        sent = [one for one in cast.sent.values() if one.place == place and one.name.endswith("'") is again]
+        for size in range(1, len(sent) + 1):
+            for chosen in combinations(sent, size):
+                title = " ".join(one.name for one in chosen)
+                # Two sums may be of uploads for one round only if lists are certified.
+                for number in sorted({place, 1}) if is_certified and size >= COHORT else (place,):
+                    found[f"{title} as sum {number}"] = _list(cast, _named(terms[place], number), chosen)
+        if len(sent) > COHORT:
+            for chosen in (tuple(sent), tuple(sent[:-1])):
+                title = " ".join(one.name for one in chosen)
+                found[f"{title} for sum {1 - place}"] = _list(cast, _named(terms[1 - place], 1 - place), chosen)
+                if not is_certified:
+                    found[f"{title} named {1 - place}"] = _list(cast, _named(terms[place], 1 - place), chosen)
     first = [one for one in cast.sent.values() if one.place == 0]
-    found["one upload twice"] = _list(cast, _named(terms[0], 0), (first[0], first[0]))
-    found["out of order"] = _list(cast, _named(terms[0], 0), tuple(reversed(first)))
-    other = UploadList(t0=cast.elsewhere.agree().t0, terms=_named(terms[0], 0), listed=found["out of order"].listed[::-1])
-    found["under another configuration"] = other
+    if first:
+        found["one upload twice"] = _list(cast, _named(terms[0], 0), (first[0], first[0]))
+        found["out of order"] = _list(cast, _named(terms[0], 0), tuple(reversed(first)))
+        rest = found["out of order"].listed[::-1]
+        found["elsewhere"] = UploadList(t0=cast.elsewhere.agree().t0, terms=_named(terms[0], 0), listed=rest)
     return found
 
 
@@ -213,7 +233,7 @@ class Certificates:
             size = least[name] or setting.holders
             genuine = [self.signature(signer, named.digest) for signer in range(size)]
             yield Request(f"open {name}", self.certified(named, genuine), (size, named.digest))
-            if len(named.listed) == COHORT:
+            if named is next(iter(lists.values())) or len(named.listed) == len(CLIENTS):
                 elsewhere = [self.signature(signer, other.digest) for signer in range(quorum)]
                 yield Request(f"open {name}, other signed", self.certified(named, elsewhere), (quorum, other.digest))
                 forged = [self.signature(0, named.digest, stated=position) for position in range(quorum)]
@@ -232,8 +252,7 @@ def _takes(holder: Holder, request: bytes) -> bool:
 
 def requests_for(cast: Cast, position: int) -> list[Request]:
     """Return all that one holder is sent, in whatever order."""
-    found = [Request(f"offer {place}", offer.encode()) for place, offer in enumerate(cast.offers[:1])]
-    found.append(Request("offer elsewhere", cast.elsewhere.encode()))
+    found = [Request("offer", cast.offers[0].encode())]
     batches = dict[tuple[int, bool], list[str]]()
     for one in cast.sent.values():
         batches.setdefault((one.place, one.client == CLIENTS[-1]), []).append(one.name)
@@ -246,7 +265,7 @@ def requests_for(cast: Cast, position: int) -> list[Request]:
     found += [Request(f"list {name}", named.encode()) for name, named in lists.items()]
     if cast.setting.rule is ThresholdRule.CERTIFIED:
         ready = cast.holder(position, MemoryJournal())
-        for request in found[: 2 + len(batches)]:
+        for request in found[: 1 + len(batches)]:
             ready.respond(request.message)
         certificates = Certificates(cast)
         least = {name: certificates.least(ready, named) for name, named in lists.items()}
@@ -274,8 +293,10 @@ class Driven:
         self.requests, self.words = requests_for(cast, position), cast.words(position)
         self.fault: str | None = None
         self._holders, self._known = list[Holder](), dict[Any, int]()
-        self._steps = dict[int, list[Step]]()
-        self.start = self._state_of(cast.holder(position, journal()))
+        self._steps, self._begun = dict[int, list[Step]](), dict[Any, int]()
+        first = cast.holder(position, journal())
+        first.respond(cast.elsewhere.encode())
+        self.start = self._state_of(first)
 
     def explore(self) -> Story:
         """Try everything; return the largest sets of what it gives away."""
@@ -349,7 +370,11 @@ class Driven:
                 return Facts()
 
     def _restarted(self, holder: Any) -> int:  # noqa: ANN401 -- a holder, with its journal
-        return self._state_of(self.cast.holder(self.position, holder._journal.copied()))  # noqa: SLF001
+        journal = holder._journal.copied()  # noqa: SLF001
+        key = journal.remembered()
+        if key not in self._begun:
+            self._begun[key] = self._state_of(self.cast.holder(self.position, journal))
+        return self._begun[key]
 
     def _state_of(self, holder: Holder) -> int:
         key = memory_of(holder)
@@ -502,28 +527,21 @@ def _reduced(rows: Sequence[Row]) -> list[Row]:
 def explore(cast: Cast, updates: Sequence[str], journal: type[MemoryJournal]) -> Report:
     """Let clients upload, then holders answer; up to the first fault."""
     report = Report()
-    made = {client: uploads_of(cast, client, updates, report) for client in CLIENTS}
-    kinds = {tuple(sorted((one.place, one.update) for one in found)) for found in made[CLIENTS[0]]}
-    plain = {kind: _renamed(kind) for kind in kinds}
-    for kind in sorted({plain[kind]: kind for kind in sorted(kinds)}.values(), key=len, reverse=True):
+    made = dict[tuple[tuple[int, int], ...], tuple[Asked, tuple[str, ...]]]()
+    for found, path in uploads_of(cast, CLIENTS[0], updates, report).items():
+        kind = sorted((one.place, one.update) for one in found)
+        made.setdefault(_renamed(kind), (path, tuple(f"{update} for sum {place}" for place, update in kind)))
+    for kind, (path, shown) in sorted(made.items(), reverse=True):
         cast.sent.clear()
-        for client, several in made.items():
-            same = next(found for found in several if tuple(sorted((o.place, o.update) for o in found)) == kind)
-            for one in sorted(same):
+        for client in CLIENTS:
+            for one in sorted(uploads_along(cast, client, path)):
                 cast.remember(client, one.update, one.place, one.message)
         _explore_holders(cast, journal, report)
         if report.fault:
-            if any(count > 1 for count in _uses(kind).values()):
-                report.trace = (f"clients upload {', '.join(f'{u} for sum {p}' for p, u in kind)}", *report.trace)
+            if len({update for _, update in kind}) < len(kind):
+                report.trace = (f"clients upload {', '.join(shown)}", *report.trace)
             break
     return report
-
-
-def _uses(kind: Iterable[tuple[int, str]]) -> dict[str, int]:
-    found = dict[str, int]()
-    for _, update in kind:
-        found[update] = found.get(update, 0) + 1
-    return found
 
 
 def _renamed(kind: Sequence[tuple[int, str]]) -> tuple[tuple[int, int], ...]:

@@ -26,7 +26,7 @@ from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder, Placements
 from secagg.protocols.one_message.journal import Entry, Event, Journal
-from secagg.protocols.one_message.ledger import ClientRecord, Ledger
+from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import (
     DeliveredShare,
     Delivery,
@@ -104,6 +104,8 @@ class Setting:
     corrupted: int
     rule: ThresholdRule
     packing: int = 1
+    places: tuple[int, ...] = (0, 1)
+    """The sums for which clients are asked."""
 
     @property
     def honest(self) -> range:
@@ -116,7 +118,9 @@ class Cast:
 
     def __init__(self, setting: Setting, number: int = 1) -> None:
         """Begin the epoch."""
-        self.setting, self.sent = setting, dict[str, Sent]()
+        self.setting, self.places, self.sent = setting, setting.places, dict[str, Sent]()
+        self.made_of = dict[bytes, str]()
+        """Of which update an upload was made."""
         self.authority = signing_key_of("authority")
         self.keys = [signing_key_of(f"holder {position}") for position in range(setting.holders)]
         count, corrupted, rho = setting.holders, setting.corrupted, setting.packing
@@ -282,11 +286,6 @@ def memory_of(holder: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- a holder, with
     )
     placed = tuple(tuple(sorted(kept.items())) for kept in vars(holder._placements).values())  # noqa: SLF001
     return work, placed, holder._journal.remembered()  # noqa: SLF001
-
-
-def stored_upload(record: bytes) -> bytes:
-    """Return the upload that a client's record keeps."""
-    return ClientRecord.decode(record).upload
 
 
 PATCHES = (
