@@ -294,6 +294,7 @@ class Driven:
         self.fault: str | None = None
         self._holders, self._known = list[Holder](), dict[Any, int]()
         self._steps, self._begun = dict[int, list[Step]](), dict[Any, int]()
+        self._needs = dict[bytes, Need]()
         first = cast.holder(position, journal())
         first.respond(cast.elsewhere.encode())
         self.start = self._state_of(first)
@@ -342,7 +343,7 @@ class Driven:
                 self.fault = f"holder {self.position} refused a request, and remembers it"
             return
         after = self._state_of(holder)
-        yield Step(request.name, after, self._facts(request, reply))
+        yield Step(request.name, after, self._facts(request, reply, is_new=after != state))
         if after == state:
             return
         for fails in ("before", "after"):
@@ -356,21 +357,26 @@ class Driven:
                 if fails == "before":
                     yield Step(f"{request.name}, which cannot be written", self._state_of(broken), Facts())
 
-    def _facts(self, request: Request, reply: bytes) -> Facts:
+    def _facts(self, request: Request, reply: bytes, *, is_new: bool) -> Facts:
         match message_kind(reply):
             case MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
                 return Facts({Fact("signed", ListSignature.decode(reply).upload_list)})
             case MessageKind.ONE_MESSAGE_ANSWER:
-                names = self.words.get(Answer.decode(reply).sums)
+                answer = Answer.decode(reply)
+                names = self.words.get(answer.sums)
                 if names is None:
                     self.fault = f"holder {self.position} answered something else than a sum of shares"
                     return Facts()
-                return Facts({Fact("answered", names, request.need)})
+                # What is stored is given to anybody; it was made for what was asked first.
+                if is_new or answer.upload_list not in self._needs:
+                    known = self._needs.get(answer.upload_list, request.need)
+                    self._needs[answer.upload_list] = min(known, request.need)
+                return Facts({Fact("answered", names, self._needs[answer.upload_list])})
             case _:
                 return Facts()
 
     def _restarted(self, holder: Any) -> int:  # noqa: ANN401 -- a holder, with its journal
-        journal = holder._journal.copied()  # noqa: SLF001
+        journal = holder._journal.on_disk()  # noqa: SLF001
         key = journal.remembered()
         if key not in self._begun:
             self._begun[key] = self._state_of(self.cast.holder(self.position, journal))

@@ -78,6 +78,10 @@ class MemoryJournal:
         """Return a journal in the same state."""
         return type(self)(list(self.written))
 
+    def on_disk(self) -> MemoryJournal:
+        """Return what a process finds that starts again."""
+        return self.copied()
+
     def remembered(self) -> Any:  # noqa: ANN401 -- anything that can be compared
         """Return what the disk holds, without its order."""
         return tuple(sorted(self.written))
@@ -142,7 +146,11 @@ class Cast:
             ),
         )
         self.record = record.signed(self.authority)
-        self.announced = tuple(self.holder(position, MemoryJournal()).keys for position in range(count))
+        self.begin(tuple(self.holder(position, MemoryJournal()).keys for position in range(count)))
+
+    def begin(self, announced: tuple[bytes, ...]) -> None:
+        """Take the keys that the holders announce."""
+        self.announced = announced
         self.offers = tuple(self._offer(place) for place in (0, 1))
         self.elsewhere = self._offer(0, CAPACITY + 1)
         self.agreement: Agreement = self.offers[0].agree()
