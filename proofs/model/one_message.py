@@ -43,6 +43,9 @@ from two_servers import STARTS_AGAIN, Report
 Need = tuple[int, bytes]
 """How many holders must have signed which list."""
 Row = tuple[int, ...]
+MOST_FACTS = 4
+"""So much is given away by a holder at most: two signatures and two answers. One that gives more is followed no
+further, and a search that was cut off and found nothing is a fault itself."""
 MOST_UPLOADS = 3
 """So many of a client are enough to go on with, where it makes too many."""
 
@@ -292,6 +295,7 @@ class Driven:
         self.cast, self.position, self.report = cast, position, report
         self.requests, self.words = requests_for(cast, position), cast.words(position)
         self.fault: str | None = None
+        self.is_cut_off = False
         self._holders, self._known = list[Holder](), dict[Any, int]()
         self._steps, self._begun = dict[int, list[Step]](), dict[Any, int]()
         self._needs = dict[bytes, Need]()
@@ -309,7 +313,9 @@ class Driven:
             for world in frontier:
                 for step in self._after(world[0]):
                     after = step.state, world[1] | step.facts
-                    if after not in came_from:
+                    if len(after[1]) > MOST_FACTS:
+                        self.is_cut_off = True
+                    elif after not in came_from:
                         came_from[after] = world, step.name
                         following.append(after)
             frontier = following
@@ -413,7 +419,9 @@ class Knowledge:
         return self._judged[key]
 
     def _judge(self, answers: dict[int, frozenset[Names]]) -> tuple[bool, str | None]:
-        given = [(position, names) for position, lists in sorted(answers.items()) for names in sorted(lists, key=sorted)]
+        given = [
+            (position, names) for position, lists in sorted(answers.items()) for names in sorted(lists, key=sorted)
+        ]
         learned = [row for part in _parts(given) for row in self._learned(part)]
         if not learned:
             return False, None
@@ -424,9 +432,7 @@ class Knowledge:
         for _, names in given:
             counts[names] = counts.get(names, 0) + 1
         lists = [names for names, count in counts.items() if count >= self._spare]
-        allowed = [
-            {(name, slot): 1 for name in names} for names in lists for slot in range(len(self._slots))
-        ]
+        allowed = [{(name, slot): 1 for name in names} for names in lists for slot in range(len(self._slots))]
         columns = sorted({place for row in (*learned, *allowed) for place in row})
         if _rank(_matrix(allowed, columns)) < _rank(_matrix((*allowed, *learned), columns)):
             return True, "something else than the sums over lists that enough holders answered for"
@@ -558,15 +564,18 @@ def _renamed(kind: Sequence[tuple[int, str]]) -> tuple[tuple[int, int], ...]:
 
 def _explore_holders(cast: Cast, journal: type[MemoryJournal], report: Report) -> None:
     stories = list[list[tuple[Facts, tuple[str, ...]]]]()
-    positions = cast.setting.honest
+    positions, is_cut_off = cast.setting.honest, False
     for position in positions:
         driven = Driven(cast, position, journal, report)
         stories.append(list(driven.explore().items()))
+        is_cut_off |= driven.is_cut_off
         if driven.fault:
             report.fault = driven.fault
             return
     knowledge = Knowledge(cast)
-    signed = [[frozenset(fact.what for fact in facts if fact.kind == "signed") for facts, _ in told] for told in stories]
+    signed = [
+        [frozenset(fact.what for fact in facts if fact.kind == "signed") for facts, _ in told] for told in stories
+    ]
     answered = [[[fact for fact in facts if fact.kind == "answered"] for facts, _ in told] for told in stories]
     for chosen in product(*(range(len(told)) for told in stories)):
         counts = dict[Any, int]()
@@ -590,3 +599,5 @@ def _explore_holders(cast: Cast, journal: type[MemoryJournal], report: Report) -
             steps = (told[number][1] for told, number in zip(stories, chosen, strict=True))
             report.trace = tuple(step for names in steps for step in names)
             return
+    if is_cut_off:
+        report.fault = "the search was cut off"

@@ -27,7 +27,7 @@ FOUR = Setting(4, 1, ONE_ANSWER)
 FIVE = Setting(5, 1, ONE_ANSWER, places=(0,))
 PACKED = Setting(5, 0, ONE_ANSWER, packing=2, places=(0,))
 SIGNED_BY_THREE = Setting(3, 1, CERTIFIED, places=(0,))
-SIGNED_BY_FOUR = Setting(4, 1, CERTIFIED)
+IN_TWO_ROUNDS = Setting(3, 1, CERTIFIED)
 SIGNED_BY_FIVE = Setting(5, 1, CERTIFIED, packing=2, places=(0,))
 
 
@@ -58,7 +58,7 @@ def cases() -> tuple[Case, ...]:
         Case("one message: one answer, 4 holders, two sums", FOUR),
         Case("one message: one answer, 5 holders", FIVE),
         Case("one message: one answer, 5 holders, packed", PACKED),
-        Case("one message: certified, 4 holders, two rounds", SIGNED_BY_FOUR),
+        Case("one message: certified, 3 holders, two rounds", IN_TWO_ROUNDS),
         Case("one message: certified, 5 holders, packed", SIGNED_BY_FIVE),
         Case("one message: a journal in files", None),
     )
@@ -163,14 +163,9 @@ def _majority(holders: int, _: int) -> int:
     return holders // 2 + 1
 
 
-def _majority_threshold(_: ThresholdRule, holders: int, __: int, ___: int) -> int:
-    return holders // 2 + 1
-
-
 def _many_signatures(agreement: Any, _: bytes, certified: Any) -> None:  # noqa: ANN401
     if len(certified.certificate) < agreement.record.quorum:
         raise PeerMisbehaved("a certificate has more signatures")
-
 
 
 def _any_entries(self: Any) -> Any:  # noqa: ANN401 -- a journal of files
@@ -199,16 +194,10 @@ _KEPT: Any = FileJournal._kept_secret  # noqa: SLF001
 _ANSWER: Any = Holder._answer  # noqa: SLF001
 _PLACE: Any = Holder._place  # noqa: SLF001
 _QUORUMS: tuple[Replacement, ...] = ((parameters, "least_quorum", _majority), (epoch, "least_quorum", _majority))
-_THRESHOLDS: tuple[Replacement, ...] = (
-    (parameters, "least_threshold", _majority_threshold),
-    (epoch, "least_threshold", _majority_threshold),
-)
 DEFECTS: tuple[tuple[Any, ...], ...] = (
     ("answers twice after a crash", THREE, (), LosesLists),
-    ("signs twice after a crash", SIGNED_BY_THREE, (), LosesLists),
     ("the journal is written after the reply", THREE, (), WritesLater),
     ("a sum has several lists", THREE, ((Placements, "require_free", _nothing),)),
-    ("a threshold of the majority", THREE, _THRESHOLDS),
     ("lists of any size", THREE, ((Holder, "_require_whole", _without("a list of ")),)),
     (
         "uploads do not name their sum",

@@ -95,7 +95,11 @@ def main(word: str = "") -> Iterator[str]:
             schedules += met.schedules
             attacks += bool(met.fault)
             clean += not met.fault
-            found = f"ATTACK: {met.fault}" if met.fault else f"none found, {met.revealing} {_REVEALS[server.name.startswith('one message')]}"
+            found = (
+                f"ATTACK: {met.fault}"
+                if met.fault
+                else f"none found, {met.revealing} {_REVEALS[server.name.startswith('one message')]}"
+            )
             yield (
                 f"  {server.name:48} {met.schedules:6} worlds,    {met.calls:6} calls, "
                 f"{met.refused:6} refused, {took:5.1f} s: {found}{'' if right else '  NOT EXPECTED'}"
