@@ -259,8 +259,7 @@ def requests_for(cast: Cast, position: int) -> list[Request]:
     batches = dict[tuple[int, bool], list[str]]()
     for one in cast.sent.values():
         batches.setdefault((one.place, one.client == CLIENTS[-1]), []).append(one.name)
-    for names in batches.values():
-        found.append(Request(f"shares of {' '.join(names)}", cast.delivery(names, position)))
+    found += [Request(f"shares of {' '.join(names)}", cast.delivery(names, position)) for names in batches.values()]
     names = [one.name for one in cast.sent.values()]
     found.append(Request("shares for another holder", cast.delivery(names[:1], (position + 1) % cast.setting.holders)))
     found.append(Request("shares elsewhere", cast.delivery(names[:1], position, cast.elsewhere.agree().t0)))
@@ -418,7 +417,7 @@ class Knowledge:
             self._judged[key] = self._judge(answers)
         return self._judged[key]
 
-    def _judge(self, answers: dict[int, frozenset[Names]]) -> tuple[bool, str | None]:
+    def _judge(self, answers: dict[int, frozenset[Names]]) -> tuple[bool, str | None]:  # noqa: PLR0911 -- each a fault
         given = [
             (position, names) for position, lists in sorted(answers.items()) for names in sorted(lists, key=sorted)
         ]

@@ -126,8 +126,7 @@ def _without(reason_of: str) -> Callable[..., None]:
 def _answer_part(original: Callable[..., bytes]) -> Callable[..., bytes]:
     def answer(self: Any, work: Any, upload_list: UploadList) -> bytes:  # noqa: ANN401 -- a holder, and its work
         there = tuple(listed for listed in upload_list.listed if listed.upload in work.accepted)
-        reply = original(self, work, replace(upload_list, listed=there))
-        return reply
+        return original(self, work, replace(upload_list, listed=there))
 
     return answer
 

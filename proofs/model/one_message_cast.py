@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
 
-import ideal
 import numpy as np
+
+import ideal
 from indexing_cast import signing_key_of
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
