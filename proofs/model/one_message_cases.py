@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import ideal
@@ -12,7 +13,7 @@ import one_message
 import one_message_files
 from defects import Replacement, planted
 from one_message_cast import PATCHES, Cast, MemoryJournal, Setting
-from secagg.errors import PeerMisbehaved
+from secagg.errors import PeerMisbehaved, Reason
 from secagg.protocols.one_message import epoch, holder, parameters
 from secagg.protocols.one_message.holder import Holder, Placements
 from secagg.protocols.one_message.journal import Event, FileJournal, HolderSecret
@@ -109,34 +110,37 @@ class WritesLater(MemoryJournal):
         return super().remembered(), self.late
 
 
-def _without(reason_of: str) -> Callable[..., None]:
-    """Return checks of a list but for the one whose sentence has these words."""
-    original: Any = Holder._require_whole  # noqa: SLF001
-
-    def check(self: Any, work: Any, upload_list: UploadList) -> None:  # noqa: ANN401 -- a holder, and its work
-        try:
-            original(self, work, upload_list)
-        except PeerMisbehaved as error:
-            if reason_of not in str(error):
-                raise
-
-    return check
+_WHOLE: Any = Holder._require_whole  # noqa: SLF001
 
 
-def _answer_part(original: Callable[..., bytes]) -> Callable[..., bytes]:
-    def answer(self: Any, work: Any, upload_list: UploadList) -> bytes:  # noqa: ANN401 -- a holder, and its work
-        there = tuple(listed for listed in upload_list.listed if listed.upload in work.accepted)
-        return original(self, work, replace(upload_list, listed=there))
+def _any_size(self: Any, work: Any, upload_list: UploadList) -> None:  # noqa: ANN401 -- a holder, and its work
+    configuration = SimpleNamespace(minimum_cohort=1, parameters=work.agreement.parameters)
+    agreement = SimpleNamespace(configuration=configuration, record=work.agreement.record)
+    _WHOLE(self, SimpleNamespace(agreement=agreement, accepted=work.accepted), upload_list)
 
-    return answer
+
+def _any_terms(self: Any, work: Any, upload_list: UploadList) -> None:  # noqa: ANN401 -- a holder, and its work
+    accepted = {upload: replace(one, terms=upload_list.terms) for upload, one in work.accepted.items()}
+    _WHOLE(self, SimpleNamespace(agreement=work.agreement, accepted=accepted), upload_list)
+
+
+def _part_of(work: Any, upload_list: UploadList) -> UploadList:  # noqa: ANN401 -- a holder's work
+    there = tuple(listed for listed in upload_list.listed if listed.upload in work.accepted)
+    return replace(upload_list, listed=there)
+
+
+def _part_is_enough(self: Any, work: Any, upload_list: UploadList) -> None:  # noqa: ANN401 -- a holder, and its work
+    _WHOLE(self, work, _part_of(work, upload_list))
+
+
+def _answer_part(self: Any, work: Any, upload_list: UploadList) -> bytes:  # noqa: ANN401 -- a holder, and its work
+    return _ANSWER(self, work, _part_of(work, upload_list))  # type: ignore[no-any-return]
 
 
 def _place_part(self: Any, work: Any, upload_list: UploadList, reply: bytes) -> None:  # noqa: ANN401
-    there = tuple(listed for listed in upload_list.listed if listed.upload in work.accepted)
-    digest = upload_list.digest
-    self._placements.place(upload_list.terms.sum_id, digest, tuple(listed.upload for listed in there))
-    kept = work.signed if self._record.quorum and digest not in work.signed and len(reply) < SHORT else work.answered
-    kept[digest] = reply
+    part = _part_of(work, upload_list)
+    self._placements.place(part.terms.sum_id, part.digest, tuple(listed.upload for listed in part.listed))
+    (work.signed if len(reply) < SHORT else work.answered)[upload_list.digest] = reply
 
 
 SHORT = 300
@@ -155,7 +159,7 @@ def _place_when_answered(original: Callable[..., None]) -> Callable[..., None]:
 
 def _free_for_another_sum(self: Any, sum_id: bytes, upload_list: bytes, _: tuple[bytes, ...]) -> None:  # noqa: ANN401
     if self._list_of_sum.get(sum_id, upload_list) != upload_list:
-        raise PeerMisbehaved("a sum has one list")
+        raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT)
 
 
 def _majority(holders: int, _: int) -> int:
@@ -164,7 +168,7 @@ def _majority(holders: int, _: int) -> int:
 
 def _many_signatures(agreement: Any, _: bytes, certified: Any) -> None:  # noqa: ANN401
     if len(certified.certificate) < agreement.record.quorum:
-        raise PeerMisbehaved("a certificate has more signatures")
+        raise PeerMisbehaved("a certificate has more signatures", reason=Reason.QUORUM_NOT_MET)
 
 
 def _any_entries(self: Any) -> Any:  # noqa: ANN401 -- a journal of files
@@ -197,12 +201,12 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
     ("answers twice after a crash", THREE, (), LosesLists),
     ("the journal is written after the reply", THREE, (), WritesLater),
     ("a sum has several lists", THREE, ((Placements, "require_free", _nothing),)),
-    ("lists of any size", THREE, ((Holder, "_require_whole", _without("a list of ")),)),
+    ("lists of any size", THREE, ((Holder, "_require_whole", _any_size),)),
     (
         "uploads do not name their sum",
         Setting(3, 0, ONE_ANSWER),
         (
-            (Holder, "_require_whole", _without("for another sum or model")),
+            (Holder, "_require_whole", _any_terms),
             (Placements, "require_free", _free_for_another_sum),
         ),
     ),
@@ -212,8 +216,8 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
         "a part of a list answered",
         SIGNED_BY_THREE,
         (
-            (Holder, "_require_whole", _without("did not accept that upload")),
-            (Holder, "_answer", _answer_part(_ANSWER)),
+            (Holder, "_require_whole", _part_is_enough),
+            (Holder, "_answer", _answer_part),
             (Holder, "_place", _place_part),
         ),
     ),
