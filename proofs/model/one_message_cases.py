@@ -14,7 +14,7 @@ import one_message_files
 from defects import Replacement, planted
 from one_message_cast import PATCHES, Cast, MemoryJournal, Setting
 from secagg.errors import PeerMisbehaved, Reason
-from secagg.protocols.one_message import epoch, holder, parameters
+from secagg.protocols.one_message import epoch, parameters
 from secagg.protocols.one_message.holder import Holder, Placements
 from secagg.protocols.one_message.journal import Event, FileJournal, HolderSecret
 from secagg.protocols.one_message.ledger import Ledger
@@ -124,39 +124,6 @@ def _any_terms(self: Any, work: Any, upload_list: UploadList) -> None:  # noqa: 
     _WHOLE(self, SimpleNamespace(agreement=work.agreement, accepted=accepted), upload_list)
 
 
-def _part_of(work: Any, upload_list: UploadList) -> UploadList:  # noqa: ANN401 -- a holder's work
-    there = tuple(listed for listed in upload_list.listed if listed.upload in work.accepted)
-    return replace(upload_list, listed=there)
-
-
-def _part_is_enough(self: Any, work: Any, upload_list: UploadList) -> None:  # noqa: ANN401 -- a holder, and its work
-    _WHOLE(self, work, _part_of(work, upload_list))
-
-
-def _answer_part(self: Any, work: Any, upload_list: UploadList) -> bytes:  # noqa: ANN401 -- a holder, and its work
-    return _ANSWER(self, work, _part_of(work, upload_list))  # type: ignore[no-any-return]
-
-
-def _place_part(self: Any, work: Any, upload_list: UploadList, reply: bytes) -> None:  # noqa: ANN401
-    part = _part_of(work, upload_list)
-    self._placements.place(part.terms.sum_id, part.digest, tuple(listed.upload for listed in part.listed))
-    (work.signed if len(reply) < SHORT else work.answered)[upload_list.digest] = reply
-
-
-SHORT = 300
-"""A signature on a list is shorter than this, and an answer is longer."""
-
-
-def _place_when_answered(original: Callable[..., None]) -> Callable[..., None]:
-    def place(self: Any, work: Any, upload_list: UploadList, reply: bytes) -> None:  # noqa: ANN401
-        if len(reply) < SHORT:
-            work.signed[upload_list.digest] = reply
-            return
-        original(self, work, upload_list, reply)
-
-    return place
-
-
 def _free_for_another_sum(self: Any, sum_id: bytes, upload_list: bytes, _: tuple[bytes, ...]) -> None:  # noqa: ANN401
     if self._list_of_sum.get(sum_id, upload_list) != upload_list:
         raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT)
@@ -164,11 +131,6 @@ def _free_for_another_sum(self: Any, sum_id: bytes, upload_list: bytes, _: tuple
 
 def _majority(holders: int, _: int) -> int:
     return holders // 2 + 1
-
-
-def _many_signatures(agreement: Any, _: bytes, certified: Any) -> None:  # noqa: ANN401
-    if len(certified.certificate) < agreement.record.quorum:
-        raise PeerMisbehaved("a certificate has more signatures", reason=Reason.QUORUM_NOT_MET)
 
 
 def _any_entries(self: Any) -> Any:  # noqa: ANN401 -- a journal of files
@@ -194,8 +156,6 @@ def _any_secret(original: Callable[..., HolderSecret], *, epoch_too: bool) -> Ca
 
 
 _KEPT: Any = FileJournal._kept_secret  # noqa: SLF001
-_ANSWER: Any = Holder._answer  # noqa: SLF001
-_PLACE: Any = Holder._place  # noqa: SLF001
 _QUORUMS: tuple[Replacement, ...] = ((parameters, "least_quorum", _majority), (epoch, "least_quorum", _majority))
 DEFECTS: tuple[tuple[Any, ...], ...] = (
     ("answers twice after a crash", THREE, (), LosesLists),
@@ -211,23 +171,7 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
         ),
     ),
     ("updates not spent", Setting(3, 0, ONE_ANSWER), ((Ledger, "spend", _nothing),)),
-    ("an upload is spent when it is answered", SIGNED_BY_THREE, ((Holder, "_place", _place_when_answered(_PLACE)),)),
-    (
-        "a part of a list answered",
-        SIGNED_BY_THREE,
-        (
-            (Holder, "_require_whole", _part_is_enough),
-            (Holder, "_answer", _answer_part),
-            (Holder, "_place", _place_part),
-        ),
-    ),
     ("a quorum of the majority", replace(SIGNED_BY_FIVE, packing=1), _QUORUMS),
-    ("signatures of a certificate not checked", SIGNED_BY_THREE, ((holder, "require_certificate", _many_signatures),)),
-    (
-        "a client uploads again with other bytes",
-        SIGNED_BY_THREE,
-        ((Ledger, "sent_for", _nothing), (Ledger, "charge", _nothing), (Ledger, "spend", _nothing)),
-    ),
     ("a journal older than its head", None, ((FileJournal, "_whole_entries", _any_entries),)),
     ("a journal of before a restart", None, ((FileJournal, "_kept_secret", _any_secret(_KEPT, epoch_too=False)),)),
     ("a journal of another epoch", None, ((FileJournal, "_kept_secret", _any_secret(_KEPT, epoch_too=True)),)),

@@ -24,7 +24,7 @@ from secagg.wire import MessageKind, message_kind
 from two_servers import Report
 
 LENGTH = 8
-MOST_STARTS = 2
+MOST_STARTS = 1
 POSITION = 0
 LISTS = ("1a 2a as sum 0", "1a 3a as sum 0")
 Folder = tuple[tuple[str, bytes], ...]
