@@ -61,7 +61,6 @@ def cases() -> tuple[Case, ...]:
         Case("one message: one answer, 5 holders, packed", PACKED),
         Case("one message: certified, 3 holders, two rounds", IN_TWO_ROUNDS),
         Case("one message: certified, 5 holders, packed", SIGNED_BY_FIVE),
-        Case("one message: a journal in files", None),
     )
     return (*shipped, *(Case(f"one message: {name}", *rest, attacked=True) for name, *rest in DEFECTS))
 
