@@ -408,11 +408,11 @@ def test_who_has_uploaded_complains_of_nobody(mode: SecurityMode, goes_on: GoesO
     """Its root is not recovered, so nobody could judge a complaint that names honest neighbours."""
     session = at_delivery(mode, Suite.HYBRID)
     attacker, client = session.client_ids[3], session.clients[session.client_ids[3]]
-    step = client._step  # noqa: SLF001 -- a client that lies
+    step = client._step  # noqa: SLF001 -- a client that lies  # pyright: ignore[reportPrivateUsage]
     assert isinstance(step, Shared)
     sharers = session.server.roster.set_of(range(session.server.roster.population))
     accused = sender_of_an_edge_to(session, 3)
-    member = client._member  # noqa: SLF001 -- a client that lies
+    member = client._member  # noqa: SLF001 -- a client that lies  # pyright: ignore[reportPrivateUsage]
     complaint = complain(member, step.key_set, sharers, [accused]).encode()
     (upload,) = client.receive(delivered_to(session, 3).encode())
     session.server.receive(attacker, upload)
