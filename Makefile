@@ -26,7 +26,7 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not flower"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check
