@@ -128,8 +128,7 @@ class IdealSealingKey:
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
         seed = bytes(plaintext.expose())
         name = _name(b"sealed to", self.encoded, info, seed)
-        length = len(seed) + CLASSIC_OVERHEAD_BYTES
-        sealed = (name * (length // len(name) + 1))[:length]
+        sealed = (name * 3)[: len(seed) + CLASSIC_OVERHEAD_BYTES]
         _SEALED_TO[self.encoded, info, sealed] = seed
         return sealed
 

@@ -2,8 +2,6 @@
 
 The client has left when the list is made, so the holder enforces what the client insisted on. What was promised is
 written down before it is sent, and a request that was answered gets the stored bytes again.
-
-Claim OM-5: for 3 to 5 holders, a server learns one sum of a name, or of a certified list, and no input is open.
 """
 
 from __future__ import annotations
