@@ -28,7 +28,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 
@@ -48,13 +48,13 @@ _ABANDONED_SECONDS: Final = 2 * 24 * 3600
 class StateDirectory:
     """The folder of a node in which the keys to sealed states stand."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, coins: Coins) -> None:
         """Use a folder of this user's alone, in memory where there is such a place.
 
         Raises:
             InvalidParameters: somebody else owns the folder, or may look into it.
         """
-        self.folder = folder or _default_folder()
+        self.folder, self._coins = folder or _default_folder(), coins
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.folder.stat()
         if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
@@ -65,8 +65,8 @@ class StateDirectory:
 
     def begin(self) -> OpenState:
         """Start a session, whose state is sealed for the first time."""
-        name = bytes(SystemCoins().draw(_NAME_BYTES))
-        state = OpenState(self.folder, name, 0)
+        name = bytes(self._coins.draw(_NAME_BYTES))
+        state = OpenState(self.folder, name, 0, self._coins)
         descriptor = os.open(state.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.close(descriptor)
         return state
@@ -80,8 +80,8 @@ class StateDirectory:
         name, number = sealed[:_NAME_BYTES], sealed[_NAME_BYTES:_HEADER_BYTES]
         if len(sealed) < _HEADER_BYTES:
             raise _lost()
-        before = OpenState(self.folder, name, int.from_bytes(number, "big"))
-        state = OpenState(self.folder, name, before.generation + 1)
+        before = OpenState(self.folder, name, int.from_bytes(number, "big"), self._coins)
+        state = OpenState(self.folder, name, before.generation + 1, self._coins)
         try:
             before.path.rename(state.path)
             key = state.path.read_bytes()
@@ -147,8 +147,8 @@ def _is_abandoned(path: Path) -> bool:
 class OpenState:
     """A state that this process alone may go on from: it is sealed again, or destroyed."""
 
-    def __init__(self, folder: Path, name: bytes, generation: int) -> None:
-        self.generation = generation
+    def __init__(self, folder: Path, name: bytes, generation: int, coins: Coins) -> None:
+        self.generation, self._coins = generation, coins
         self._name = name
         self._folder = folder
 
@@ -160,7 +160,7 @@ class OpenState:
     def seal(self, secret: Secret) -> bytes:
         """Seal under a fresh key, which takes the place of the one before."""
         header = self._name + self.generation.to_bytes(_GENERATION_BYTES, "big")
-        with Secret.random("state key", _KEY_BYTES, SystemCoins()) as key:
+        with Secret.random("state key", _KEY_BYTES, self._coins) as key:
             sealed = AESGCM(key.expose()).encrypt(_NONCE, bytes(secret.expose()), header)
             _overwrite(self.path, bytes(key.expose()))
         return header + sealed

@@ -96,6 +96,12 @@ CANDIDATES = [
         error=2.0**-6,
         ulps=0,
         extremes=[np.full(3, 99.0), np.full(3, -99.0)],
+        others={
+            "another length": lambda: scheme(length=4, clip=1.1, fraction_bits=5, modulus_bits=11),
+            "another clip": lambda: scheme(clip=1.2, fraction_bits=5, modulus_bits=11),
+            "another step": lambda: scheme(clip=1.1, fraction_bits=4, modulus_bits=11),
+            "another ring": lambda: scheme(clip=1.1, fraction_bits=5, modulus_bits=12),
+        },
         payload_bytes=5,
     ),
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.session.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory
@@ -16,7 +17,7 @@ from secagg.session.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDire
 
 @pytest.fixture
 def states(tmp_path: Path) -> StateDirectory:
-    return StateDirectory(tmp_path / "states")
+    return StateDirectory(tmp_path / "states", coins=SystemCoins())
 
 
 def sealed(state: OpenState, data: bytes = b"what a client keeps") -> bytes:
@@ -150,9 +151,9 @@ def make_old(path: Path, days: int) -> None:
 def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(InvalidParameters, match=DIRECTORY_VARIABLE):
-        StateDirectory(tmp_path / "open")
+        StateDirectory(tmp_path / "open", coins=SystemCoins())
 
 
 def test_the_folder_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "named"))
-    assert StateDirectory().folder == tmp_path / "named"
+    assert StateDirectory(coins=SystemCoins()).folder == tmp_path / "named"

@@ -37,7 +37,7 @@ class ClientRound:
 
     def __init__(self, settings: NodeSettings, judge: object | None, folder: Path | None) -> None:
         """Prepare; the settings are those of the app, raised by the node."""
-        self._settings, self._judge, self._states = settings, judge, StateDirectory(folder)
+        self._settings, self._judge, self._states = settings, judge, StateDirectory(folder, coins=SystemCoins())
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Begin a session, or go on with the one that was put aside.
