@@ -269,13 +269,15 @@ def tracked_faults(paths: list[str]) -> Iterator[str]:
 
 # --- Provocations -----------------------------------------------------------------------------------------------------
 
+
+def crowd(root: Path) -> None:
+    for number in range(MODULES_IN_A_FOLDER + 1):
+        plant(f"protocols/new/m{number}.py")(root)
+
+
 PROVOCATIONS: list[tuple[Check, Fault, str]] = [
     (check_sizes, plant("compression/long.py", "x = 1\n" * 400), "compression/long.py has"),
-    (
-        check_sizes,
-        lambda root: [plant(f"protocols/new/m{n}.py")(root) for n in range(21)] and None,
-        "protocols/new holds 21 modules",
-    ),
+    (check_sizes, crowd, "protocols/new holds 21 modules"),
     (check_budgets, plant("protocols/stranger/__init__.py", "x = 1"), "protocols/stranger has"),
     (
         check_faces,
