@@ -70,7 +70,7 @@ def coding() -> Iterator[Figure]:
         name="memory of encoding peaks of 128, with the input and without the public signs and scales / input",
         value=1 + memory / update.nbytes,
         unit="",
-        at_most=2.25,
+        at_most=2.0,
     )
     code = peaks[128]
     layout = summed_layout(code.layout, code.tables, COHORT)
