@@ -106,3 +106,10 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_table_has_its_defaults() -> None:
     assert from_tree({"rounds": 3}) == changed(Configuration(), ["rounds=3"])
+
+
+def test_a_key_like_none_is_answered_with_those_there_are() -> None:
+    with pytest.raises(InvalidParameters, match="the keys are "):
+        changed(preset("fashion-none"), ["data.zzzzzz=1"])
+    with pytest.raises(InvalidParameters, match="there are fashion"):
+        preset("zzzzzz")

@@ -199,8 +199,9 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
     names = [item.name for item in fields(cls)]
     for key in tree:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
-            raise InvalidParameters(f"there is no key {path + key!r}; the nearest is {path + near[0]!r}")
+            near = difflib.get_close_matches(key, names, n=1)
+            known = f"the nearest is {path + near[0]!r}" if near else f"the keys are {', '.join(names)}"
+            raise InvalidParameters(f"there is no key {path + key!r}; {known}")
     if cls is CompressionSettings and ":" in str(tree.get("scheme", "")):
         tree = {**tree, "scheme": Scheme.OUTSIDE.value, "outside": tree["scheme"]}
     given: dict[str, Any] = {key: _converted(hints[key], value, path + key) for key, value in tree.items()}

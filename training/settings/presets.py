@@ -142,6 +142,7 @@ def preset(name: str) -> Configuration:
         InvalidParameters: there is none; the message says the nearest.
     """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
-        raise InvalidParameters(f"there is no preset {name!r}; the nearest is {near!r}, of {', '.join(PRESETS)}")
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        nearest = f"the nearest is {near[0]!r}, of" if near else "there are"
+        raise InvalidParameters(f"there is no preset {name!r}; {nearest} {', '.join(PRESETS)}")
     return PRESETS[name]
