@@ -100,11 +100,11 @@ class Client(Confined):
         certificate, parameters = self._certificate, agreement.parameters
         identity = b"" if certificate is None else certificate.public_key + certificate.signature
         header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(self._coins))
-        seed = Secret.random("mask seed", _SEED_BYTES, self._coins)
-        if compare_digest(seed.expose(), header.nonce):
-            raise Misuse("the coins repeat, so that what is public would give the mask; pass SystemCoins()")
         one = Ring(parameters.segments[-1].ring_bits).from_integers([1])
-        vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, one], seed, weight)
+        with Secret.random("mask seed", _SEED_BYTES, self._coins) as seed:
+            if compare_digest(seed.expose(), header.nonce):
+                raise Misuse("the coins repeat, so that what is public would give the mask; pass SystemCoins()")
+            vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, one], seed, weight)
         contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]
         dealing = deal(secret, parameters, contexts, self._coins)
         try:

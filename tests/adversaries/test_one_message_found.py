@@ -24,7 +24,9 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import HolderId
 from secagg.protocols.one_message.client import Client
@@ -203,3 +205,30 @@ def test_a_secret_that_was_altered_is_noticed_before_anything_is_answered(tmp_pa
         file.write(data)
     with pytest.raises(SecAggError):
         standing.start()
+
+
+def test_a_mask_that_is_not_made_leaves_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Secret]()
+
+    def refuse(self: EpochRing, vectors: object, coins_seed: Secret, weight: int = 1) -> None:
+        del self, vectors, weight
+        seen.append(coins_seed)
+        raise Misuse("planted")
+
+    monkeypatch.setattr(EpochRing, "mask", refuse)
+    world = InsecureSum()
+    client = world.setup.clients[0]
+    key, certificate = world.certified(client)
+    with pytest.raises(Misuse, match="planted"):
+        Client(
+            client,
+            floors=world.floors,
+            ledger=Ledger(TASK, lambda _: None),
+            coins=SystemCoins(),
+            clock=world.clock,
+            signing_key=key,
+            certificate=certificate,
+        ).upload(world.offer().encode(), world.setup.subject, world.update(client))
+    (seed,) = seen
+    with pytest.raises(Misuse):
+        seed.expose()
