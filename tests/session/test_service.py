@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -156,7 +157,8 @@ def test_an_answer_that_is_no_message_loses_the_helper(tmp_path: Path, answer: b
     def lie() -> None:
         with listener.accept()[0] as connection:
             receive_frame(connection, LIMIT)
-            send_frame(connection, answer)
+            with suppress(BrokenPipeError):  # the length alone tells that nothing of use follows
+                send_frame(connection, answer)
 
     liar = Thread(target=lie)
     liar.start()
