@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
@@ -11,7 +12,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_key, sealing_pair
 from secagg.crypto.ring import low_bits
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.wire import MessageKind, message_kind
 
@@ -20,6 +21,8 @@ from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, encode_vector, p
 from .messages import decode_entries, encode_body, encode_entries, roster_digest, sealing_info, survivors_of
 
 _ROOT_BYTES = 32
+Source = Callable[[Configuration], tuple[Payload, int]]
+"""Returns what a client uploads, and how often it counts."""
 
 
 class State(StrEnum):
@@ -34,24 +37,16 @@ class State(StrEnum):
 class Client(Confined):
     """One client of one sum, against a server that follows the protocol and is curious."""
 
-    def __init__(
-        self, client: ClientId, configuration: Configuration, payload: Payload, coins: Coins, weight: int = 1
-    ) -> None:
+    def __init__(self, client: ClientId, configuration: Configuration, source: Source, coins: Coins) -> None:
         """Prepare; the configuration is one that the client has chosen or checked.
 
-        Raises:
-            InvalidParameters: the payload is of another layout, or the weight is too large.
+        Args:
+            source: makes the update when the upload is due.
         """
-        payload.check()
-        if payload.layout != configuration.layout:
-            raise InvalidParameters("the update has another layout than the sum; encode it for this one")
-        if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
-            raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
-        self.client, self.state = client, State.ROSTER
-        self._configuration, self._coins = configuration, coins
+        self.client, self.configuration, self.state, self.source = client, configuration, State.ROSTER, source
+        self._coins = coins
         with Secret.random("sealing root", _ROOT_BYTES, coins) as root:
             self._pair = sealing_pair(configuration.suite, root, configuration.context)
-        self._input = _elements(payload, weight)
         self._mask = uniform(configuration.length, coins)
         self._roster, self._clients = b"", tuple[ClientId, ...]()
         self._pieces = dict[ClientId, Vector]()
@@ -59,7 +54,7 @@ class Client(Confined):
     @property
     def advertisement(self) -> bytes:
         """The client's first message: its key."""
-        return encode_body(MessageKind.CODED_MASK_KEY, self._configuration, self._pair.public_key.encoded)
+        return encode_body(MessageKind.CODED_MASK_KEY, self.configuration, self._pair.public_key.encoded)
 
     def receive(self, message: bytes) -> bytes:
         """Return the answer to what the server sends; each step is done once.
@@ -75,14 +70,15 @@ class Client(Confined):
             case (State.SURVIVORS, MessageKind.CODED_MASK_SURVIVORS):
                 return self._answer(message)
             case (state, kind):
-                raise UnexpectedMessage(expected=f"a {state}", received=kind.name, culprits={ServerId()})
+                due = "nothing more" if state is State.DONE else f"a {state}"
+                raise UnexpectedMessage(expected=due, received=kind.name, culprits={ServerId()})
 
     def _deal(self, message: bytes) -> bytes:
         """Cut the mask into coded pieces, and seal one to every client.
 
         Implements: [SHY+22] Algorithm 1, offline encoding and sharing of local masks.
         """
-        configuration = self._configuration
+        configuration = self.configuration
         keys = decode_entries(MessageKind.CODED_MASK_ROSTER, configuration, message)
         if keys.get(self.client) != self._pair.public_key.encoded or len(keys) < configuration.target:
             raise _wrong("a roster has this client's key, and as many as must stay", Reason.ROSTER_INVALID)
@@ -109,7 +105,7 @@ class Client(Confined):
 
         Implements: [SHY+22] Algorithm 1, masking and uploading of local models.
         """
-        configuration, pieces = self._configuration, dict[ClientId, Vector]()
+        configuration, pieces = self.configuration, dict[ClientId, Vector]()
         length = configuration.piece_length
         for sender, sealed in decode_entries(MessageKind.CODED_MASK_DELIVERY, configuration, message).items():
             if sender not in self._clients:
@@ -121,8 +117,11 @@ class Client(Confined):
                 pieces[sender] = decode_vector(opened.expose(), length)
         if self.client not in pieces or len(pieces) < configuration.target:
             raise _wrong("a delivery has this client's own piece, and as many as must stay", Reason.ROSTER_INVALID)
-        masked = (self._input + self._mask) % FIELD
-        self._input[:] = 0
+        payload, weight = self.source(configuration)
+        configuration.require_fitting(payload, weight)
+        elements = _elements(payload, weight)
+        masked = (elements + self._mask) % FIELD
+        elements[:] = 0
         self._mask[:] = 0
         self._pieces, self.state = pieces, State.SURVIVORS
         return encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))
@@ -132,7 +131,7 @@ class Client(Confined):
 
         Implements: [SHY+22] Algorithm 1, one-shot recovery of the aggregated mask.
         """
-        configuration = self._configuration
+        configuration = self.configuration
         survivors = survivors_of(decode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, message))
         if len(survivors) < configuration.target or not set(survivors) <= self._pieces.keys():
             raise _wrong("a set has as many as must stay, of those whose pieces came", Reason.SURVIVORS_INVALID)
@@ -145,7 +144,7 @@ class Client(Confined):
     def wipe(self) -> None:
         """Leave, and overwrite what is secret."""
         self.state = State.DONE
-        for vector in (self._input, self._mask, *self._pieces.values()):
+        for vector in (self._mask, *self._pieces.values()):
             vector[:] = 0
         self._pieces.clear()
         self._pair.wipe()

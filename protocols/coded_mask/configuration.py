@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from secagg.contract import Layout
+from secagg.contract import Layout, Payload
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.roles import Subject
 from secagg.wire import MessageKind, Reader, Writer
 
 from .field import FIELD
 
 DIGEST_BYTES: Final = 32
+NONCE_BYTES: Final = 16
 MAXIMUM_CLIENTS: Final = 1 << 10
 _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
@@ -29,7 +32,11 @@ class Configuration:
 
     task: bytes
     round_number: int
+    nonce: bytes
+    """Drawn by the server, so that nothing said in one attempt at a round is taken in another."""
     model_digest: bytes
+    application_digest: bytes
+    """As ``Subject.terms_digest`` has it."""
     suite: Suite
     layout: Layout
     population: int
@@ -45,7 +52,11 @@ class Configuration:
         most = self.population * self.maximum_weight
         for is_wrong, sentence in (
             (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "a task has a name of 1 to 256 bytes"),
-            (len(self.model_digest) != DIGEST_BYTES, "a model digest has 32 bytes"),
+            (
+                (len(self.nonce), len(self.model_digest), len(self.application_digest))
+                != (NONCE_BYTES, DIGEST_BYTES, DIGEST_BYTES),
+                "a nonce has 16 bytes, and a digest 32",
+            ),
             (not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS, f"there are 2 to {MAXIMUM_CLIENTS} clients"),
             (
                 self.privacy < 1 or not self.privacy + LEAST_COHORT <= self.target <= self.population,
@@ -81,7 +92,8 @@ class Configuration:
     def encode(self) -> bytes:
         """Return the canonical encoding, which is the server's offer."""
         writer = Writer(MessageKind.CODED_MASK_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
-        writer.integer(self.round_number, 8).fixed(self.model_digest, DIGEST_BYTES)
+        writer.integer(self.round_number, 8).fixed(self.nonce, NONCE_BYTES)
+        writer.fixed(self.model_digest, DIGEST_BYTES).fixed(self.application_digest, DIGEST_BYTES)
         writer.integer(_SUITES.index(self.suite), 1).variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
         for number in (self.population, self.privacy, self.target, self.maximum_weight):
             writer.integer(number, 4)
@@ -95,7 +107,8 @@ class Configuration:
             MalformedMessage: anything that ``encode`` would not have written.
         """
         reader = Reader(message, MessageKind.CODED_MASK_OFFER)
-        task, number, model = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(DIGEST_BYTES)
+        task, number, nonce = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(NONCE_BYTES)
+        model, application = reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES)
         suite, layout = reader.integer(1), reader.variable(_MAXIMUM_LAYOUT_BYTES)
         population, privacy, target, weight = (reader.integer(4) for _ in range(4))
         reader.finish()
@@ -103,7 +116,9 @@ class Configuration:
             return cls(
                 task=task,
                 round_number=number,
+                nonce=nonce,
                 model_digest=model,
+                application_digest=application,
                 suite=_SUITES[suite],
                 layout=Layout.decode(layout),
                 population=population,
@@ -113,3 +128,35 @@ class Configuration:
             )
         except (InvalidParameters, IndexError) as error:
             raise MalformedMessage(f"the offer is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
+
+    def require_subject(self, subject: Subject) -> None:
+        """Refuse a sum about something else; a model that the client is sent later is compared with its update.
+
+        Raises:
+            InvalidParameters, CapacityExceeded: naming what differs.
+        """
+        for name, mine, offered in (
+            ("task", subject.task, self.task),
+            ("round", subject.round_number, self.round_number),
+            ("layout", subject.layout, self.layout),
+            ("capacity or set of terms", subject.terms_digest, self.application_digest),
+            ("model", subject.model_digest or self.model_digest, self.model_digest),
+        ):
+            if mine != offered:
+                raise InvalidParameters(
+                    f"the offer is about another {name} than this client's; offer what it trains for",
+                    reason=Reason.BELOW_FLOOR,
+                )
+        require_capacity(self.population * self.maximum_weight, subject.capacity)
+
+    def require_fitting(self, payload: Payload, weight: int) -> None:
+        """Refuse an update that is not for this sum.
+
+        Raises:
+            InvalidParameters: the payload is of another layout, or the weight is too large.
+        """
+        payload.check()
+        if payload.layout != self.layout:
+            raise InvalidParameters("the update has another layout than the sum; encode it for this one")
+        if type(weight) is not int or not 1 <= weight <= self.maximum_weight:
+            raise InvalidParameters(f"a weight is an integer in 1..{self.maximum_weight}; got {weight!r}")

@@ -139,17 +139,25 @@ class Server(Confined):
                     left, encode_entries(MessageKind.CODED_MASK_SURVIVORS, self.configuration, entries)
                 )
 
+    def require_answers(self) -> None:
+        """Refuse to go on before U have answered.
+
+        Raises:
+            ThresholdNotMet: fewer did; more may still do so.
+        """
+        if self.state is not State.ANSWERS:
+            raise Misuse("close the stages before; a sum is opened once")
+        if len(self._answers) < self.configuration.target:
+            raise ThresholdNotMet(needed=self.configuration.target, present=len(self._answers), what="answers")
+
     def open(self) -> Aggregate:
         """Remove the sum of the masks; it is not noticed if a client lied.
 
         Raises:
             ThresholdNotMet: fewer than U answered; more may still do so.
         """
+        self.require_answers()
         configuration = self.configuration
-        if self.state is not State.ANSWERS:
-            raise Misuse("close the stages before; a sum is opened once")
-        if len(self._answers) < configuration.target:
-            raise ThresholdNotMet(needed=configuration.target, present=len(self._answers), what="answers")
         chosen = sorted(self._answers)[: configuration.target]
         positions = [self._roster.index(client) for client in chosen]
         pieces = np.stack([self._answers[client] for client in chosen])
@@ -166,6 +174,13 @@ class Server(Confined):
             vectors.append(part.astype(segment.ring.word))
             start += segment.length
         return Aggregate(configuration.layout, tuple(vectors), count, weight)
+
+    def wipe(self) -> None:
+        """End, and forget what clients sent."""
+        self.state = State.DONE
+        self._sealed.clear()
+        self._answers.clear()
+        self._total[:] = 0
 
     def __repr__(self) -> str:
         return f"<Server awaits {self.state}, {len(self._heard)} heard>"

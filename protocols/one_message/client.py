@@ -17,7 +17,7 @@ from secagg.identifiers import ClientId
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.roles import LateUpdate, Subject
 
-from .configuration import Agreement, Offer, SumTerms, terms_digest
+from .configuration import Agreement, Offer, SumTerms
 from .epoch import draw_nonce
 from .floors import Floors
 from .lattice.masks import EpochRing
@@ -145,7 +145,7 @@ def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject) ->
         ("task", subject.task, configuration.task),
         ("round", subject.round_number, terms.round_number),
         ("layout", subject.layout, configuration.layout),
-        ("capacity or set of terms", terms_digest(subject), terms.application_digest),
+        ("capacity or set of terms", subject.terms_digest, terms.application_digest),
         ("model", subject.model_digest or terms.model_digest, terms.model_digest),
     ):
         if mine != offered:

@@ -17,7 +17,6 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import HolderId, Party
 from secagg.session.certificates import SigningKey
-from secagg.session.roles import Subject
 from secagg.wire import MessageKind, Reader, Writer
 
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, EpochRecord, VerifiedEpoch, verify_epoch
@@ -69,11 +68,6 @@ class SumTerms:
         return hashlib.sha256(
             bind(Label.ONE_MESSAGE_TERMS, self.sum_id, number, self.model_digest, self.application_digest)
         ).digest()
-
-
-def terms_digest(subject: Subject) -> bytes:
-    """Return what an offer says about what it has no field for: the capacity, and what else clients are told alike."""
-    return hashlib.sha256(bind(Label.SESSION_TERMS, subject.capacity.to_bytes(8, "big"), subject.terms)).digest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.roles import Subject
 
-from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values, terms_digest
+from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
 from .epoch import NO_KEY, EpochRecord, HolderIdentity
 from .fitting import choose_committee, plan
 from .parameters import DEGREES, Parameters, ThresholdRule
@@ -118,7 +118,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
             sum_id=NO_SUM if record.rule is ThresholdRule.CERTIFIED else sum_id,
             round_number=subject.round_number,
             model_digest=subject.model_digest or bytes(32),
-            application_digest=terms_digest(subject),
+            application_digest=subject.terms_digest,
         ),
     )
 

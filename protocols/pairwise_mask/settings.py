@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.roles import Subject
@@ -63,15 +61,9 @@ class PairwiseSettings:
             model_digest=subject.model_digest or NO_DIGEST,
             round_number=subject.round_number,
             attempt=self.attempt,
-            application_digest=terms_digest(subject),
+            application_digest=subject.terms_digest,
             capacity=subject.capacity,
         )
-
-
-def terms_digest(subject: Subject) -> bytes:
-    """Return what an offer says about what it has no field for: the capacity, and what else clients are told alike."""
-    bound = bind(Label.SESSION_TERMS, subject.capacity.to_bytes(8, "big"), subject.terms)
-    return hashlib.sha256(bound).digest()
 
 
 def terms_of(subject: Subject) -> SessionTerms:
@@ -80,7 +72,7 @@ def terms_of(subject: Subject) -> SessionTerms:
         task=subject.task,
         model_digest=subject.model_digest,
         round_number=subject.round_number,
-        application_digest=terms_digest(subject),
+        application_digest=subject.terms_digest,
     )
 
 

@@ -108,6 +108,7 @@ _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "enclave": "secagg.protocols.enclave.simulation",
     "two-servers": "secagg.protocols.two_servers.simulation",
     "one-message": "secagg.protocols.one_message.simulation",
+    "coded-mask": "secagg.protocols.coded_mask.simulation",
 }
 """By name, an entry, or the module whose ``ENTRY`` it is."""
 

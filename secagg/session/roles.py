@@ -10,6 +10,7 @@ A session has no clock, no thread and no transport: when to wait no longer is th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.contract.codewords import Tables
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import Misuse, PeerError, Reason, SecAggError
 from secagg.identifiers import ClientId
@@ -33,6 +35,11 @@ class Subject:
     tables: Tables = ()  # the codec's codebooks, where it has any
     terms: bytes = bytes(32)  # digest of all else that clients must be told alike, such as weighting
     model_digest: bytes | None = None  # None only at a client that is sent the model later; its update names it
+
+    @property
+    def terms_digest(self) -> bytes:
+        """What an offer says about what it has no field for: the capacity, and what else clients are told alike."""
+        return hashlib.sha256(bind(Label.SESSION_TERMS, self.capacity.to_bytes(8, "big"), self.terms)).digest()
 
 
 @dataclass(frozen=True, slots=True)

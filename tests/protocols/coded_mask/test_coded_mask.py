@@ -33,7 +33,7 @@ from secagg.protocols.coded_mask.field import (
     pieces_of,
     uniform,
 )
-from secagg.protocols.coded_mask.messages import decode_body, decode_entries, encode_entries
+from secagg.protocols.coded_mask.messages import decode_body, decode_entries, encode_body, encode_entries
 from secagg.protocols.coded_mask.run import run
 from secagg.protocols.coded_mask.server import TRANSITIONS, Server, State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -42,7 +42,9 @@ from secagg.wire import MessageKind
 USUAL = Configuration(
     task=b"a task",
     round_number=3,
+    nonce=bytes(16),
     model_digest=bytes(32),
+    application_digest=bytes(32),
     suite=Suite.CLASSIC,
     layout=Layout((RingSegment(20, 11), RingSegment(5, 3))),
     population=9,
@@ -67,17 +69,15 @@ def weight_of(configuration: Configuration, client: ClientId) -> int:
     return 1 + client.value % configuration.maximum_weight
 
 
+def client_of(configuration: Configuration, client: ClientId) -> Client:
+    def source(_: Configuration) -> tuple[Payload, int]:
+        return payload_of(configuration, client), weight_of(configuration, client)
+
+    return Client(client, configuration, source, InsecureSeededCoins(client.encode()))
+
+
 def clients_of(configuration: Configuration) -> list[Client]:
-    return [
-        Client(
-            client,
-            configuration,
-            payload_of(configuration, client),
-            InsecureSeededCoins(client.encode()),
-            weight_of(configuration, client),
-        )
-        for client in ids(configuration)
-    ]
+    return [client_of(configuration, client) for client in ids(configuration)]
 
 
 def is_exact(configuration: Configuration, server: Server, found: bytes) -> bool:
@@ -166,7 +166,9 @@ def test_vectors_have_one_encoding(data: bytes) -> None:
     ("change", "sentence"),
     [
         ({"task": b""}, "a task has a name"),
-        ({"model_digest": b""}, "32 bytes"),
+        ({"model_digest": b""}, "and a digest 32"),
+        ({"application_digest": b""}, "and a digest 32"),
+        ({"nonce": b""}, "a nonce has 16 bytes"),
         ({"population": 1}, "2 to 1024"),
         ({"privacy": 0}, "1 <= privacy <= target - 2"),
         ({"privacy": 5}, "1 <= privacy <= target - 2"),
@@ -297,24 +299,48 @@ def test_a_server_that_lies_learns_an_input() -> None:
         for has_victim, positions in ((True, (2, 3, 4)), (False, (5, 6, 7)))
     ]
     mask = (masks[0] - masks[1])[: configuration.length] % FIELD
-    coins = InsecureSeededCoins(victim.encode())
-    again = Client(victim, configuration, payload_of(configuration, victim), coins)
+    again = client_of(configuration, victim)
     # What the victim drew.
     assert np.array_equal(mask, again._mask)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def test_weights_that_no_clients_have() -> None:
     configuration = replace(USUAL, maximum_weight=2)
-    clients = clients_of(configuration)
-    clients[0]._input[-1] = 50  # noqa: SLF001 -- a client that lies  # pyright: ignore[reportPrivateUsage]
+    server, clients = Server(configuration), {client.client: client for client in clients_of(configuration)}
+    for name, client in clients.items():
+        server.receive(name, client.advertisement)
+    for name, message in server.close_stage().items():
+        server.receive(name, clients[name].receive(message))
+    for index, (name, message) in enumerate(server.close_stage().items()):
+        upload = clients[name].receive(message)
+        if not index:
+            masked = decode_vector(
+                decode_body(MessageKind.CODED_MASK_INPUT, configuration, upload), configuration.length
+            )
+            masked[-1] = (masked[-1] + 50) % FIELD
+            upload = encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))
+        server.receive(name, upload)
+    for name, message in server.close_stage().items():
+        server.receive(name, clients[name].receive(message))
     with pytest.raises(PeerMisbehaved, match="a client lied"):
-        run(configuration, clients)
+        server.open()
 
 
-def test_inputs_that_do_not_fit() -> None:
-    client = ids(USUAL)[0]
-    other = replace(USUAL, layout=Layout((RingSegment(20, 12),)))
-    with pytest.raises(InvalidParameters, match="another layout"):
-        Client(client, USUAL, payload_of(other, client), InsecureSeededCoins(b""))
-    with pytest.raises(InvalidParameters, match=r"1\.\.1"):
-        Client(client, USUAL, payload_of(USUAL, client), InsecureSeededCoins(b""), 2)
+@pytest.mark.parametrize(
+    ("layout", "weight", "sentence"),
+    [
+        (Layout((RingSegment(20, 12),)), 1, "another layout"),
+        (USUAL.layout, 2, r"1\.\.1"),
+        (USUAL.layout, True, r"1\.\.1"),
+    ],
+)
+def test_an_update_that_does_not_fit_leaves_no_client(layout: Layout, weight: int, sentence: str) -> None:
+    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
+    first = clients[ids(USUAL)[0]]
+    first.source = lambda _: (payload_of(replace(USUAL, layout=layout), first.client), weight)
+    for name, client in clients.items():
+        server.receive(name, client.advertisement)
+    for name, message in server.close_stage().items():
+        server.receive(name, clients[name].receive(message))
+    with pytest.raises(InvalidParameters, match=sentence):
+        first.receive(server.close_stage()[first.client])

@@ -1,0 +1,79 @@
+"""What a client insists on, whatever a server offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from secagg.errors import InvalidParameters, Reason
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+
+from .configuration import MAXIMUM_CLIENTS, Configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floors:
+    """What a client insists on, whatever a server offers."""
+
+    modes: frozenset[SecurityMode]
+    """A client that accepts ``active`` alone takes no part: nothing here holds against a server that lies."""
+    suites: frozenset[Suite]
+    minimum_cohort: int
+    assumed_corrupted: int
+    """How many clients are assumed to work with the server, counted absolutely."""
+    minimum_modulus_bits: int
+    maximum_length: int
+    maximum_population: int
+    """The work and the bytes of a client grow with it."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("assumed_corrupted", self.assumed_corrupted, 0),
+            ("minimum_cohort", self.minimum_cohort, LEAST_COHORT),
+            ("minimum_modulus_bits", self.minimum_modulus_bits, 1),
+            ("maximum_length", self.maximum_length, 1),
+            ("maximum_population", self.maximum_population, self.minimum_cohort),
+        ):
+            if type(value) is not int or value < least:
+                raise InvalidParameters(f"{name} is an integer of at least {least}; got {value!r}")
+
+    @classmethod
+    def usual(cls, clients: int) -> Floors:
+        """Return floors for an application that knows how many clients it has, and trusts its server to be honest."""
+        return cls(
+            modes=frozenset({SecurityMode.SEMI_HONEST}),
+            suites=frozenset(Suite),
+            minimum_cohort=max(LEAST_COHORT, clients // 2),
+            assumed_corrupted=-(-clients // 10),
+            minimum_modulus_bits=1,
+            maximum_length=1 << 28,
+            maximum_population=min(clients, MAXIMUM_CLIENTS),
+        )
+
+    def admit(self, configuration: Configuration) -> None:
+        """Refuse what is weaker than these floors.
+
+        Raises:
+            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+        """
+        for is_weak, sentence in self._weaknesses(configuration):
+            if is_weak:
+                raise InvalidParameters(
+                    f"the offered sum is refused: {sentence}; change the offer or these floors",
+                    reason=Reason.BELOW_FLOOR,
+                )
+
+    def _weaknesses(self, configuration: Configuration) -> Iterator[tuple[bool, str]]:
+        yield (
+            SecurityMode.SEMI_HONEST not in self.modes,
+            "coded masks hold only against a server that follows the protocol",
+        )
+        yield configuration.suite not in self.suites, f"suite {configuration.suite} is not accepted"
+        target, privacy = configuration.target, configuration.privacy
+        yield target < self.minimum_cohort, f"a cohort of {target} is below {self.minimum_cohort}"
+        yield privacy < self.assumed_corrupted, f"it allows for {privacy} corrupted clients only"
+        bits = min(segment.modulus_bits for segment in configuration.layout.require_rings())
+        yield bits < self.minimum_modulus_bits, f"a ring of {bits} bits is below {self.minimum_modulus_bits}"
+        length, population = configuration.length - 1, configuration.population
+        yield length > self.maximum_length, f"a vector of {length} is longer than {self.maximum_length}"
+        yield population > self.maximum_population, f"{population} clients are more than {self.maximum_population}"
