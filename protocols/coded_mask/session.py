@@ -80,8 +80,8 @@ class CodedMaskSettings:
         needed = max(self.minimum_cohort, privacy + LEAST_COHORT)
         if target < needed:
             raise InvalidParameters(
-                f"of {population} clients only {target} are sure to stay, and a sum with {privacy} corrupted ones needs "
-                f"{needed}; invite more, or plan for fewer that drop out or are corrupted"
+                f"of {population} clients only {target} are sure to stay, and a sum with {privacy} corrupted ones "
+                f"needs {needed}; invite more, or plan for fewer that drop out or are corrupted"
             )
         # Every client refuses more; nobody is invited to that.
         require_capacity(population * self.maximum_weight, subject.capacity)
@@ -269,9 +269,7 @@ class CodedMaskServerSession(Confined):
 class CodedMaskMember(Confined):
     """A client of sums with coded masks; sessions that it suspends stay in its memory, and end with it."""
 
-    def __init__(
-        self, client: ClientId, *, floors: Floors, coins: Coins, charge: Callable[[Spent], None]
-    ) -> None:
+    def __init__(self, client: ClientId, *, floors: Floors, coins: Coins, charge: Callable[[Spent], None]) -> None:
         """Prepare to join sessions.
 
         Args:
@@ -293,13 +291,16 @@ class CodedMaskMember(Confined):
             return CodedMaskClientSession(self, subject, update)
         handle = bytes(suspended.expose())
         suspended.wipe()
-        if (client := self._suspended.get(handle)) is None:
+        if (client := self._suspended.pop(handle, None)) is None:
             raise Misuse(
                 "what was suspended was resumed before, or its process has ended; take part in the next sum",
                 reason=Reason.ALREADY_SPENT,
             )
-        client.configuration.require_subject(subject)
-        del self._suspended[handle]
+        try:
+            client.configuration.require_subject(subject)
+        except SecAggError:
+            client.wipe()
+            raise
         return CodedMaskClientSession(self, subject, update, client)
 
     def keep(self, client: Client) -> Secret:
@@ -349,7 +350,8 @@ class CodedMaskClientSession(Confined):
             return self._machine.receive(message)
         except UnexpectedMessage:
             raise
-        except SecAggError:
+        except BaseException:
+            # Also where the ledger cannot be written, or training fails.
             self.abort()
             raise
 

@@ -1,0 +1,315 @@
+"""Coded masks as a session: who may leave where, what a client insists on, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from secagg.conformance.sessions import MODEL
+from secagg.contract import Layout, RingSegment, ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.errors import (
+    InvalidParameters,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.coded_mask.floors import Floors
+from secagg.protocols.coded_mask.session import (
+    STAGES,
+    CodedMaskHelpers,
+    CodedMaskMember,
+    CodedMaskServerSession,
+    CodedMaskSettings,
+    open_session,
+)
+from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.measured import Measured
+from secagg.session.roles import ClientSession, LateUpdate, Released, Subject, Turnout, Update
+from secagg.session.run import run
+from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entry_of, payload_of
+
+CLIENTS = client_ids(9)
+SETTINGS = CodedMaskSettings(dropped=3, corrupted=2, minimum_cohort=5, maximum_weight=3)
+SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=CAPACITY, model_digest=MODEL)
+FLOORS = replace(Floors.usual(9), minimum_cohort=5, assumed_corrupted=2)
+NAMES = [stage.name for stage in STAGES.values()]
+
+
+def weight_of(client: ClientId) -> int:
+    return 1 + client.value % 3
+
+
+def update_of(client: ClientId) -> LateUpdate:
+    return LateUpdate(lambda: Update(payload_of(client), MODEL, weight_of(client)))
+
+
+def opened(settings: CodedMaskSettings = SETTINGS, *, invited: frozenset[ClientId] | None = None) -> Any:
+    helpers = CodedMaskHelpers(coins=SystemCoins())
+    return open_session(SUBJECT, settings, frozenset(CLIENTS) if invited is None else invited, helpers)
+
+
+def member(client: ClientId, floors: Floors = FLOORS, ledger: SpentUpdates | None = None) -> CodedMaskMember:
+    charge = (ledger or SpentUpdates()).charge
+    return CodedMaskMember(client, floors=floors, coins=SystemCoins(), charge=charge)
+
+
+def joined(subject: Subject = SUBJECT) -> dict[ClientId, ClientSession]:
+    return {client: member(client).join(subject, update_of(client)) for client in CLIENTS}
+
+
+def reach(session: CodedMaskServerSession, clients: Mapping[ClientId, ClientSession], stages: int) -> None:
+    for _ in range(stages):
+        for client in clients:
+            if (message := session.message_to(client)) is not None:
+                session.receive(client, clients[client].answer(message))
+        session.close_stage()
+
+
+def require_exact(released: Released, counted: frozenset[ClientId]) -> None:
+    names = sorted(counted)
+    ideal = ideal_aggregate(LAYOUT, [payload_of(client) for client in names], list(map(weight_of, names)))
+    assert released.counted == counted
+    assert released.aggregate.encode() == ideal.encode()
+    assert released.revealed == {counted}
+
+
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("stage", NAMES)
+def test_as_many_as_planned_may_leave_in_any_stage(stage: str, suite: Suite) -> None:
+    gone = frozenset(CLIENTS[2:5])
+    session = Measured(opened(replace(SETTINGS, suite=suite)))
+    released = run(session, joined().values(), {stage: gone})
+    require_exact(released, frozenset(CLIENTS) if stage == "answers" else frozenset(CLIENTS) - gone)
+
+
+def test_they_may_leave_in_different_stages() -> None:
+    dropouts = {name: frozenset({CLIENTS[2 * number]}) for number, name in enumerate(NAMES[1:])}
+    released = run(Measured(opened()), joined().values(), dropouts)
+    require_exact(released, frozenset(CLIENTS) - {CLIENTS[0], CLIENTS[2]})
+
+
+@pytest.mark.parametrize("stage", NAMES)
+def test_one_more_that_leaves_ends_the_session(stage: str) -> None:
+    session = Measured(opened())
+    with pytest.raises(ThresholdNotMet):
+        run(session, joined().values(), {stage: frozenset(CLIENTS[:4])})
+    assert session.stage is None
+
+
+def test_a_server_that_may_lie_is_not_promised_anything() -> None:
+    with pytest.raises(InvalidParameters, match="coded masks have no active mode"):
+        CodedMaskSettings(mode=SecurityMode.ACTIVE)
+    careful = member(CLIENTS[0], replace(FLOORS, modes=frozenset({SecurityMode.ACTIVE})))
+    with pytest.raises(InvalidParameters, match="only against a server that follows the protocol"):
+        careful.join(SUBJECT, update_of(CLIENTS[0])).answer(opened().invitation)
+
+
+@pytest.mark.parametrize(
+    ("floor", "sentence"),
+    [
+        ({"suites": frozenset({Suite.HYBRID})}, "suite x25519-aes128 is not accepted"),
+        ({"minimum_cohort": 7}, "a cohort of 6 is below 7"),
+        ({"assumed_corrupted": 3}, "it allows for 2 corrupted clients only"),
+        ({"minimum_modulus_bits": 8}, "a ring of 7 bits is below 8"),
+        ({"maximum_length": 8}, "a vector of 9 is longer than 8"),
+        ({"maximum_population": 8}, "9 clients are more than 8"),
+    ],
+)
+def test_a_client_takes_no_part_below_its_floors(floor: dict[str, Any], sentence: str) -> None:
+    charged = SpentUpdates()
+    session = member(CLIENTS[0], replace(FLOORS, **floor), charged).join(SUBJECT, update_of(CLIENTS[0]))
+    with pytest.raises(InvalidParameters, match=sentence) as refused:
+        session.answer(opened().invitation)
+    assert refused.value.reason is Reason.BELOW_FLOOR
+    assert charged.count(SUBJECT.task) == 0
+
+
+@pytest.mark.parametrize(
+    "floor",
+    [
+        {"minimum_cohort": 1},
+        {"minimum_cohort": 2.5},
+        {"assumed_corrupted": -1},
+        {"minimum_modulus_bits": 0},
+        {"maximum_length": 0},
+        {"maximum_population": 4},
+        {"maximum_population": float("nan")},
+    ],
+)
+def test_floors_that_are_none(floor: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match=next(iter(floor))):
+        replace(FLOORS, **floor)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        replace(SETTINGS, dropped=5),
+        replace(SETTINGS, late=2),
+        replace(SETTINGS, corrupted=5),
+        replace(SETTINGS, minimum_cohort=7),
+    ],
+)
+def test_a_session_that_cannot_end_well_is_not_opened(settings: CodedMaskSettings) -> None:
+    with pytest.raises(InvalidParameters, match="invite more"):
+        opened(settings)
+
+
+def test_a_layout_that_leaves_the_field_is_refused_with_the_widest_that_does_not() -> None:
+    wide = replace(SUBJECT, layout=Layout((RingSegment(28, 1),)))
+    with pytest.raises(InvalidParameters, match="rings of at most 27 bits"):
+        open_session(wide, SETTINGS, frozenset(CLIENTS), CodedMaskHelpers(coins=SystemCoins()))
+
+
+def test_places_are_given_to_the_first_who_come() -> None:
+    settings = replace(SETTINGS, population=9)
+    helpers = CodedMaskHelpers(coins=SystemCoins())
+    session = open_session(SUBJECT, settings, None, helpers)
+    for client, one in joined().items():
+        session.receive(client, one.answer(session.invitation))
+    assert session.turnout is Turnout.COMPLETE
+    with pytest.raises(PeerMisbehaved, match="all places are taken"):
+        session.receive(
+            ClientId(1), member(ClientId(1)).join(SUBJECT, update_of(ClientId(1))).answer(session.invitation)
+        )
+    with pytest.raises(InvalidParameters, match=r"settings\.population"):
+        open_session(SUBJECT, SETTINGS, None, helpers)
+
+
+@pytest.mark.parametrize("stages", range(4))
+def test_nothing_of_one_attempt_is_taken_in_another_of_the_same_round(stages: int) -> None:
+    """Masked inputs of two attempts have different masks; one that came in would spoil the sum unnoticed."""
+    first, second = opened(), opened()
+    one, other = joined(), joined()
+    reach(first, one, stages)
+    reach(second, other, stages)
+    message = first.message_to(CLIENTS[0])
+    assert message is not None
+    with pytest.raises(PeerMisbehaved, match="another sum"):
+        second.receive(CLIENTS[0], one[CLIENTS[0]].answer(message))
+    assert [error.culprits for error in second.faults] == [{CLIENTS[0]}]
+    reach(second, {client: session for client, session in other.items() if client != CLIENTS[0]}, 4 - stages)
+    require_exact(second.release(), frozenset(CLIENTS) if stages == 3 else frozenset(CLIENTS[1:]))
+
+
+def test_an_update_goes_into_one_sum() -> None:
+    """Two sums that differ in one client give that client away, whatever number the second one has."""
+    ledger, again = SpentUpdates(), replace(SUBJECT, round_number=4, model_digest=bytes([9]) * 32)
+    client = CLIENTS[0]
+    for subject, model in ((SUBJECT, MODEL), (again, bytes([9]) * 32)):
+        update = LateUpdate(partial(Update, payload_of(client), model, 1))
+        session, clients = (
+            open_session(subject, SETTINGS, frozenset(CLIENTS), CodedMaskHelpers(coins=SystemCoins())),
+            {name: member(name).join(subject, update_of(name)) for name in CLIENTS},
+        )
+        clients[client] = member(client, ledger=ledger).join(subject, update)
+        reach(session, clients, 2)
+        message = session.message_to(client)
+        assert message is not None
+        if subject is SUBJECT:
+            clients[client].answer(message)
+            continue
+        with pytest.raises(Misuse, match="this update was uploaded before"):
+            clients[client].answer(message)
+        with pytest.raises(Misuse, match="has left"):
+            clients[client].answer(message)
+
+
+def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update_leaves() -> None:
+    def refuse(spent: Spent) -> None:
+        raise OSError(f"no room for {spent.number}")
+
+    session, clients = opened(), joined()
+    refused = CodedMaskMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=refuse)
+    clients[CLIENTS[0]] = refused.join(SUBJECT, update_of(CLIENTS[0]))
+    reach(session, clients, 2)
+    message = session.message_to(CLIENTS[0])
+    assert message is not None
+    with pytest.raises(OSError, match="no room"):
+        clients[CLIENTS[0]].answer(message)
+    with pytest.raises(Misuse, match="has left"):
+        clients[CLIENTS[0]].answer(message)
+
+
+def test_what_a_client_suspends_ends_with_its_process() -> None:
+    session, clients = opened(), joined()
+    reach(session, clients, 1)
+    kept = clients[CLIENTS[0]].suspend()
+    assert kept is not None
+    with pytest.raises(Misuse, match="its process has ended"):
+        member(CLIENTS[0]).join(SUBJECT, update_of(CLIENTS[0]), kept)
+
+
+def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
+    session, one = opened(), member(CLIENTS[0])
+    for subject, sentence in ((replace(SUBJECT, round_number=4), "another round"), (SUBJECT, "resumed before")):
+        joining = one.join(SUBJECT, update_of(CLIENTS[0]))
+        joining.answer(session.invitation)
+        kept = joining.suspend()
+        assert kept is not None
+        copy = Secret("handle", bytes(kept.expose()))
+        if subject is SUBJECT:
+            one.join(subject, update_of(CLIENTS[0]), kept)
+            kept = copy
+        with pytest.raises((InvalidParameters, Misuse), match=sentence):
+            one.join(subject, update_of(CLIENTS[0]), kept)
+
+
+def test_a_simulation_that_ends_wipes_what_was_suspended() -> None:
+    world = entry_of("coded-mask").simulate(SETTINGS, coins=SystemCoins(), clock=lambda: NOW)
+    with closing(world):
+        joining = world.member(CLIENTS[0]).join(SUBJECT, update_of(CLIENTS[0]))
+        joining.answer(world.open(SUBJECT, frozenset(CLIENTS)).invitation)
+        kept = joining.suspend()
+        assert kept is not None
+    with pytest.raises(Misuse, match="its process has ended"):
+        world.member(CLIENTS[0]).join(SUBJECT, update_of(CLIENTS[0]), kept)
+
+
+def test_a_client_that_has_answered_for_one_set_answers_for_no_other() -> None:
+    session, clients = opened(), joined()
+    reach(session, clients, 3)
+    message = session.message_to(CLIENTS[0])
+    assert message is not None
+    clients[CLIENTS[0]].answer(message)
+    with pytest.raises(UnexpectedMessage, match="nothing more"):
+        clients[CLIENTS[0]].answer(message)
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_the_bytes_are_those_that_the_readme_counts(suite: Suite) -> None:
+    session, clients = opened(replace(SETTINGS, suite=suite)), joined()
+    population, length, piece = 9, 10, 3
+    sealed = 4 * piece + {Suite.CLASSIC: 48, Suite.HYBRID: 1136}[suite]
+    key = {Suite.CLASSIC: 32, Suite.HYBRID: 1216}[suite]
+    expected = {
+        "keys": (len(session.invitation), 43 + key),
+        "pieces": (43 + population * (12 + key), 43 + population * (12 + sealed)),
+        "inputs": (43 + population * (12 + sealed), 43 + 4 * length),
+        "answers": (43 + population * 12, 43 + 4 * piece),
+    }
+    measured = Measured(session)
+    run(measured, clients.values())
+    found = {each.name: (each.bytes_down // 9, each.bytes_up // 9) for each in measured.figures[:-1]}
+    assert found == expected
+
+
+def test_a_message_of_nobody_changes_nothing() -> None:
+    session, clients = opened(), joined()
+    for message in (b"", b"anything", session.invitation):
+        with pytest.raises(SecAggError):
+            session.receive(ClientId(1), message)
+    reach(session, clients, 4)
+    require_exact(session.release(), frozenset(CLIENTS))
