@@ -29,7 +29,7 @@ BUDGETS = {
     "protocols/enclave": 6_800,
     "protocols/two_servers": 8_600,
     "protocols/one_message": 5_400,
-    "protocols/coded_mask": 710,
+    "protocols/coded_mask": 1_350,
     "secagg/planning": 1_400,
     "secagg/simulation": 450,
     "training": 7_600,
@@ -40,7 +40,7 @@ BUDGETS = {
 
 ROLES = ("configuration", "floors", "client", "session", "simulation", "run")
 """The files that every protocol has, beside ``server`` or ``host``."""
-PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message")
+PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message", "coded_mask")
 REACHING_IN = {
     "secagg.cli.enclave",
     "secagg.cli.holder",

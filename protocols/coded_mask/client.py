@@ -119,7 +119,7 @@ class Client(Confined):
             raise _wrong("a delivery has this client's own piece, and as many as must stay", Reason.ROSTER_INVALID)
         payload, weight = self.source(configuration)
         configuration.require_fitting(payload, weight)
-        elements = _elements(payload, weight)
+        elements = _elements(configuration, payload, weight)
         masked = (elements + self._mask) % FIELD
         elements[:] = 0
         self._mask[:] = 0
@@ -153,11 +153,14 @@ class Client(Confined):
         return f"<Client {self.client} awaits {self.state}>"
 
 
-def _elements(payload: Payload, weight: int) -> Vector:
-    parts = list[Vector]()
-    for segment, values in zip(payload.layout.require_rings(), payload.values, strict=True):
+def _elements(configuration: Configuration, payload: Payload, weight: int) -> Vector:
+    """Return the weighted values, each as limbs of which the lowest stand first, and the weight."""
+    parts, bits = list[Vector](), configuration.limb_bits
+    for (segment, count), values in zip(configuration.limbs, payload.values, strict=True):
         scaled = values.astype(np.uint64) * np.uint64(weight) & np.uint64(low_bits(segment.modulus_bits))
-        parts.append(scaled.astype(np.int64))
+        parts += [
+            (scaled >> np.uint64(bits * limb) & np.uint64(low_bits(bits))).astype(np.int64) for limb in range(count)
+        ]
     return np.concatenate([*parts, np.array([weight], np.int64)])
 
 

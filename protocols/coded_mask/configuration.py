@@ -1,4 +1,4 @@
-"""What the parties of one sum agree on, and which layouts fit the field."""
+"""What the parties of one sum agree on, and how values become elements of the field."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from secagg.contract import Layout, Payload
+from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
@@ -49,7 +49,6 @@ class Configuration:
 
     def __post_init__(self) -> None:
         """Refuse thresholds that open nothing or protect nobody, and sums that leave the field."""
-        most = self.population * self.maximum_weight
         for is_wrong, sentence in (
             (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "a task has a name of 1 to 256 bytes"),
             (
@@ -66,13 +65,7 @@ class Configuration:
         ):
             if is_wrong:
                 raise InvalidParameters(f"the configuration is refused: {sentence}")
-        for segment in self.layout.require_rings():
-            if self.population * ((1 << segment.modulus_bits) - 1) >= FIELD or most >= FIELD:
-                widest = (FIELD // self.population).bit_length() - 1
-                raise InvalidParameters(
-                    f"sums of {self.population} elements of {segment.modulus_bits} bits leave the field; use rings of "
-                    f"at most {widest} bits, or another protocol"
-                )
+        self.layout.require_rings()
 
     @cached_property
     def context(self) -> AttemptContext:
@@ -80,9 +73,20 @@ class Configuration:
         return AttemptContext(hashlib.sha256(bind(Label.CODED_MASK_CONFIGURATION, self.encode())).digest())
 
     @property
+    def limb_bits(self) -> int:
+        """How many bits of a value one element holds, so that the sum of the clients' stays in the field."""
+        return (FIELD // self.population).bit_length() - 1
+
+    @property
+    def limbs(self) -> tuple[tuple[RingSegment, int], ...]:
+        """Each segment, and how many elements one of its values takes."""
+        rings = self.layout.require_rings()
+        return tuple((segment, -(-segment.modulus_bits // self.limb_bits)) for segment in rings)
+
+    @property
     def length(self) -> int:
-        """How many elements one client masks: its values, and its weight."""
-        return sum(segment.length for segment in self.layout.segments) + 1
+        """How many elements one client masks: those of its values, and its weight."""
+        return sum(segment.length * count for segment, count in self.limbs) + 1
 
     @property
     def piece_length(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from secagg.contract import Aggregate
 from secagg.crypto.hpke import sealing_key, sealing_sizes
-from secagg.crypto.ring import RingVector
+from secagg.crypto.ring import RingVector, low_bits
 from secagg.crypto.secret import Confined
 from secagg.errors import (
     MalformedMessage,
@@ -169,10 +169,13 @@ class Server(Confined):
                 "the clients' weights add up to what no weights do: a client lied", reason=Reason.INPUT_OUT_OF_RANGE
             )
         self.state, start, vectors = State.DONE, 0, list[RingVector]()
-        for segment in configuration.layout.require_rings():
-            part = values[start : start + segment.length] & ((1 << segment.modulus_bits) - 1)
-            vectors.append(part.astype(segment.ring.word))
-            start += segment.length
+        for segment, limbs in configuration.limbs:
+            total = np.zeros(segment.length, np.uint64)
+            for limb in range(limbs):
+                part = values[start : start + segment.length].astype(np.uint64)
+                total += part << np.uint64(configuration.limb_bits * limb)
+                start += segment.length
+            vectors.append((total & np.uint64(low_bits(segment.modulus_bits))).astype(segment.ring.word))
         return Aggregate(configuration.layout, tuple(vectors), count, weight)
 
     def wipe(self) -> None:

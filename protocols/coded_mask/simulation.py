@@ -15,7 +15,8 @@ from secagg.session.roles import Subject
 
 from .configuration import MAXIMUM_CLIENTS
 from .floors import Floors
-from .session import STAGES, CodedMaskHelpers, CodedMaskMember, CodedMaskServerSession, CodedMaskSettings, open_session
+from .session import STAGES, CodedMaskHelpers, CodedMaskMember, CodedMaskServerSession, open_session
+from .settings import CodedMaskSettings
 
 
 def describe(session: CodedMaskServerSession) -> tuple[str, ...]:

@@ -100,14 +100,23 @@ _MODULES: Final = {
     ENCLAVE: "secagg.flower.enclave_plug",
     TWO_SERVERS: "secagg.flower.two_servers_plug",
 }
+_WITHOUT: Final = {
+    "coded-mask": "its clients go on from memory, and the process of a node may end between two messages",
+}
+"""Protocols of this library that no plug can be made for as they are, and why."""
 
 
 def plug_of(protocol: str) -> Plug:
     """Return a protocol's plug.
 
     Raises:
-        InvalidParameters: no such protocol is registered.
+        InvalidParameters: no such protocol is registered, or this one cannot be run here.
     """
+    if protocol in _WITHOUT:
+        raise InvalidParameters(
+            f"{PREFIX}protocol = {protocol!r} has no plug for Flower: {_WITHOUT[protocol]}; take "
+            f"{', '.join(map(repr, _MODULES))}"
+        )
     if protocol in _MODULES:
         plug = import_module(_MODULES[protocol]).PLUG
         if isinstance(plug, Plug):

@@ -12,6 +12,7 @@ import pytest
 from secagg.errors import InvalidParameters
 from secagg.flower.floors import NodeSettings
 from secagg.flower.pairwise_plug import floors_of
+from secagg.flower.plugs import plug_of
 from secagg.flower.settings import SecAggSettings
 
 NODE = NodeSettings(
@@ -28,6 +29,13 @@ NODE = NodeSettings(
     allow_simulated_enclave=True,
     allow_simulated_second_server=True,
 )
+
+
+def test_a_protocol_that_nodes_cannot_run_is_refused_by_servers_and_by_clients_with_the_reason() -> None:
+    """Both come here before anything is sent or answered; its own simulation would lose each client it suspends."""
+    with pytest.raises(InvalidParameters, match="no plug for Flower: its clients go on from memory.*take 'pairwise'"):
+        plug_of("coded-mask")
+    assert "coded-mask" not in NODE.protocols
 
 
 def test_keys_of_the_app_itself_are_left_alone() -> None:

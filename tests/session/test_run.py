@@ -78,7 +78,7 @@ def test_the_sum_is_that_of_the_clients_that_stay(name: str) -> None:
     assert list(figures)[-1] == "release"
     between = sum(stage.bytes_between for stage in session.figures)
     assert between == world.bytes_between - before
-    assert (between > 0) == (not name.startswith(("pairwise", "plain")))
+    assert (between > 0) == (not name.startswith(("pairwise", "coded", "plain")))
     assert told
 
 
@@ -216,7 +216,8 @@ def test_plan_session_is_what_settings_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["pairwise, semi-honest, full", "pairwise, active, full", "two servers", "one message"]
+    "name",
+    ["pairwise, semi-honest, full", "pairwise, active, full", "two servers", "one message", "coded mask, semi-honest"],
 )
 def test_a_session_that_every_client_would_refuse_is_not_opened(name: str) -> None:
     """It was opened, and found out about from the clients: nobody was left to wait for."""

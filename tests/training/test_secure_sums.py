@@ -50,6 +50,9 @@ CASES = [
     ("two-servers", SCALAR),
     ("one-message", CompressionSettings()),
     ("one-message", SCALAR),
+    ("coded-mask", CompressionSettings()),
+    ("coded-mask", SCALAR),
+    ("coded-mask", PRUNING),
 ]
 
 
@@ -86,7 +89,8 @@ def everybody(codec: ModelUpdate, number: int = 0) -> SumRound:
 
 
 STAGES = {
-    name: [stage.name for stage in find(name).stages] for name in ("pairwise", "enclave", "two-servers", "one-message")
+    name: [stage.name for stage in find(name).stages]
+    for name in ("pairwise", "enclave", "two-servers", "one-message", "coded-mask")
 }
 
 

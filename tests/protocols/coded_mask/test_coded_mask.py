@@ -114,7 +114,7 @@ def test_sums_are_exact_over_configurations(data: st.DataObject) -> None:
         population=population,
         target=target,
         privacy=data.draw(st.integers(1, target - 2)),
-        layout=Layout((RingSegment(data.draw(st.integers(1, 26)), data.draw(st.integers(1, 40))),)),
+        layout=Layout((RingSegment(data.draw(st.integers(1, 64)), data.draw(st.integers(1, 40))),)),
     )
     gone = frozenset(data.draw(st.permutations(ids(configuration)))[target:])
     stage = data.draw(st.sampled_from([State.PIECES, State.INPUTS, State.ANSWERS]))
@@ -174,10 +174,9 @@ def test_vectors_have_one_encoding(data: bytes) -> None:
         ({"privacy": 5}, "1 <= privacy <= target - 2"),
         ({"target": 10}, "1 <= privacy <= target - 2"),
         ({"maximum_weight": 0}, "a weight is"),
-        ({"layout": Layout((RingSegment(28, 1),))}, "rings of at most 27 bits"),
     ],
 )
-def test_configurations_that_open_nothing_or_leave_the_field(change: dict[str, object], sentence: str) -> None:
+def test_configurations_that_open_nothing(change: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidParameters, match=sentence):
         replace(USUAL, **change)  # type: ignore[arg-type]
 

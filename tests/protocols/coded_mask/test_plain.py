@@ -36,6 +36,7 @@ CASES = [
     configured(3, 1, 3, Layout((RingSegment(29, 5),))),
     configured(6, 2, 4, Layout((RingSegment(20, 7), RingSegment(3, 4))), weight=5),
     configured(5, 1, 4, Layout((RingSegment(12, 9),))),
+    configured(5, 2, 5, Layout((RingSegment(64, 3), RingSegment(29, 2), RingSegment(28, 2))), weight=3),
 ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from secagg.conformance.sessions import MODEL
-from secagg.contract import Layout, RingSegment, ideal_aggregate
+from secagg.contract import IndexSegment, Layout, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import (
@@ -31,9 +31,9 @@ from secagg.protocols.coded_mask.session import (
     CodedMaskHelpers,
     CodedMaskMember,
     CodedMaskServerSession,
-    CodedMaskSettings,
     open_session,
 )
+from secagg.protocols.coded_mask.settings import CodedMaskSettings
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.measured import Measured
 from secagg.session.roles import ClientSession, LateUpdate, Released, Subject, Turnout, Update
@@ -167,10 +167,10 @@ def test_a_session_that_cannot_end_well_is_not_opened(settings: CodedMaskSetting
         opened(settings)
 
 
-def test_a_layout_that_leaves_the_field_is_refused_with_the_widest_that_does_not() -> None:
-    wide = replace(SUBJECT, layout=Layout((RingSegment(28, 1),)))
-    with pytest.raises(InvalidParameters, match="rings of at most 27 bits"):
-        open_session(wide, SETTINGS, frozenset(CLIENTS), CodedMaskHelpers(coins=SystemCoins()))
+def test_a_layout_of_indices_is_refused() -> None:
+    indices = replace(SUBJECT, layout=Layout((IndexSegment(4, 1),)))
+    with pytest.raises(InvalidParameters, match="holds indices"):
+        open_session(indices, SETTINGS, frozenset(CLIENTS), CodedMaskHelpers(coins=SystemCoins()))
 
 
 def test_places_are_given_to_the_first_who_come() -> None:

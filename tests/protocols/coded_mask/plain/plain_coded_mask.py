@@ -49,8 +49,19 @@ class Sum:
     t0: bytes
 
     @property
+    def limb_bits(self) -> int:
+        """The most of which a sum over everybody is below the modulus."""
+        bits = 1
+        while self.population * 2 ** (bits + 1) <= Q:
+            bits += 1
+        return bits
+
+    def limbs(self, bits: int) -> int:
+        return -(-bits // self.limb_bits)
+
+    @property
     def length(self) -> int:
-        return sum(length for _, length in self.rings) + 1
+        return sum(length * self.limbs(bits) for bits, length in self.rings) + 1
 
     @property
     def columns(self) -> int:
@@ -129,8 +140,12 @@ class PlainClient:
         return elements(hpke.decrypt(sealed, self.private, info))
 
     def masked(self, values: Sequence[Sequence[int]], weight: int) -> list[int]:
+        due = self.due
         scaled = [
-            value * weight % 2**bits for (bits, _), part in zip(self.due.rings, values, strict=True) for value in part
+            (value * weight % 2**bits) // 2 ** (due.limb_bits * limb) % 2**due.limb_bits
+            for (bits, _), part in zip(due.rings, values, strict=True)
+            for limb in range(due.limbs(bits))
+            for value in part
         ]
         return [(value + mask) % Q for value, mask in zip([*scaled, weight], self.mask, strict=True)]
 
@@ -146,6 +161,10 @@ def open_sum(due: Sum, uploads: Sequence[Sequence[int]], answers: dict[int, list
     total = [(sum(column) - one) % Q for column, one in zip(zip(*uploads, strict=True), mask, strict=False)]
     sums, at = list[list[int]](), 0
     for bits, length in due.rings:
-        sums.append([value % 2**bits for value in total[at : at + length]])
-        at += length
+        sums.append([0] * length)
+        for limb in range(due.limbs(bits)):
+            for place in range(length):
+                sums[-1][place] += total[at + place] * 2 ** (due.limb_bits * limb)
+            at += length
+        sums[-1] = [value % 2**bits for value in sums[-1]]
     return sums, total[-1]
