@@ -33,7 +33,7 @@ from .floors import Floors
 from .server import Server, State
 from .settings import CodedMaskSettings
 
-STAGES: Final = {
+STAGES: Final[dict[State, Stage]] = {
     state: Stage(name=state.value, takes_update=state is State.INPUTS) for state in State if state is not State.DONE
 }
 _HANDLE_BYTES: Final = 16

@@ -33,7 +33,7 @@ NODE = NodeSettings(
 
 def test_a_protocol_that_nodes_cannot_run_is_refused_by_servers_and_by_clients_with_the_reason() -> None:
     """Both come here before anything is sent or answered; its own simulation would lose each client it suspends."""
-    with pytest.raises(InvalidParameters, match="no plug for Flower: its clients go on from memory.*take 'pairwise'"):
+    with pytest.raises(InvalidParameters, match=r"no plug for Flower: its clients go on from memory.*take 'pairwise'"):
         plug_of("coded-mask")
     assert "coded-mask" not in NODE.protocols
 

@@ -13,6 +13,7 @@ from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.coded_mask.run import run
 from secagg.protocols.coded_mask.server import State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.planted import always
 from tests.protocols.coded_mask.plain import plain_coded_mask as plain
 
 
@@ -56,10 +57,7 @@ def test_the_library_and_the_plain_implementation_agree(configuration: Configura
     said = dict[State, dict[ClientId, tuple[bytes, bytes]]]()
     aggregate, server = run(
         configuration,
-        [
-            Client(name, configuration, lambda _, name=name: (payloads[name], weights[name]), coins_of(name))
-            for name in names
-        ],
+        [Client(name, configuration, always((payloads[name], weights[name])), coins_of(name)) for name in names],
         dropouts={stage: gone},
         sent=lambda state, name, sent, answer: said.setdefault(state, {}).update({name: (sent, answer)}),
     )
