@@ -54,7 +54,6 @@ REACHING_IN = {
 }
 """Who still imports modules inside of a protocol: operators' commands, and the planner, which counts lengths."""
 LISTENING = {
-    "secagg.protocols.enclave.remote_enclave",
     "secagg.protocols.enclave.trusted.__main__",
     "secagg.protocols.enclave.trusted.process",
     "secagg.protocols.two_servers.operators.process",
