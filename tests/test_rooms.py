@@ -32,6 +32,7 @@ BUDGETS = {
     "protocols/coded_mask": 710,
     "secagg/planning": 1_400,
     "secagg/simulation": 450,
+    "secagg/short": 730,
     "training": 7_600,
     "secagg/flower": 3_400,
     "secagg/cli": 2_050,
