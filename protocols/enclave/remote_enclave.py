@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import Final, Self, TypeVar
 
 from secagg.contract.layout import IndexSegment
 from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, blaming
 from secagg.identifiers import ServerId
-from secagg.session.frames import decode_refusal, receive_frame, send_frame
-from secagg.wire import MessageKind, Reader, Writer, message_kind
+from secagg.session.connection import HelperLost, SocketAsk
+from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence, EvidenceFormat
 from .trusted.configuration import EnclaveConfiguration
@@ -67,19 +64,11 @@ class RemoteEnclave:
             OSError: nothing listens at the path; ``secagg enclave serve --socket PATH`` does.
         """
         self._path = socket_path
-        self._lock = Lock()
         self._weights = frozenset[int]()
-        self._release_bytes = 0
         self._request_bytes = request_limit(None)
         self._offer: EnclaveOffer | None = None
-        self._is_lost = False
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._connection.settimeout(timeout)
-            self._connection.connect(str(socket_path))
-        except BaseException:
-            self._connection.close()
-            raise
+        self._connection = SocketAsk(socket_path, limit=_SHORT_ANSWER_BYTES, timeout=timeout)
+        self._connection.connect()
 
     def start(self, configuration: EnclaveConfiguration) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
         """Start an epoch, in place of one that runs, and return its offer with the evidence that vouches for it.
@@ -97,7 +86,7 @@ class RemoteEnclave:
 
         started = self._ask(Writer(MessageKind.START_ENCLAVE).borrowed(configuration.encode()).finish(), read)
         self._weights = frozenset(configuration.staleness_weights)
-        self._release_bytes = _largest_release(configuration)
+        self._connection.limit = _largest_release(configuration)
         self._request_bytes = request_limit(configuration)
         self._offer = started[0]
         return started
@@ -161,7 +150,7 @@ class RemoteEnclave:
         Raises:
             ThresholdNotMet, PeerMisbehaved, Misuse: as for ``Enclave.release``.
         """
-        return self._ask(Writer(MessageKind.RELEASE_BUFFER).finish(), _read_release, self._release_bytes)
+        return self._ask(Writer(MessageKind.RELEASE_BUFFER).finish(), _read_release)
 
     def give_up_buffer(self) -> None:
         """Discard the open buffer.
@@ -177,10 +166,6 @@ class RemoteEnclave:
 
     def close(self) -> None:
         """Close the connection, by which the process ends the epoch."""
-        self._is_lost = True
-        # The process sees the end even where a fork of this one holds the connection too.
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -190,27 +175,19 @@ class RemoteEnclave:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<RemoteEnclave at {self._path}{', lost' if self._is_lost else ''}>"
+        return f"<RemoteEnclave over {self._connection!r}>"
 
-    def _ask(self, request: bytes, read: Callable[[bytes], Answer], limit: int = 0) -> Answer:
+    def _ask(self, request: bytes, read: Callable[[bytes], Answer]) -> Answer:
         """Send a request and read its answer; raise what the enclave refused with, or that it is lost."""
-        with self._lock:
-            if self._is_lost:
-                raise EnclaveLost(self._path, "its connection was closed")
-            try:
-                send_frame(self._connection, request)
-                answer = receive_frame(self._connection, max(limit, _SHORT_ANSWER_BYTES))
-                if message_kind(answer) is not MessageKind.REFUSAL:
-                    return read(answer)
-                refusal = decode_refusal(answer)
-            except (OSError, PeerError) as error:
-                self.close()
-                raise EnclaveLost(self._path, str(error)) from error
-            except BaseException:
-                # The answer is still to come, and would be taken for that of the next request.
-                self.close()
-                raise
-        raise refusal
+        try:
+            answer = self._connection(request)
+        except HelperLost as error:
+            raise EnclaveLost(self._path, error.cause) from error
+        try:
+            return read(answer)
+        except PeerError as error:
+            self.close()
+            raise EnclaveLost(self._path, str(error)) from error
 
 
 def decode_attested_offer(message: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:

@@ -785,7 +785,7 @@ def test_a_kind_of_error_that_has_no_place_ends_the_epoch(monkeypatch: pytest.Mo
 
 def test_closing_ends_the_epoch_also_where_a_fork_holds_the_connection(child: Child) -> None:
     remote = RemoteEnclave(child.path, timeout=ANSWERED_IN)
-    held = remote._connection.dup()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    held = remote._connection.connect().dup()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     remote.start(CONFIGURATION)
     remote.close()
     with RawHost(child.path) as host:

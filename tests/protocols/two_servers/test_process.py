@@ -21,11 +21,11 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, UnexpectedMessage
 from secagg.protocols.two_servers.journal import FileJournal
 from secagg.protocols.two_servers.message_sizes import exchange_bytes
-from secagg.protocols.two_servers.operators import process as process_module
 from secagg.protocols.two_servers.operators.greeting import Challenge, Proof
 from secagg.protocols.two_servers.operators.process import PeerLink, serve_standing
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
 from secagg.session.frames import decode_refusal, receive_frame, send_frame
+from secagg.session.service import PEERS_AT_ONCE
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import IndexingSetup
 from tests.protocols.two_servers.test_standing_server import Pair, keys_of
@@ -169,8 +169,8 @@ def test_a_process_that_is_killed_at_any_record_goes_on_when_it_is_started_again
 @pytest.fixture
 def served(tmp_path: Path) -> tuple[Pair, Path]:
     pair, path, listens = Pair(SETUP), tmp_path / "socket", Event()
-    arguments = (pair.standing, path, SystemCoins())
-    Thread(target=serve_standing, args=arguments, kwargs={"ready": listens.set}, daemon=True).start()
+    arguments, options = (pair.standing, path, SystemCoins()), {"ready": listens.set, "greeting_patience": 1.0}
+    Thread(target=serve_standing, args=arguments, kwargs=options, daemon=True).start()
     assert listens.wait(PATIENCE)
     assert path.stat().st_mode & 0o077 == 0
     return pair, path
@@ -190,18 +190,21 @@ def relayed(pair: Pair, path: Path) -> PeerLink:
     return link
 
 
+def underneath(link: PeerLink) -> socket.socket:
+    ask = link._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert ask is not None
+    return ask.connect()
+
+
 def is_exact(pair: Pair) -> None:
     for number in (1, 2, 3):
         pair.zero.receive(pair.halves(number))
     assert pair.zero.finish().aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
 
 
-def test_silent_strangers_block_nobody_and_are_let_go(
-    served: tuple[Pair, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_strangers_block_nobody_and_are_let_go(served: tuple[Pair, Path]) -> None:
     pair, path = served
-    monkeypatch.setattr(process_module, "GREETING_PATIENCE", 1.0)
-    silent = [connected(path) for _ in range(process_module.STRANGERS_AT_ONCE - 2)]
+    silent = [connected(path) for _ in range(PEERS_AT_ONCE - 2)]
     half = connected(path)
     half.sendall((1 << 6).to_bytes(8, "big") + b"half")
     relayed(pair, path)
@@ -224,7 +227,7 @@ def test_the_newest_peer_is_served_and_a_silent_one_is_let_go(served: tuple[Pair
     assert time.monotonic() - started < PATIENCE / 6
     is_exact(pair)
     with pytest.raises(ConnectionError):
-        receive_frame(earlier._connection, 1 << 10)  # type: ignore[arg-type]  # noqa: SLF001
+        receive_frame(underneath(earlier), 1 << 10)
 
 
 def test_a_stranger_is_answered_nothing_and_ends_no_round(served: tuple[Pair, Path]) -> None:
@@ -247,7 +250,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(served: tuple[Pai
     link = relayed(pair, path)
     pair.begin()
     # What a lying server 0 sends.
-    connection: Any = link._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    connection = underneath(link)
     connection.sendall((1 << 31).to_bytes(8, "big"))
     refusal = decode_refusal(receive_frame(connection, 1 << 14))
     assert isinstance(refusal, MalformedMessage)

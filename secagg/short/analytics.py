@@ -1,0 +1,157 @@
+"""Federated analytics: how many clients have which value, in one process; nobody's value is seen by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.ring import Ring
+from secagg.errors import InvalidParameters
+from secagg.parameters import LEAST_COHORT
+from secagg.session.registry import find
+from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.settings import chosen_settings
+
+from .in_process import simulated
+
+Value = TypeVar("Value", bound=Hashable)
+_TASK: Final = b"secagg.histogram"
+_MODEL: Final = bytes(32)
+_END: Final = b"\0"
+_BYTES: Final = 256
+MOST_PREFIXES: Final = 1024
+
+
+def histogram(
+    values: Mapping[Any, Value] | Sequence[Value],
+    bins: Collection[Value],
+    *,
+    drop: int | Collection[Hashable] = 0,
+    protocol: str = "pairwise",
+    **settings: Any,  # noqa: ANN401 -- the protocol's own
+) -> dict[Value, int]:
+    """Return how many clients have each value.
+
+    Args:
+        values: one for each client.
+        bins: every value that there can be.
+        drop: how many clients leave before they upload, or which ones.
+        protocol: by its name in the registry.
+        settings: any setting of the protocol.
+    Raises:
+        InvalidParameters: a client has a value that is in no bin.
+        SecAggError: nothing is released; the message says why.
+    """
+    places = {value: place for place, value in enumerate(bins)}
+    if len(places) < len(bins):
+        raise InvalidParameters("two bins hold the same value; name each once")
+
+    def place_of(value: Value) -> int:
+        place = places.get(value)
+        if place is None:
+            raise InvalidParameters(f"a client has {value!r}, which is in no bin; add a bin, or map such values to one")
+        return place
+
+    chosen = {name: place_of(value) for name, value in _by_name(values).items()}
+    counts = _counted(chosen, len(places), drop=drop, protocol=protocol, settings=settings)
+    return dict(zip(places, counts, strict=True))
+
+
+def heavy_hitters(
+    values: Mapping[Any, str] | Sequence[str],
+    *,
+    least: int,
+    longest: int = 64,
+    protocol: str = "pairwise",
+    **settings: Any,  # noqa: ANN401 -- the protocol's own
+) -> dict[str, int]:
+    """Return the strings that at least so many clients have, with how many do, the most frequent first.
+
+    Prefixes grow by one byte a session, and only those that enough clients have grow on. Whoever decodes sees the count
+    of every candidate, those below ``least`` included: what is returned is less than what is released.
+
+    Args:
+        values: one string for each client.
+        least: how many clients make a string heavy; at least 2.
+        longest: how many bytes of a string count, in UTF-8; there is at most one session for each.
+        protocol: by its name in the registry.
+        settings: any setting of the protocol.
+    Raises:
+        InvalidParameters: too many prefixes are heavy, or a number is out of range.
+        SecAggError: nothing is released; the message says why.
+    """
+    if least < LEAST_COHORT:
+        raise InvalidParameters(f"least is {LEAST_COHORT} or more: what one client has is not heavy; got {least}")
+    named = _by_name(values)
+    if strange := [value for value in named.values() if "\0" in value]:
+        raise InvalidParameters(f"{strange[0]!r} holds a null character, which marks the end of strings here")
+    texts = {name: value.encode()[:longest] + _END for name, value in named.items()}
+    growing, found = [b""], dict[str, int]()
+    for length in range(1, longest + 2):
+        if not growing:
+            break
+        if len(growing) > MOST_PREFIXES:
+            raise InvalidParameters(f"{len(growing)} prefixes are heavy, and {MOST_PREFIXES} may be; raise least")
+        starts = {prefix: row for row, prefix in enumerate(growing)}
+        other = _BYTES * len(starts)
+
+        places = {
+            name: other if row is None else _BYTES * row + text[length - 1]
+            for name, text in texts.items()
+            for row in [starts.get(text[: length - 1]) if len(text) >= length else None]
+        }
+        counts = _counted(places, other + 1, drop=0, protocol=protocol, settings=settings)
+        heavy = {
+            growing[place // _BYTES] + bytes([place % _BYTES]): count
+            for place, count in enumerate(counts[:-1])
+            if count >= least
+        }
+        found |= {prefix[:-1].decode(errors="replace"): n for prefix, n in heavy.items() if prefix.endswith(_END)}
+        growing = [prefix for prefix in heavy if not prefix.endswith(_END)]
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _counted(
+    chosen: Mapping[Any, int],
+    places: int,
+    *,
+    drop: int | Collection[Hashable],
+    protocol: str,
+    settings: Mapping[str, Any],
+) -> list[int]:
+    """Return how many clients have each place, by a sum of vectors that are zero but for a one."""
+    clients = len(chosen)
+    if clients < LEAST_COHORT:
+        raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients}")
+    segment = RingSegment(clients.bit_length(), places)
+    layout, ring = Layout((segment,)), Ring(segment.modulus_bits)
+    subject = Subject(task=_TASK, round_number=1, layout=layout, capacity=clients, model_digest=_MODEL)
+    gone = len(drop) if isinstance(drop, Collection) else drop
+    entry = find(protocol)
+    entry.require_segments(layout)
+    facts = {
+        "population": clients,
+        "corrupted": clients // 20,
+        "dropped": gone,
+        "minimum_cohort": max(LEAST_COHORT, clients - gone),
+        "maximum_cohort": clients,
+    }
+    made = entry.settings(**{**chosen_settings(entry, facts, (), option="settings"), **settings})
+
+    def update_of(place: int) -> LateUpdate:
+        one = ring.zeros(places)
+        one[place] = 1
+        return LateUpdate(lambda: Update(Payload(layout, (one,)), _MODEL))
+
+    making = {name: partial(update_of, place) for name, place in chosen.items()}
+    released, _ = simulated(entry, made, subject, making, drop)
+    (counts,) = released.aggregate.values
+    return [int(count) for count in np.asarray(counts).astype(np.uint64)]
+
+
+def _by_name(values: Mapping[Any, Value] | Sequence[Value]) -> Mapping[Any, Value]:
+    return values if isinstance(values, Mapping) else dict(enumerate(values))

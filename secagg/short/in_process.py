@@ -1,0 +1,186 @@
+"""Sums of many updates in one process: real cryptography, and no strangers; for tests, notebooks and simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.session.measured import Measured
+from secagg.session.registry import ProtocolEntry
+from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.run import run
+from secagg.simulation.rehearsal import spread_dropouts
+
+from .model_session import USUAL_BITS, Session
+from .trees import Tree
+
+_TASK: Final = b"secagg.aggregate"
+Updates = Mapping[Any, Tree] | Sequence[Tree]
+"""One update for each client, by its name or its position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateSum:
+    """What a sum released, and what it took."""
+
+    total: Tree
+    """The weighted sum, in the form of the updates."""
+    mean: Tree
+    """The weighted mean, in the form of the updates."""
+    counted: tuple[Hashable, ...]
+    """Whose updates are in the sum."""
+    left_out: Mapping[Hashable, str]
+    """Who was invited and is not in the sum, and why."""
+    total_weight: int
+    clipped: int
+    """How many values of all updates were beyond the clip."""
+    step: float
+    """No value of an update was changed by more than this, clipping aside."""
+    bytes_sent: int
+    """By one client, on average."""
+    bytes_received: int
+    """By one client, on average."""
+    seconds: float
+    """Of everybody, one after another."""
+
+
+def aggregate(  # noqa: PLR0913 -- all but two have defaults
+    updates: Updates,
+    *,
+    clip: float,
+    bits: int = USUAL_BITS,
+    drop: int | Collection[Hashable] = 0,
+    weights: Mapping[Any, int] | Sequence[int] | None = None,
+    protocol: str = "pairwise",
+    only: Iterable[str] = (),
+    **settings: Any,  # noqa: ANN401 -- the protocol's own
+) -> PrivateSum:
+    """Add updates by a protocol, everybody in this process.
+
+    Args:
+        updates: one for each client: arrays of NumPy, torch, JAX or TensorFlow, or dictionaries and lists of them.
+        clip: values beyond it are clipped.
+        bits: of one value; 2 to 16.
+        drop: how many clients leave before they upload, or which ones.
+        weights: one integer from 1 for each client; by default everybody weighs the same. Two servers see who
+            weighs what, and count no weight that one client alone has.
+        protocol: by its name in the registry: pairwise, one-message, enclave, two-servers, or one of your own.
+        only: patterns of the tensors that are summed, such as ``"*lora*"``.
+        settings: any other setting of the protocol.
+    Raises:
+        SecAggError: nothing is released; the message says why.
+    """
+    named = _by_name(updates)
+    weighing = _weights(named, weights)
+    gone = len(drop) if isinstance(drop, Collection) else drop
+    session = Session.for_model(
+        next(iter(named.values())),
+        clients=len(named),
+        clip=clip,
+        bits=bits,
+        protocol=protocol,
+        only=only,
+        dropped=gone,
+        weights=frozenset(weighing.values()),
+        **settings,
+    )
+    coins, model = SystemCoins(), ()
+    subject = session.subject(task=_TASK, round_number=1, model=model)
+    making = {
+        name: partial(session.update, update, subject=subject, coins=coins, weight=weighing[name])
+        for name, update in named.items()
+    }
+    clipped = sum(session.clipped(session.shapes.vector(update)) for update in named.values())
+    released, measured = simulated(session.entry, session.settings, subject, making, drop)
+    names = dict(zip(_ids(named), named, strict=True))
+    stages = measured.figures[:-1]
+    return PrivateSum(
+        total=session.total(released),
+        mean=session.mean(released),
+        counted=tuple(name for client, name in names.items() if client in released.counted),
+        left_out=_left_out(names, released, measured),
+        total_weight=released.aggregate.total_weight,
+        clipped=clipped,
+        step=session.step,
+        bytes_sent=round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
+        bytes_received=round(sum(each.bytes_down / max(1, each.sent) for each in stages)),
+        seconds=sum(each.client_seconds + each.server_seconds for each in measured.figures),
+    )
+
+
+def mean(updates: Updates, *, clip: float, **options: Any) -> Tree:  # noqa: ANN401 -- those of ``aggregate``
+    """Return the mean of updates; takes what ``aggregate`` takes.
+
+    Raises:
+        SecAggError: nothing is released; the message says why.
+    """
+    return aggregate(updates, clip=clip, **options).mean
+
+
+def simulated(
+    entry: ProtocolEntry,
+    settings: Any,  # noqa: ANN401 -- the protocol's own
+    subject: Subject,
+    making: Mapping[Any, Callable[[], LateUpdate]],
+    drop: int | Collection[Hashable],
+) -> tuple[Released, Measured]:
+    """Run one session in this process.
+
+    Args:
+        making: for each client by its name, what makes its update.
+        drop: how many leave before they upload, or which ones.
+    """
+    ids = _ids(making)
+    uploading = next(stage for stage in entry.stages if stage.takes_update)
+    if isinstance(drop, Collection):
+        if strangers := [name for name in drop if name not in making]:
+            raise InvalidParameters(f"drop names {strangers[0]!r}, which is no client")
+        gone = frozenset(client for client, name in zip(ids, making, strict=True) if name in drop)
+    else:
+        gone = spread_dropouts(len(ids), drop, [uploading])[uploading.name]
+    coins = SystemCoins()
+    with closing(entry.simulate(settings, coins=coins, clock=lambda: datetime.now(UTC))) as world:
+        measured = Measured(world.open(subject, frozenset(ids)), between=lambda: world.bytes_between)
+        joining = (
+            world.member(client).join(subject, make()) for client, make in zip(ids, making.values(), strict=True)
+        )
+        return run(measured, joining, {uploading.name: gone}), measured
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _by_name(updates: Updates) -> Mapping[Any, Tree]:
+    named = updates if isinstance(updates, Mapping) else dict(enumerate(updates))
+    if not named:
+        raise InvalidParameters("there is no update to add; pass one for each client")
+    return named
+
+
+def _weights(named: Mapping[Any, Tree], weights: Mapping[Any, int] | Sequence[int] | None) -> Mapping[Any, int]:
+    if weights is None:
+        return dict.fromkeys(named, 1)
+    given = weights if isinstance(weights, Mapping) else dict(enumerate(weights))
+    if given.keys() != named.keys():
+        raise InvalidParameters("weights are one for each client, under the names that updates have")
+    return given
+
+
+def _ids(named: Collection[Any]) -> list[ClientId]:
+    return [ClientId(number) for number in range(1, len(named) + 1)]
+
+
+def _left_out(names: Mapping[ClientId, Any], released: Released, measured: Measured) -> dict[Hashable, str]:
+    why = {client: str(error) for client, error in released.left_out.items()}
+    for figures in measured.figures:
+        for client, reason in figures.failed.items():
+            why.setdefault(client, reason)
+    missing = (client for client in names if client not in released.counted)
+    return {names[client]: why.get(client, "left on the way") for client in missing}

@@ -1,0 +1,195 @@
+"""Everything that a platform decides about sums of one model's updates, from the model and the cohort.
+
+Server and clients make the same ``Session`` from the same model and the same numbers, so they need to agree on nothing
+else; a client refuses a session about anything that differs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
+from secagg.contract import Aggregate, Payload
+from secagg.crypto.entropy import Coins
+from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT
+from secagg.session.registry import Clock, ProtocolEntry, Simulation, find
+from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
+from secagg.session.settings import chosen_settings, known_settings
+
+from .trees import Shapes, Tree, Vector, digest_of
+
+USUAL_BITS: Final = 16
+_RARE: Final = 20
+_NOTICEABLE: Final = 0.01
+LOG: Final = logging.getLogger("secagg.short")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """How the updates of one model are summed; make it with ``for_model``."""
+
+    entry: ProtocolEntry
+    settings: Any
+    shapes: Shapes
+    codec: ScalarQuantization
+    clip: float
+    like: Tree = field(repr=False)
+
+    @classmethod
+    def for_model(  # noqa: PLR0913 -- all but three have defaults
+        cls,
+        like: Tree,
+        *,
+        clients: int,
+        clip: float,
+        bits: int = USUAL_BITS,
+        protocol: str = "pairwise",
+        only: Iterable[str] = (),
+        dropped: int | None = None,
+        corrupted: int | None = None,
+        weights: Collection[int] = (1,),
+        **settings: Any,  # noqa: ANN401 -- the protocol's own
+    ) -> Session:
+        """Plan sums of updates that have the form of a model.
+
+        Args:
+            like: the model, or one update of it.
+            clients: how many are invited.
+            clip: values beyond it are clipped; a client that clips more than one value in a hundred says so in its log.
+            bits: of one value, 2 to 16. Values between two codes are rounded at random, so that means are unbiased.
+            protocol: by its name in the registry.
+            only: patterns of the tensors that are summed, such as ``"*lora*"``; by default every one.
+            dropped: how many may leave on the way; by default one in twenty.
+            corrupted: how many may work with the server; by default one in twenty.
+            weights: which ones clients may have, each an integer from 1.
+            settings: any other setting of the protocol.
+        Raises:
+            InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.
+        """
+        if type(clients) is not int or clients < LEAST_COHORT:
+            raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
+        if type(bits) is not int or not LEAST_BITS <= bits <= MAXIMUM_BITS:
+            raise InvalidParameters(f"bits is in {LEAST_BITS}..{MAXIMUM_BITS}; got {bits!r}")
+        if strange := [each for each in weights if type(each) is not int or each < 1]:
+            raise InvalidParameters(f"a weight is an integer from 1, such as a number of examples; got {strange[0]!r}")
+        if not 0 < clip < np.inf:
+            raise InvalidParameters(f"clip is a positive number; got {clip}")
+        shapes, entry = Shapes.of(like, tuple(only)), find(protocol)
+        codec = ScalarQuantization(
+            shape=(shapes.length,),
+            bits=bits,
+            modulus_bits=bits + (clients * max(weights) - 1).bit_length(),
+            scales=(clip / ((1 << (bits - 1)) - 1),),
+            rounding=Rounding.STOCHASTIC,
+        )
+        entry.require_segments(codec.layout)
+        rare = clients // _RARE
+        gone = rare if dropped is None else dropped
+        # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.
+        hides = len(set(weights)) == 1 or "weights" not in known_settings(entry)
+        facts = {
+            "population": clients,
+            "corrupted": rare if corrupted is None else corrupted,
+            "dropped": gone,
+            "minimum_cohort": max(LEAST_COHORT, (clients - gone) * min(weights) // max(weights) if hides else 0),
+            "maximum_cohort": clients,
+            "maximum_weight": max(weights),
+            "weights": tuple(sorted(set(weights))),
+        }
+        chosen = chosen_settings(entry, facts, (), option="settings")
+        try:
+            made = entry.settings(**{**chosen, **settings})
+        except TypeError:
+            raise InvalidParameters(
+                f"{entry.name} has no such settings: {', '.join(sorted(settings))}; it has "
+                f"{', '.join(known_settings(entry))}"
+            ) from None
+        return cls(
+            entry=entry,
+            settings=made,
+            shapes=shapes,
+            codec=codec,
+            clip=float(clip),
+            like=like,
+        )
+
+    @property
+    def step(self) -> float:
+        """The distance of two neighbouring codes: no value's error is larger."""
+        return self.codec.scales[0]
+
+    def subject(self, *, task: bytes, round_number: int, model: Tree) -> Subject:
+        """Return what one session is about; each side makes its own from the model that it holds."""
+        return Subject(
+            task=task,
+            round_number=round_number,
+            layout=self.codec.layout,
+            capacity=self.codec.capacity,
+            model_digest=digest_of(model),
+        )
+
+    def open(
+        self,
+        subject: Subject,
+        helpers: Any,  # noqa: ANN401 -- the protocol's own
+        invited: frozenset[ClientId] | None = None,
+    ) -> ServerSession:
+        """Begin a session at the server; ``helpers`` is ``self.entry.helpers`` with the server's keys and coins."""
+        return self.entry.open_session(subject, self.settings, invited, helpers)
+
+    def simulate(self, *, coins: Coins, clock: Clock, threads: int = 1) -> Simulation:
+        """Return everybody in one process, for tests and experiments; that protects nobody."""
+        return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
+
+    def update(self, tree: Tree, *, subject: Subject, coins: Coins, weight: int = 1) -> LateUpdate:
+        """Return a client's update for ``member.join``; it is encoded when the upload is due."""
+        digest = subject.model_digest or bytes(32)
+        return LateUpdate(lambda: Update(self.encode(tree, coins), digest, weight))
+
+    def encode(self, tree: Tree, coins: Coins) -> Payload:
+        """Encode an update, and log what clipping or rounding takes from it.
+
+        Raises:
+            CapacityExceeded: a value is NaN or infinite.
+        """
+        vector = self.shapes.vector(tree)
+        beyond = self.clipped(vector)
+        if beyond > _NOTICEABLE * vector.size:
+            LOG.warning("%d of %d values are beyond the clip of %g; raise clip", beyond, vector.size, self.clip)
+        largest = float(np.abs(vector).max())
+        if 0 < largest < self.step:
+            LOG.warning(
+                "no value of this update reaches one step: the largest is %.3g, and a step is %.3g; lower clip or "
+                "raise bits",
+                largest,
+                self.step,
+            )
+        return self.codec.encode(vector, coins)
+
+    def clipped(self, vector: Vector) -> int:
+        """Return how many values are beyond the clip.
+
+        Raises:
+            CapacityExceeded: a value is NaN or infinite.
+        """
+        if not np.isfinite(vector).all():
+            raise CapacityExceeded("an update holds a NaN or an infinity; do not send it, and look at the training")
+        return int(np.count_nonzero(np.abs(vector) > self.clip))
+
+    def total(self, released: Released) -> Tree:
+        """Return the weighted sum of the updates, in the form of the model."""
+        return self.shapes.tree(self._sum(released.aggregate), self.like)
+
+    def mean(self, released: Released) -> Tree:
+        """Return the weighted mean of the updates, in the form of the model."""
+        return self.shapes.tree(self._sum(released.aggregate) / released.aggregate.total_weight, self.like)
+
+    def _sum(self, aggregate: Aggregate) -> Vector:
+        return np.asarray(self.codec.decode(aggregate), dtype=np.float64)

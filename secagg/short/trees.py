@@ -1,0 +1,173 @@
+"""Models as the frameworks hold them: nested dictionaries, lists and tuples of arrays, seen as one vector.
+
+A leaf is anything that NumPy reads as an array: of NumPy, torch, JAX or TensorFlow, and plain numbers. A torch module
+stands for its ``state_dict``, and a Keras model for its ``get_weights``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.errors import InvalidParameters, Misuse
+
+Tree = Any
+"""Nested dictionaries, lists and tuples, with arrays or numbers as leaves."""
+Vector = npt.NDArray[np.float64]
+_SHOWN: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Which tensors are summed, by their paths, and in which order they stand in the vector."""
+
+    paths: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, like: Tree, only: tuple[str, ...] = ()) -> Shapes:
+        """Return those of a model.
+
+        Args:
+            only: patterns of paths, as a shell has them, such as ``"*lora*"``; without one every tensor is summed.
+        Raises:
+            InvalidParameters: a tensor is not of floats, or there is none.
+        """
+        chosen = {path: leaf for path, leaf in leaves(like) if not only or _matches(path, only)}
+        if strange := [path for path, leaf in chosen.items() if leaf.dtype.kind != "f"]:
+            raise InvalidParameters(
+                f"{_shown(strange)}: only floats have a mean; name the tensors that are summed with only=, or turn "
+                "these into floats"
+            )
+        if not any(leaf.size for leaf in chosen.values()):
+            named = f"; no path matches {_shown(only)}" if only else ""
+            raise InvalidParameters(f"there is nothing to sum in this model{named}")
+        return cls(tuple(chosen), tuple(leaf.shape for leaf in chosen.values()))
+
+    @property
+    def length(self) -> int:
+        """How many values the vector has."""
+        return sum(int(np.prod(shape)) for shape in self.shapes)
+
+    def vector(self, tree: Tree) -> Vector:
+        """Return these tensors of a model as one vector.
+
+        Raises:
+            Misuse: the model lacks one of them, or one has another shape.
+        """
+        found = dict(leaves(tree))
+        pieces = list[npt.NDArray[Any]]()
+        for path, shape in zip(self.paths, self.shapes, strict=True):
+            leaf = found.get(path)
+            if leaf is None or leaf.shape != shape or leaf.dtype.kind not in "fiu":
+                held = "nothing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
+                raise Misuse(f"an update holds {held} at {path!r}, where the model has floats of shape {shape}")
+            pieces.append(leaf.reshape(-1))
+        return np.concatenate(pieces, dtype=np.float64, casting="unsafe")
+
+    def tree(self, vector: Vector, like: Tree) -> Tree:
+        """Return a vector in the form of a model, each leaf of the kind and dtype that the model has there.
+
+        Tensors that are not summed are missing from dictionaries, and ``None`` in lists and tuples.
+        """
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        pieces = dict(zip(self.paths, np.split(vector, ends), strict=True))
+        shapes = dict(zip(self.paths, self.shapes, strict=True))
+
+        def made(path: str, leaf: Any) -> Any:  # noqa: ANN401 -- any framework's
+            return _in_kind_of(leaf, pieces[path].reshape(shapes[path])) if path in pieces else None
+
+        return _mapped(_plain(like), made, "")
+
+
+def digest_of(tree: Tree) -> bytes:
+    """Return the digest of a model: what two parties compare to know that they train the same one."""
+    digest = hashlib.sha256()
+    for path, leaf in leaves(tree):
+        header = f"{path}\0{leaf.dtype.str}\0{leaf.shape}".encode()
+        digest.update(len(header).to_bytes(8, "big") + header)
+        digest.update(leaf.nbytes.to_bytes(8, "big") + np.ascontiguousarray(leaf).tobytes())
+    return digest.digest()
+
+
+def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Yield each leaf as an array, with its path: keys and positions with slashes between them.
+
+    Raises:
+        InvalidParameters: a leaf is no array of numbers.
+    """
+    found = list[tuple[str, npt.NDArray[Any]]]()
+
+    def collect(path: str, leaf: Any) -> None:  # noqa: ANN401 -- any framework's
+        found.append((path, _array_of(path, leaf)))
+
+    _mapped(_plain(tree), collect, "")
+    paths = [path for path, _ in found]
+    if len(set(paths)) < len(paths):
+        raise InvalidParameters("two tensors have one path; let no key of a dictionary hold a slash")
+    return iter(found)
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _plain(tree: Tree) -> Tree:
+    """Return what a framework's model holds, or the tree itself."""
+    for name in ("state_dict", "get_weights"):
+        if callable(method := getattr(tree, name, None)):
+            return method()
+    return tree
+
+
+def _mapped(tree: Tree, change: Callable[[str, Any], Any], path: str) -> Tree:
+    """Return the tree with each leaf changed; what becomes ``None`` leaves its dictionary."""
+    join = f"{path}/{{}}".format if path else "{}".format
+    if isinstance(tree, Mapping):
+        changed = {key: _mapped(tree[key], change, join(key)) for key in tree}
+        return {key: value for key, value in changed.items() if value is not None and not _is_empty(value)}
+    if isinstance(tree, list | tuple):
+        items = [_mapped(item, change, join(position)) for position, item in enumerate(tree)]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return type(tree)(items)
+    return change(path, tree)
+
+
+def _is_empty(tree: Tree) -> bool:
+    return isinstance(tree, dict) and not tree
+
+
+def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any framework's
+    if callable(detach := getattr(leaf, "detach", None)):
+        leaf = detach().cpu()
+        if str(leaf.dtype) == "torch.bfloat16":
+            leaf = leaf.float()
+    array = np.asarray(leaf)
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "fiub":
+        raise InvalidParameters(f"{path or 'the model'!r} is a {type(leaf).__name__}, and no array of numbers")
+    return array
+
+
+def _in_kind_of(leaf: Any, values: Vector) -> Any:  # noqa: ANN401 -- any framework's
+    if callable(new_tensor := getattr(leaf, "new_tensor", None)):
+        return new_tensor(values)
+    if isinstance(leaf, float):
+        return float(values)
+    return values.astype(_array_of("", leaf).dtype)
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def _shown(names: Any) -> str:  # noqa: ANN401 -- any sequence of strings
+    listed = list(names)
+    return ", ".join(map(repr, listed[:_SHOWN])) + (" and others" if len(listed) > _SHOWN else "")

@@ -1,0 +1,272 @@
+"""The short way in: sums, means and histograms of arrays and models, by every protocol, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import secagg
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.identifiers import ClientId
+from secagg.session.measured import Measured
+from secagg.session.registry import names
+from secagg.session.run import run
+from secagg.short.trees import Shapes, digest_of, leaves
+
+PROTOCOLS = [name for name in names() if name != "plain-sum"]
+
+
+class Layer(NamedTuple):
+    """A layer as some frameworks have it."""
+
+    kernel: npt.NDArray[np.float64]
+    bias: npt.NDArray[np.float64]
+
+
+def updates(clients: int, size: int = 6) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(clients)
+    return [
+        {"w": rng.normal(size=(size, 2)).astype(np.float32), "b": [rng.normal(size=2), 0.5]} for _ in range(clients)
+    ]
+
+
+# --- Sums and means ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("clients", "drop"), [(3, 0), (8, 2)])
+def test_a_mean_is_that_of_the_clients_that_stayed(protocol: str, clients: int, drop: int) -> None:
+    made = updates(clients)
+    result = secagg.aggregate(made, clip=4.0, drop=drop, protocol=protocol)
+    assert len(result.counted) == clients - drop == result.total_weight
+    assert set(result.left_out) == set(range(clients)) - set(result.counted)
+    stayed = [made[number] for number in range(clients) if number in result.counted]
+    for part in (lambda tree: tree["w"], lambda tree: tree["b"][0], lambda tree: np.float64(tree["b"][1])):
+        expected = np.mean([part(each) for each in stayed], axis=0)
+        assert np.abs(part(result.mean) - expected).max() <= result.step
+        assert np.allclose(part(result.total), part(result.mean) * result.total_weight, atol=1e-5)
+    assert result.mean["w"].dtype == np.float32
+    assert result.clipped == 0
+    assert result.bytes_sent > 0
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_weights_count(protocol: str) -> None:
+    made = list(np.random.default_rng(1).uniform(-1, 1, size=(8, 2)))
+    weights = [1, 2] * 4
+    result = secagg.aggregate(made, clip=1.0, weights=weights, protocol=protocol)
+    assert result.total_weight == 12
+    assert np.abs(result.mean - np.average(made, axis=0, weights=weights)).max() <= result.step
+
+
+def test_names_are_those_of_the_caller() -> None:
+    result = secagg.aggregate({"bo": np.zeros(3), **{name: np.ones(3) for name in "abcd"}}, clip=1.0, drop=["bo"])
+    assert set(result.counted) == set("abcd")
+    assert set(result.left_out) == {"bo"}
+    assert np.abs(result.mean - 1).max() <= result.step
+
+
+def test_rounding_has_no_bias() -> None:
+    third = np.full(20_000, 1 / 3)
+    assert abs(float(np.mean(secagg.mean([third] * 3, clip=1.0, bits=3))) - 1 / 3) < 0.005
+
+
+def test_clipped_values_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "secagg.short"):
+        result = secagg.aggregate([np.array([3.0, 0.1])] * 3, clip=1.0)
+    assert result.clipped == 3
+    assert result.mean[0] == pytest.approx(1.0, abs=result.step)
+    assert "raise clip" in caplog.text
+
+
+def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "secagg.short"):
+        secagg.mean([np.full(4, 1e-4)] * 3, clip=1.0, bits=4)
+    assert "lower clip or raise bits" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"updates": []}, "no update"),
+        ({"updates": [np.ones(2)]}, "hides nobody"),
+        ({"clip": 0.0}, "clip is a positive number"),
+        ({"bits": 17}, r"bits is in 2\.\.16"),
+        ({"drop": ["nobody"]}, "no client"),
+        ({"protocol": "trust"}, "there is no protocol"),
+        ({"weights": [1, 2]}, "one for each client"),
+        ({"weights": [1, 2, 0]}, "an integer from 1"),
+        ({"colour": "red"}, "no such settings: colour"),
+        ({"only": ["nothing"]}, "no path matches"),
+        ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean"),
+        ({"updates": [np.array(["a"])] * 3}, "no array of numbers"),
+    ],
+)
+def test_what_cannot_be_summed_is_refused_with_the_way_out(arguments: dict[str, Any], expected: str) -> None:
+    given: dict[str, Any] = {"updates": [np.ones(2)] * 3, "clip": 1.0} | arguments
+    with pytest.raises(InvalidParameters, match=expected):
+        secagg.aggregate(given.pop("updates"), **given)
+
+
+def test_an_update_that_is_no_number_or_of_another_shape_is_refused() -> None:
+    with pytest.raises(CapacityExceeded, match="NaN"):
+        secagg.mean([np.ones(2), np.array([np.nan, 1.0]), np.ones(2)], clip=1.0)
+    with pytest.raises(Misuse, match=r"float64 of shape \(3,\)"):
+        secagg.mean([np.ones(2), np.ones(3), np.ones(2)], clip=1.0)
+
+
+# --- Analytics --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_histogram_counts_each_client_once(protocol: str) -> None:
+    counts = secagg.histogram(["x", "y", "x", "x"], ["x", "y", "z"], protocol=protocol)
+    assert counts == {"x": 3, "y": 1, "z": 0}
+
+
+def test_a_histogram_is_of_those_that_stayed() -> None:
+    assert secagg.histogram({"bo": 2} | dict.fromkeys("abcd", 1), [1, 2], drop=["bo"]) == {1: 4, 2: 0}
+
+
+def test_a_value_in_no_bin_and_a_bin_twice_are_refused() -> None:
+    with pytest.raises(InvalidParameters, match="'q', which is in no bin"):
+        secagg.histogram(["x", "q", "x"], ["x"])
+    with pytest.raises(InvalidParameters, match="the same value"):
+        secagg.histogram(["x", "x", "x"], ["x", "x"])
+
+
+def test_heavy_hitters_are_the_strings_that_enough_clients_have() -> None:
+    texts = ["cat", "cat", "cats", "dog", "cat", "dog", "owl", ""]
+    assert secagg.heavy_hitters(texts, least=2) == {"cat": 3, "dog": 2}
+    assert secagg.heavy_hitters(["", "", "a"], least=2) == {"": 2}
+    assert secagg.heavy_hitters(["é", "é", "e"], least=2) == {"é": 2}
+
+
+def test_heavy_hitters_refuse_what_would_name_somebody() -> None:
+    with pytest.raises(InvalidParameters, match="not heavy"):
+        secagg.heavy_hitters(["a", "b"], least=1)
+    with pytest.raises(InvalidParameters, match="null character"):
+        secagg.heavy_hitters(["a\0", "b"], least=2)
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_leaf_has_a_path_and_comes_back_in_its_place() -> None:
+    tree = {"a": Layer(np.zeros((2, 1)), np.ones(1)), "c": (1.5, [np.float32(2.0)])}
+    assert [path for path, _ in leaves(tree)] == ["a/0", "a/1", "c/0", "c/1/0"]
+    shapes = Shapes.of(tree)
+    again = shapes.tree(shapes.vector(tree), tree)
+    assert isinstance(again["a"], Layer)
+    assert again["c"][0] == 1.5
+    assert again["c"][1][0] == np.float32(2.0)
+
+
+def test_some_tensors_alone_are_summed() -> None:
+    model = {"base": np.ones(3), "lora": {"down": np.zeros(2), "up": np.zeros(2)}, "steps": np.array(3)}
+    session = secagg.Session.for_model(model, clients=4, clip=1.0, only=["lora/*"])
+    assert session.shapes.paths == ("lora/down", "lora/up")
+    result = secagg.aggregate([model] * 3, clip=1.0, only=["lora/*"])
+    assert set(result.mean) == {"lora"}
+
+
+class Weighted:
+    """A model as Keras has it."""
+
+    def get_weights(self) -> list[npt.NDArray[np.float32]]:
+        return [np.ones((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)]
+
+
+class Foreign:
+    """An array of another framework, as NumPy reads it."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> npt.NDArray[np.float32]:
+        return np.ones(2, dtype=np.float32)
+
+
+def test_models_of_frameworks_are_read() -> None:
+    assert Shapes.of(Weighted()).shapes == ((2, 2), (2,))
+    assert Shapes.of({"x": Foreign()}).shapes == ((2,),)
+
+
+def test_a_torch_module_comes_back_as_torch() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 2)
+    result = secagg.aggregate([model.state_dict()] * 3, clip=2.0)
+    assert isinstance(result.mean["weight"], torch.Tensor)
+    assert result.mean["weight"].dtype == torch.float32
+    assert torch.allclose(result.mean["weight"], model.weight, atol=2 * result.step)
+    assert Shapes.of(model).shapes == Shapes.of(model.state_dict()).shapes
+
+
+def test_models_that_differ_anywhere_have_other_digests() -> None:
+    models: list[Any] = [
+        {"a": np.zeros(2)},
+        {"b": np.zeros(2)},
+        {"a": np.zeros((2, 1))},
+        {"a": np.zeros(2, dtype=np.float32)},
+        {"a": np.array([0.0, 1.0])},
+    ]
+    assert len({digest_of(model) for model in models}) == len(models)
+    assert digest_of(models[0]) == digest_of({"a": np.zeros(2)})
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_session_for_a_model_serves_a_platform(protocol: str) -> None:
+    model = updates(1)[0]
+    session = secagg.Session.for_model(model, clients=5, clip=4.0, bits=12, protocol=protocol)
+    coins, made = SystemCoins(), updates(5)
+    subject = session.subject(task=b"a model", round_number=3, model=model)
+    clients = [ClientId(number) for number in range(1, 6)]
+    with closing(session.simulate(coins=coins, clock=lambda: datetime.now(UTC))) as world:
+        joined = (
+            world.member(client).join(subject, session.update(update, subject=subject, coins=coins))
+            for client, update in zip(clients, made, strict=True)
+        )
+        released = run(Measured(world.open(subject, frozenset(clients))), joined)
+    expected = np.mean([update["w"] for update in made], axis=0)
+    assert np.abs(session.mean(released)["w"] - expected).max() <= session.step
+    assert np.abs(session.total(released)["w"] - 5 * expected).max() <= 5 * session.step
+
+
+def test_a_client_of_another_model_leaves() -> None:
+    model, other = updates(1)[0], updates(2)[1]
+    session = secagg.Session.for_model(model, clients=4, clip=4.0)
+    coins = SystemCoins()
+    subjects = [session.subject(task=b"t", round_number=1, model=each) for each in (model, other)]
+    clients = [ClientId(number) for number in range(1, 5)]
+    with closing(session.simulate(coins=coins, clock=lambda: datetime.now(UTC))) as world:
+        measured = Measured(world.open(subjects[0], frozenset(clients)))
+        joined = (
+            world.member(client).join(
+                subject := subjects[client == clients[-1]], session.update(model, subject=subject, coins=coins)
+            )
+            for client in clients
+        )
+        with pytest.raises(secagg.SecAggError):
+            run(measured, joined)
+    assert any("model" in reason for each in measured.figures for reason in each.failed.values())
+
+
+# --- The face ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_short_way_is_loaded_when_it_is_used_and_not_before() -> None:
+    program = (
+        "import sys, secagg\n"
+        "assert 'secagg.short' not in sys.modules and 'secagg.compression' not in sys.modules\n"
+        "secagg.mean\n"
+        "assert 'secagg.short' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603 -- fixed command
+    with pytest.raises(AttributeError, match="no attribute 'sum'"):
+        secagg.sum  # noqa: B018
