@@ -59,9 +59,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     of_some = command.add_argument_group("settings of some protocols; another protocol refuses them")
-    of_some.add_argument(
-        "--mode", choices=("active", "semi_honest"), help="of the server (default: the strictest)"
-    )
+    of_some.add_argument("--mode", choices=("active", "semi_honest"), help="of the server (default: the strictest)")
     of_some.add_argument("--graph", choices=("sparse", "full"), help="of masks (default: sparse)")
     of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in twenty)")
     of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what leaves the enclave")
