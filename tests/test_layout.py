@@ -41,6 +41,7 @@ CORE_LEVELS = (
     {"wire"},
     {"crypto"},
     {"contract"},
+    {"privacy"},
     {"session"},
 )
 CORE_MODULES = set[str]().union(*CORE_LEVELS)
@@ -61,7 +62,7 @@ ROOMS = {
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "torch": ("training",),
     "flwr": ("flower",),
-    "numpy": ("crypto", "contract", "compression", "protocols", "conformance", *TOP_ROOMS),
+    "numpy": ("crypto", "contract", "privacy", "compression", "protocols", "conformance", *TOP_ROOMS),
     "numpy.random": ("conformance", *TOP_ROOMS),
     "random": (),
     "secrets": ("crypto.entropy",),

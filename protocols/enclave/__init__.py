@@ -8,12 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .privacy.budget import epsilon_of
-    from .privacy.sensitivity import Adjacency
+    from .budget import epsilon_of
     from .session import EnclaveServerSession
 
-__all__ = ["Adjacency", "EnclaveServerSession", "epsilon_of"]
-_MODULES = {"Adjacency": "privacy.sensitivity", "EnclaveServerSession": "session", "epsilon_of": "privacy.budget"}
+__all__ = ["EnclaveServerSession", "epsilon_of"]
+_MODULES = {"EnclaveServerSession": "session", "epsilon_of": "budget"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever has that name

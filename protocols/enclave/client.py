@@ -14,12 +14,12 @@ from secagg.crypto.ring import RingVector, low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
+from secagg.privacy.norm import clip_into
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, Writer
 
 from .floors import EnclaveFloors
 from .ledger import SealLedger
-from .privacy.norm import clip_into
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import SEED_BYTES, UPLOAD_ID_BYTES, WEIGHT_BYTES, ModelStamp, SealedUpload, UploadHeader
 from .trusted.upload_keys import mask_key, seal_indices, sealing_info

@@ -11,10 +11,10 @@ from secagg.contract import Layout
 from secagg.contract.codewords import Tables
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
-from .privacy.budget import epsilon_of
-from .privacy.sensitivity import Adjacency
+from .budget import epsilon_of
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm, require_range
 from .trusted.histogram import Accumulation
 

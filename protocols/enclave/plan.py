@@ -11,13 +11,13 @@ from secagg.contract.layout import IndexSegment, Layout
 from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
+from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import Authority
 
-from .privacy.budget import squared_sensitivities
-from .privacy.sensitivity import Adjacency
+from .budget import squared_sensitivities
 from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from .trusted.histogram import Accumulation
-from .trusted.noise import NoiseKind
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 

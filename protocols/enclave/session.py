@@ -16,6 +16,8 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.noise import NoiseKind
+from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.ledger import Spent, values_digest
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
@@ -29,12 +31,10 @@ from .floors import EnclaveFloors
 from .host import EnclaveConnection, Host, split_upload
 from .ledger import SealLedger
 from .plan import DEFAULT_LIFETIME, plan_enclave
-from .privacy.sensitivity import Adjacency
 from .remote_enclave import decode_attested_offer
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.histogram import Accumulation
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp, SealedUpload
-from .trusted.noise import NoiseKind
 from .trusted.service import SIMULATED, encode_attested_offer
 from .unattested import SimulatedEvidence
 from .verified_enclave import Judge, VerifiedEnclave

@@ -39,6 +39,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ServerId
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
 from secagg.protocols.enclave import floors as floors_module
 from secagg.protocols.enclave.attestation import (
     Evidence,
@@ -53,7 +54,6 @@ from secagg.protocols.enclave.attestation import (
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import HardwareJudge, VerifiedEnclave
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession

@@ -24,7 +24,7 @@ from secagg.conformance import Candidate, Law, cases, slack
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.contract.codewords import summed_layout
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.protocols.enclave.privacy.sensitivity import Adjacency, of_decoded_sum
+from secagg.privacy.sensitivity import Adjacency, of_decoded_sum
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Floats = npt.NDArray[np.float32]

@@ -25,6 +25,7 @@ from secagg.crypto.ring import RingVector, low_bits
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
 from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
 from secagg.protocols.enclave.host import Host
@@ -33,7 +34,6 @@ from secagg.protocols.enclave.plan import plan_enclave
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
 from secagg.protocols.enclave.trusted.messages import ModelStamp
-from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate

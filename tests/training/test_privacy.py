@@ -13,8 +13,8 @@ import pytest
 
 from secagg.contract import Aggregate, Payload
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
-from secagg.protocols.enclave.privacy.accounting import ReleasePart, epsilon
-from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.noise import NoiseKind
 from secagg.training.codec.operators import Operators
 from secagg.training.records.metrics import read_records
 from secagg.training.runs.driver import train

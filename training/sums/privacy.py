@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract.layout import RingSegment
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
+from secagg.privacy.sensitivity import Adjacency
 from secagg.session.roles import ServerSession
 from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.sections import WHOLE_UPDATES, PrivacySettings, Scheme, Source, SumMode, Weighting
 
 if TYPE_CHECKING:
-    from secagg.protocols.enclave import Adjacency, EnclaveServerSession
+    from secagg.protocols.enclave import EnclaveServerSession
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""
@@ -49,8 +50,6 @@ class EnclaveNoise:
 
     @property
     def _adjacency(self) -> Adjacency:
-        from secagg.protocols.enclave import Adjacency  # noqa: PLC0415 -- a protocol, where it is asked for
-
         return Adjacency.ZERO_OUT if self.settings.zero_out else Adjacency.REPLACE
 
     def settings_for(self, codec: ModelUpdate) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from secagg.crypto.ring import Ring, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.noise import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
 
 from .histogram import Accumulation
-from .noise import NoiseKind, require_variance
 
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
 _MAXIMUM_TASK_BYTES: Final = 256

@@ -24,6 +24,7 @@ from secagg.crypto.ring import Ring, RingVector, add_into, low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ServerId
+from secagg.privacy.noise import sample
 from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
 
@@ -40,7 +41,6 @@ from .messages import (
     SealedUpload,
     uploads_digest,
 )
-from .noise import sample
 from .upload_keys import mask_key, open_indices, sealing_info
 
 DEFAULT_MEMORY_BYTES: Final = 1 << 32

@@ -29,15 +29,15 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
+from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave import floors as floors_module
+from secagg.protocols.enclave.budget import epsilon_of
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.privacy.budget import epsilon_of
-from secagg.protocols.enclave.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
-from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.unattested import SimulatedEnclave
 from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 

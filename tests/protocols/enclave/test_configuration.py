@@ -25,9 +25,9 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
-from secagg.protocols.enclave.trusted.noise import NoiseKind
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
 RINGS = Layout((RingSegment(20, 6), RingSegment(7, 2)))

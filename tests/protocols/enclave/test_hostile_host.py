@@ -34,12 +34,12 @@ from hypothesis import strategies as st
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.privacy.noise import NoiseKind
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
 from secagg.protocols.enclave.trusted import service as service_module
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import NONCE_BYTES
-from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.trusted.process import serve
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge

@@ -11,12 +11,12 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
+from secagg.privacy.sensitivity import Adjacency
+from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, plan_enclave
-from secagg.protocols.enclave.privacy.budget import epsilon_of, squared_sensitivities
-from secagg.protocols.enclave.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
-from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.session.certificates import Authority
 from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup
 

@@ -13,11 +13,11 @@ from secagg.contract import Aggregate
 from secagg.contract.codewords import sum_of_codewords
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.privacy.noise import NoiseKind, sample
+from secagg.privacy.sensitivity import Adjacency, rho_of_release
+from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.floors import PrivacyFloor
-from secagg.protocols.enclave.privacy.budget import epsilon_of, squared_sensitivities
-from secagg.protocols.enclave.privacy.sensitivity import Adjacency, rho_of_release
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
-from secagg.protocols.enclave.trusted.noise import NoiseKind, sample
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 
 LAYOUT = Layout((RingSegment(32, 400), IndexSegment(8, 40), RingSegment(24, 30)))

@@ -39,6 +39,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.host import Host
@@ -47,7 +48,6 @@ from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, 
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.trusted.noise import NoiseKind
 from secagg.protocols.enclave.trusted.process import serve
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, request_limit
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge

@@ -18,9 +18,9 @@ AROUND = {f"secagg.protocols.enclave.trusted.{name}" for name in ("__main__", "h
 """The process around the trusted part: the only modules that see a socket, a signal or the time."""
 TRUSTED = "secagg.protocols.enclave.trusted"
 CORE = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.wire", "secagg.crypto", "secagg.contract")
-ADMITTED = {"secagg.session.certificates", "secagg.session.frames"}
-"""What the trusted part takes of other rooms: whose key signs an upload, and how a host's message begins and ends."""
-PACKAGES = {"secagg", "secagg.protocols.enclave", "secagg.session"}
+ADMITTED = {"secagg.privacy.noise", "secagg.session.certificates", "secagg.session.frames"}
+"""What the trusted part takes of other rooms: noise, whose key signs an upload, and how a host's message begins and ends."""
+PACKAGES = {"secagg", "secagg.privacy", "secagg.protocols.enclave", "secagg.session"}
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}
 """Imported when the hybrid suite is used, because that fails where the backend has no ML-KEM."""
@@ -50,9 +50,9 @@ FRAMES = "secagg.session.frames"
 OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }
-MOST_OWN_LINES = 1400
+MOST_OWN_LINES = 1250
 MOST_LINES_AROUND = 250
-MOST_CORE_LINES = 2250
+MOST_CORE_LINES = 2400
 
 
 def path_of(module: str, root: Path) -> Path | None:

@@ -19,8 +19,8 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import Ring, reduce
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.enclave.trusted import noise
-from secagg.protocols.enclave.trusted.noise import GREATEST_VARIANCE, NoiseKind, require_variance, sample
+from secagg.privacy import noise
+from secagg.privacy.noise import GREATEST_VARIANCE, NoiseKind, require_variance, sample
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 
 Vector = npt.NDArray[np.int64]

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.protocols.enclave.privacy import accounting
-from secagg.protocols.enclave.privacy.accounting import ReleasePart, epsilon, skellam_loss
-from secagg.protocols.enclave.trusted.noise import NoiseKind
+from secagg.privacy import accounting
+from secagg.privacy.accounting import ReleasePart, epsilon, skellam_loss
+from secagg.privacy.noise import NoiseKind
 
 Pmf = npt.NDArray[np.float64]
 GAUSSIAN, SKELLAM = NoiseKind.DISCRETE_GAUSSIAN, NoiseKind.SKELLAM

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from secagg.contract.codewords import Tables, require_tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters
+from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.sensitivity import Adjacency, of_decoded_sum, of_histogram, of_vector
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
-
-from .accounting import ReleasePart, epsilon
-from .sensitivity import Adjacency, of_decoded_sum, of_histogram, of_vector
 
 
 def squared_sensitivities(  # noqa: PLR0913, PLR0917 -- what a release depends on

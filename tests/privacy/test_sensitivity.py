@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.enclave.privacy import sensitivity
-from secagg.protocols.enclave.privacy.sensitivity import (
+from secagg.privacy import sensitivity
+from secagg.privacy.sensitivity import (
     Adjacency,
     of_decoded_sum,
     of_histogram,

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Final
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.protocols.enclave.trusted.noise import NoiseKind, require_variance
+from secagg.privacy.noise import NoiseKind, require_variance
 
 from .sensitivity import rho_of_release
 

@@ -1,1 +1,0 @@
-"""Sensitivity, noise budgets and accounting of the enclave's releases."""
