@@ -13,6 +13,7 @@ from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import NO_NOISE, ClientNoise, NoiseSettings
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
@@ -23,7 +24,7 @@ from .floors import ClientFloors
 from .member import LateInput
 from .round2_masked_input import MaskedInput
 from .server import Server
-from .settings import PairwiseSettings, require_subject, terms_of
+from .settings import PairwiseSettings, noise_of, require_subject, terms_of
 from .transitions import ClientState, ServerState
 
 STAGES: Final = {
@@ -60,7 +61,8 @@ def open_session(
     if population is None:
         raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
     plan = settings.plan(subject, population, helpers.authority, helpers.coins)
-    return PairwiseServerSession(Server(plan, threads=helpers.threads), invited)
+    noise = noise_of(plan.configuration, settings, settings.corrupted)
+    return PairwiseServerSession(Server(plan, threads=helpers.threads), invited, noise)
 
 
 def restore_session(
@@ -73,8 +75,10 @@ def restore_session(
 class PairwiseServerSession(Confined):
     """The server's side; ``Server`` holds the latches and the mathematics."""
 
-    def __init__(self, server: Server, invited: frozenset[ClientId] | None) -> None:
+    def __init__(self, server: Server, invited: frozenset[ClientId] | None, noise: ClientNoise | None = None) -> None:
         """Show a server as a session; what it received so far counts."""
+        self.noise = noise
+        """What its clients add; unknown after a restart, which only they need to know."""
         self._server, self._invited, self._lock = server, invited, RLock()
         self._is_closed = self._is_over = False
         self._unheard = None if invited is None else {client for client in invited if not server.has_settled(client)}
@@ -227,6 +231,7 @@ class PairwiseMember(Confined):
         charge: Callable[[bytes, int], None] = _nothing_to_charge,
         latch: Latch | None = None,
         threads: int = 1,
+        noise: NoiseSettings = NO_NOISE,
     ) -> None:
         """Prepare to join sessions.
 
@@ -235,8 +240,9 @@ class PairwiseMember(Confined):
             charge: told of the task and the round before the update is made; raises to refuse, and is durable when it
                 returns, as ``RoundLedger.charge`` is.
             latch: where suspended sessions are numbered; without one a session cannot be suspended.
+            noise: what this client adds to every update; an offer that says otherwise is refused.
         """
-        self.client, self.charge, self.latch = client, charge, latch
+        self.client, self.charge, self.latch, self.noise = client, charge, latch, noise
         self._floors, self._coins, self._threads = floors, coins, threads
         self._authority, self._signing_key, self._certificate = authority, signing_key, certificate
 
@@ -247,6 +253,19 @@ class PairwiseMember(Confined):
         session = PairwiseClientSession(self, subject, update)
         session.begin(self._client(session, subject, suspended))
         return session
+
+    def require_noise(self, configuration: SessionConfiguration) -> ClientNoise | None:
+        """Return this client's noise in a session, if it adds any.
+
+        Raises:
+            InvalidParameters, CapacityExceeded: its noise and the session do not go together.
+        """
+        return noise_of(configuration, self.noise, self._floors.assumed_corrupted)
+
+    def noised(self, payload: Payload, configuration: SessionConfiguration) -> Payload:
+        """Return what is masked: with noise, the clipped values and this client's share of it, drawn once."""
+        noise = self.require_noise(configuration)
+        return payload if noise is None else noise.add_to(payload, self._coins)
 
     def _client(self, session: PairwiseClientSession, subject: Subject, suspended: Secret | None) -> Client:
         if suspended is None:
@@ -259,7 +278,7 @@ class PairwiseMember(Confined):
                 authority=self._authority,
                 signing_key=self._signing_key,
                 certificate=self._certificate,
-                terms=terms_of(subject),
+                terms=terms_of(subject, self.noise),
                 threads=self._threads,
                 latch=self.latch,
             )
@@ -275,14 +294,14 @@ class PairwiseMember(Confined):
             authority=self._authority,
             signing_key=self._signing_key,
             certificate=self._certificate,
-            terms=terms_of(subject),
+            terms=terms_of(subject, self.noise),
             threads=self._threads,
         )
         configuration = client.configuration
         try:
             if client.client != self.client or configuration is None:
                 raise Misuse(f"what was suspended is that of {client.client} and not of {self.client}")
-            require_subject(subject, configuration)
+            require_subject(subject, self.noise, configuration)
         except SecAggError:
             client.abort()
             raise
@@ -320,7 +339,9 @@ class PairwiseClientSession(Confined):
         """Return the answer to a message; the upload is handed out once."""
         client = self._machine
         if client.state is ClientState.AWAITING_OFFER:
-            require_subject(self._subject, SessionConfiguration.decode(message))
+            configuration = SessionConfiguration.decode(message)
+            require_subject(self._subject, self._member.noise, configuration)
+            self._member.require_noise(configuration)
         answers = client.receive(message)
         client.forget_upload()
         if not answers:
@@ -337,7 +358,7 @@ class PairwiseClientSession(Confined):
             raise InvalidParameters(
                 "the session is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
-        return update.payload, update.weight
+        return self._member.noised(update.payload, configuration), update.weight
 
     def suspend(self) -> Secret | None:
         """Return the record that ``join`` goes on from, and answer no more."""

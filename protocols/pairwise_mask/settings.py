@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import SecurityMode, Suite
+from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.roles import Subject
 
 from .configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, SessionConfiguration
@@ -17,7 +18,7 @@ from .thresholds import CORRECTNESS_BITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairwiseSettings:
+class PairwiseSettings(NoiseSettings):
     """What a session is planned for; ``plan_session`` says what each number means."""
 
     mode: SecurityMode = SecurityMode.ACTIVE
@@ -40,7 +41,13 @@ class PairwiseSettings:
 
         Raises:
             InvalidParameters: no such session is safe; the message says what to relax.
+            CapacityExceeded: a ring does not hold a sum with its noise.
         """
+        plan = self._plan(subject, population, authority, coins)
+        noise_of(plan.configuration, self, self.corrupted)
+        return plan
+
+    def _plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
         return plan_session(
             subject.layout,
             coins,
@@ -61,28 +68,43 @@ class PairwiseSettings:
             model_digest=subject.model_digest or NO_DIGEST,
             round_number=subject.round_number,
             attempt=self.attempt,
-            application_digest=subject.terms_digest,
+            application_digest=self.bound_to(subject.terms_digest),
             capacity=subject.capacity,
         )
 
 
-def terms_of(subject: Subject) -> SessionTerms:
+def noise_of(configuration: SessionConfiguration, noise: NoiseSettings, corrupted: int) -> ClientNoise | None:
+    """Return the noise of a session's clients, if it has any; clients refuse to unmask fewer than its minimum.
+
+    Raises:
+        InvalidParameters, CapacityExceeded: numbers that do not go together.
+    """
+    return noise.noise_for(
+        configuration.layout,
+        minimum_cohort=configuration.minimum_cohort,
+        capacity=configuration.maximum_population,
+        corrupted=corrupted,
+        maximum_weight=configuration.maximum_weight,
+    )
+
+
+def terms_of(subject: Subject, noise: NoiseSettings) -> SessionTerms:
     """Return what the client knows a session to be about."""
     return SessionTerms(
         task=subject.task,
         model_digest=subject.model_digest,
         round_number=subject.round_number,
-        application_digest=subject.terms_digest,
+        application_digest=noise.bound_to(subject.terms_digest),
     )
 
 
-def require_subject(subject: Subject, configuration: SessionConfiguration) -> None:
+def require_subject(subject: Subject, noise: NoiseSettings, configuration: SessionConfiguration) -> None:
     """Refuse an offer about something else; a model that the client is sent later is compared with its update.
 
     Raises:
         InvalidParameters: naming what differs.
     """
-    terms_of(subject).require(configuration)
+    terms_of(subject, noise).require(configuration)
     if configuration.layout != subject.layout:
         raise InvalidParameters(
             "the offer has another layout than this client's codec; offer what the client trained for",

@@ -49,6 +49,8 @@ def describe(session: PairwiseServerSession) -> tuple[str, ...]:
             f"the survivors are certified by {configuration.quorum} of a committee of "
             f"{configuration.committee_among(most)}"
         )
+    if session.noise is not None:
+        lines += session.noise.sentences()
     return tuple(lines)
 
 
@@ -91,6 +93,7 @@ class PairwiseSimulation(Confined):
             certificate=certificate,
             latch=self._latch,
             threads=self._threads,
+            noise=settings,
         )
 
     @property

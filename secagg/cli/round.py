@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,6 +63,9 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     of_some = command.add_argument_group("settings of some protocols; another protocol refuses them")
     of_some.add_argument("--mode", choices=("active", "semi_honest"), help="of the server (default: the strictest)")
     of_some.add_argument("--graph", choices=("sparse", "full"), help="of masks (default: sparse)")
+    of_some.add_argument(
+        "--noise", help="its deviation over what one client can change; added by clients, or by two servers"
+    )
     of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in twenty)")
     of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what leaves the enclave")
     of_some.add_argument("--accumulation", choices=("oblivious", "direct"), help="how the enclave counts")
@@ -124,11 +129,13 @@ def _planned(entry: ProtocolEntry, options: argparse.Namespace) -> Rehearsal:
         "maximum_cohort": clients,
         "maximum_rejections": options.cheat,
     }
+    inputs = _inputs(entry, options)
+    facts.update(_facts_of_noise(inputs, options))
     short = {name: value for name in SHORT if (value := getattr(options, name)) is not None}
     return Rehearsal(
         entry=entry,
         settings=settings_of(entry, facts, short, options.set),
-        inputs=_inputs(entry, options),
+        inputs=inputs,
         clients=clients,
         dropouts=dropouts,
         cheaters=frozenset(honest[1 : 1 + options.cheat]),
@@ -154,7 +161,11 @@ def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdat
         if not 1 <= bits <= MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(f"--bits is in 1..{MAXIMUM_MODULUS_BITS}; got {bits}")
         return WindowedInputs(
-            input_bits=bits, length=options.dimension, clients=options.clients, seed=options.seed.encode()
+            input_bits=bits,
+            length=options.dimension,
+            clients=options.clients,
+            seed=options.seed.encode(),
+            spare_bits=_room_for_noise(options),
         )
     return SyntheticUpdates(
         UpdateSetting(
@@ -166,6 +177,26 @@ def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdat
             seed=options.seed,
         )
     )
+
+
+def _room_for_noise(options: argparse.Namespace) -> int:
+    """Return how many bits more a ring has for the noise of a session that is rehearsed, whatever it is planned for."""
+    if options.noise is None:
+        return 0
+    from secagg.session.settings import parsed
+
+    share = float(parsed("--noise", Fraction, options.noise)) * 2 * math.sqrt(options.dimension)
+    # Four deviations of values that are uniform over the input's bits, and of noise that few clients add.
+    return math.ceil(math.log2(4 * (1 + share)))
+
+
+def _facts_of_noise(inputs: SyntheticUpdates | WindowedInputs, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what a planner of noise is told of the inputs, which stand for updates that were rotated and rounded."""
+    from secagg.simulation.synthetic_updates import WindowedInputs
+
+    if options.noise is None or not isinstance(inputs, WindowedInputs):
+        return {}
+    return {"l2_bounds": (inputs.l2_bound,), "is_rotated": True}
 
 
 def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespace) -> dict[str, Any]:
@@ -190,6 +221,7 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
         "revealed sets": [len(clients) for clients in released.revealed],
         "revealed set is the contributors": released.revealed == frozenset({result.contributors}),
         "faults": [str(fault) for fault in result.session.faults],
+        "noise deviations": [round(deviation, 3) for deviation in result.deviations],
         "sum is exact": result.is_exact,
         "bytes sent by a client": round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
         "bytes received by a client": round(sum(each.bytes_down / max(1, each.sent) for each in stages)),
@@ -266,7 +298,8 @@ def _text(summary: dict[str, Any], threads: int) -> Iterator[str]:
     sets = ", ".join(f"{size:,}" for size in summary["revealed sets"])
     is_not = "" if summary["revealed set is the contributors"] else "NOT "
     yield f"revealed: {len(summary['revealed sets'])} sum, over {sets} clients, which are {is_not}those that uploaded"
-    yield f"the sum is {'exactly' if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
+    how = "as near as its noise reaches to" if summary["noise deviations"] else "exactly"
+    yield f"the sum is {how if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
     yield from _sizes(summary)
     yield (
         f"{summary['seconds']:.1f} s on {'one thread' if threads == 1 else f'{threads} threads'}, one client after "

@@ -12,6 +12,7 @@ from secagg.session.settings import chosen_settings, known_settings, parsed
 
 SHORT: Final[Mapping[str, str]] = {
     "mode": "mode",
+    "noise": "noise_multiplier",
     "graph": "topology",
     "corrupted": "corrupted",
     "depth": "depth",

@@ -66,6 +66,7 @@ class Label(Enum):
     SEALING_X25519_KEY = b"secagg/1/sealing-x25519-key"
     SEALING_HYBRID_MLKEM_SEED = b"secagg/1/sealing-hybrid-mlkem768-seed"
     SEALING_HYBRID_X25519_KEY = b"secagg/1/sealing-hybrid-x25519-key"
+    CLIENT_NOISE = b"secagg/1/client-noise"
     ENCLAVE_CONFIGURATION = b"secagg/1/enclave-configuration"
     ENCLAVE_BINDING = b"secagg/1/enclave-binding"
     ENCLAVE_UPLOAD_HEADER = b"secagg/1/enclave-upload-header"

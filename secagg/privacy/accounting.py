@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib import import_module
-from math import inf, nextafter
+from math import exp, inf, nextafter, pi, sqrt
 from types import ModuleType
 from typing import Final
 
@@ -28,6 +28,9 @@ _REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 
 """From 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order."""
 _WHOLE_ORDERS: Final = tuple(sorted({*range(2, 65), *(round(order) for order in _REAL_ORDERS if order > 64)}))  # noqa: PLR2004
 
+_TERMS: Final = 1 << 10
+_FLOAT_ERROR: Final = Fraction(1, 1 << 40)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasePart:
@@ -38,6 +41,11 @@ class ReleasePart:
     l1: int | None
     """The L1 sensitivity, where one is known: at most sqrt(d) times that in L2. It matters to Skellam alone."""
     variance: Fraction
+    gap: float = 0.0
+    """With discrete Gaussians of several clients: how far a coordinate of their sum is from one discrete Gaussian, as
+    ``gap_of_sum`` has it."""
+    length: int = 1
+    """How many coordinates there are; it matters to the gap alone."""
 
     def __post_init__(self) -> None:
         if type(self.l2_squared) is not int or self.l2_squared < 0:
@@ -91,9 +99,32 @@ def skellam_loss(order: int, part: ReleasePart) -> float:
     return _rounded_up(order * square / (2 * variance) + correction)
 
 
+def gap_of_sum(variance: Fraction, summands: int) -> float:
+    """Return tau, which bounds how far the sum of so many discrete Gaussians of this variance is from a single one.
+
+    Implements: [KLS21] Theorem 1: 10 times the sum of exp(-2 pi^2 v k / (k + 1)) for k from 1 to summands - 1.
+    """
+    exact = min(summands, _TERMS)
+    terms = [exp(-2 * pi**2 * float(variance) * k / (k + 1)) for k in range(1, exact)]
+    # The terms fall, so the last one bounds those behind it.
+    return 10 * (sum(terms) + (summands - exact) * (terms[-1] if terms else 0.0))
+
+
+def rho_of_part(part: ReleasePart) -> Fraction:
+    """Return a part's zero-concentrated loss: that of one discrete Gaussian, and what the gap of a sum adds.
+
+    Implements: [KLS21] Theorem 1: half the square of min(sqrt(D^2 / v + tau d / 2), D / sqrt(v) + tau sqrt(d)).
+    """
+    if part.gap == 0:
+        return rho_of_release([(part.l2_squared, part.variance)])
+    one = part.l2_squared / part.variance
+    least = min(float(one) + part.gap * part.length / 2, (sqrt(one) + part.gap * sqrt(part.length)) ** 2)
+    return Fraction(_rounded_up(Fraction(least) * (1 + _FLOAT_ERROR))) / 2
+
+
 def _epsilon_of_gaussian(parts: Sequence[ReleasePart], releases: int, delta: float) -> float:
     accounting, rdp = _load("dp_accounting"), _load("dp_accounting.rdp")
-    rho = rho_of_release([(part.l2_squared, part.variance) for part in parts])
+    rho = sum((rho_of_part(part) for part in parts), Fraction(0))
     # The accountant's own neighbours matter to sampling alone; here they are in the sensitivities.
     accountant = rdp.RdpAccountant(_REAL_ORDERS)
     accountant.compose(accounting.ZCDpEvent(rho=_rounded_up(rho)), releases)

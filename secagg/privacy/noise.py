@@ -45,6 +45,8 @@ _MAXIMUM_TRIALS: Final = 128
 _TABLE_BITS: Final = 128
 
 Vector = npt.NDArray[np.int64]
+Boundaries = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+"""The high and low words of numbers of 128 bits, in order."""
 Exponent = Callable[[int], Fraction]
 """The exact exponent of the element at a position."""
 
@@ -216,22 +218,31 @@ def _is_less(drawn: int, probability: Fraction, coins: Coins) -> bool:
 # --- Skellam ----------------------------------------------------------------------------------------------------------
 
 
-def _skellam_table(variance: Fraction) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def _skellam_table(variance: Fraction) -> Boundaries:
     """Return the distribution function of the magnitude, P(|X| <= 0), P(|X| <= 1), ..., as high and low 64-bit words.
 
     P(X = k) is exp(-v) I_k(v) for a variance v, and the Bessel functions obey I_(k-1) = I_(k+1) + (2 k / v) I_k. Run
     downwards from far in the tail, the recurrence adds positive terms alone, which forgets how it began and keeps
     relative errors: each division cuts off less than 2^-160 of a term. Normalising needs no exponential.
     """
+    first, *others = skellam_weights(variance)
+    return distribution_function([first, *(2 * weight for weight in others)])
+
+
+def skellam_weights(variance: Fraction) -> list[int]:
+    """Return numbers in proportion to the probabilities of 0, 1, 2, ..., up to far in the tail."""
     # Beyond this P(|X| > k) <= 2 exp(-k^2 / (2 v + 2 k / 3)) is below 2^-150.
     last = 80 + isqrt(230 * ceil(variance))
     outer, inner = 0, 1 << 160
-    weights = [2 * inner]
+    weights = [inner]
     for order in range(last, 0, -1):
         outer, inner = inner, outer + 2 * order * variance.denominator * inner // variance.numerator
-        weights.append(2 * inner)
-    weights[-1] //= 2
-    weights.reverse()
+        weights.append(inner)
+    return weights[::-1]
+
+
+def distribution_function(weights: list[int]) -> Boundaries:
+    """Return the sums of weights from the first on, over that of all, as high and low 64-bit words; the last is 1."""
     total = sum(weights)
     sums = [(below << _TABLE_BITS) // total for below in accumulate(weights[:-1])]
     high = np.array([entry >> 64 for entry in sums], dtype=np.uint64)
@@ -240,7 +251,12 @@ def _skellam_table(variance: Fraction) -> tuple[npt.NDArray[np.uint64], npt.NDAr
 
 def _by_table(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], size: int, coins: Coins) -> Vector:
     """Return how many entries of the table a uniform number of 128 bits is not below."""
-    drawn = _words("<u8", size, coins)
+    return place_in((high, low), _words("<u8", size, coins), coins)
+
+
+def place_in(boundaries: Boundaries, drawn: npt.NDArray[Any], coins: Coins) -> Vector:
+    """Return how many entries a uniform number is not below whose high words were drawn."""
+    high, low = boundaries
     values = np.searchsorted(high, drawn, side="right").astype(np.int64)
     # The high words decide unless they are equal, and only then are the low ones drawn.
     for at in np.flatnonzero(high[np.maximum(values - 1, 0)] == drawn).tolist():

@@ -19,9 +19,10 @@ _WORDS: Final = {"yes": True, "true": True, "no": False, "false": False}
 
 
 def known_settings(entry: ProtocolEntry) -> dict[str, Any]:
-    """Return the types of a protocol's settings, by name."""
-    hints = typing.get_type_hints(entry.settings)
-    return {field.name: hints[field.name] for field in fields(entry.settings) if field.init}
+    """Return the types of a protocol's settings, by name; its own stand before those that it shares with others."""
+    hints, own = typing.get_type_hints(entry.settings), entry.settings.__annotations__
+    chosen = sorted((field.name for field in fields(entry.settings) if field.init), key=lambda name: name not in own)
+    return {name: hints[name] for name in chosen}
 
 
 def chosen_settings(

@@ -18,6 +18,7 @@ from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import noise_in
 from secagg.session.measured import Measured
 from secagg.session.registry import ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
@@ -54,8 +55,10 @@ class Inputs(Protocol):
         """Return the payload of a client."""
         ...
 
-    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
-        """Whether a sum is exactly that of these clients."""
+    def is_sum_of(
+        self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
+    ) -> bool:
+        """Whether a sum is exactly that of these clients, or with noise as near to it as that reaches."""
         ...
 
 
@@ -70,8 +73,10 @@ class Rehearsed:
     """Whose update was taken and not left out by name, whatever the server says of the sum."""
     description: tuple[str, ...]
     is_exact: bool
-    """Whether the sum is that of the contributors in the clear."""
+    """Whether the sum is that of the contributors in the clear, up to its noise where it has any."""
     seconds: float
+    deviations: tuple[float, ...] = ()
+    """Of the noise of each segment, in steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +123,12 @@ class Rehearsal:
         seconds = perf_counter() - started
         uploading = next(figures for figures in session.figures if figures.takes_update)
         contributors = frozenset(uploading.answered).difference(released.left_out)
-        is_exact = released.counted == contributors and self.inputs.is_sum_of(released.aggregate, sorted(contributors))
-        return Rehearsed(released, session, contributors, description, is_exact, seconds)
+        noise = noise_in(session.session)
+        deviations = () if noise is None else noise.deviations
+        is_exact = released.counted == contributors and self.inputs.is_sum_of(
+            released.aggregate, sorted(contributors), deviations
+        )
+        return Rehearsed(released, session, contributors, description, is_exact, seconds, deviations)
 
     def _join(self, world: Simulation, subject: Subject, everybody: Sequence[ClientId]) -> Iterator[ClientSession]:
         for client in everybody:

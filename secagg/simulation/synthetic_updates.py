@@ -6,10 +6,11 @@ stream of normal values, so that they are neither alike nor anybody's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from math import isqrt
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,8 @@ from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, add_into,
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import is_near
+from secagg.privacy.norm import squared_norm
 
 _COLUMNS: Final = 144
 """A row that blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values divide."""
@@ -135,9 +138,13 @@ class SyntheticUpdates:
     def _payloads(self, contributors: Iterable[ClientId]) -> Iterator[Payload]:
         return (self.payload_of(client.value) for client in contributors)
 
-    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+    def is_sum_of(
+        self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
+    ) -> bool:
         """Whether a sum is that of these clients in the clear, to the last bit of every decoded value."""
         ideal = self.ideal(contributors)
+        if deviations:
+            return is_near(aggregate, ideal, deviations)
         if aggregate.layout == self.layout:
             decoded = self.codec.decode(aggregate)
             is_same = all(np.array_equal(*pair) for pair in zip(aggregate.values, ideal.values, strict=True))
@@ -156,9 +163,9 @@ class WindowedInputs:
 
     tables: Tables = ()
 
-    def __init__(self, *, input_bits: int, length: int, clients: int, seed: bytes) -> None:
-        """Draw the stream from a seed that anybody may know."""
-        modulus_bits = input_bits + (clients - 1).bit_length()
+    def __init__(self, *, input_bits: int, length: int, clients: int, seed: bytes, spare_bits: int = 0) -> None:
+        """Draw the stream from a seed that anybody may know; noise needs spare bits."""
+        modulus_bits = input_bits + (clients - 1).bit_length() + spare_bits
         if modulus_bits > MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(
                 f"the sum of {clients} inputs of {input_bits} bits takes {modulus_bits}, and no ring has more than "
@@ -176,7 +183,17 @@ class WindowedInputs:
         """Return the input of one client; it is a view, and nobody writes to it."""
         return Payload(self.layout, (self._stream[number : number + self.values],))
 
-    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
-        """Whether a sum is exactly that of these clients' inputs."""
-        windows = (self.payload_of(client.value).values[0] for client in contributors)
-        return bool((self._ring.sum(windows, self.values) == aggregate.values[0]).all())
+    def is_sum_of(
+        self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
+    ) -> bool:
+        """Whether a sum is exactly that of these clients' inputs, or with noise as near as that reaches."""
+        clients = [*contributors]
+        total = self._ring.sum((self.payload_of(client.value).values[0] for client in clients), self.values)
+        if deviations:
+            return is_near(aggregate, Aggregate(self.layout, (total,), len(clients), len(clients)), deviations)
+        return bool((total == aggregate.values[0]).all())
+
+    @property
+    def l2_bound(self) -> int:
+        """No input is longer, for none is longer than the stream."""
+        return isqrt(squared_norm(self._ring, self._stream)) + 1

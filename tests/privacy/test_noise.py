@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from importlib import import_module
-from itertools import count, islice, takewhile
+from itertools import islice
 from math import isqrt
 from statistics import NormalDist
 from typing import Any
@@ -22,6 +21,7 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import noise
 from secagg.privacy.noise import GREATEST_VARIANCE, NoiseKind, require_variance, sample
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from tests.harness.distributions import PMFS, WORST_DEVIATION, deviation, deviation_from, gaussian_pmf, skellam_pmf
 
 Vector = npt.NDArray[np.int64]
 Pmf = list[float]
@@ -34,70 +34,10 @@ skellam_table = noise._skellam_table  # noqa: SLF001 # pyright: ignore[reportPri
 with_probability_exp = noise._with_probability_exp  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 KINDS = pytest.mark.parametrize("kind", list(NoiseKind), ids=lambda kind: kind.name.lower())
-WORST_DEVIATION = 4.5
-"""Of a standard normal variable: the seeds are fixed, and a right sampler fails one in 150,000 of them."""
 
 
 def drawn(kind: NoiseKind, variance: Fraction | int, length: int, seed: str = "noise") -> Vector:
     return sample(kind, Fraction(variance), length, InsecureSeededCoins(f"{seed} {kind} {variance}".encode()))
-
-
-# --- The distributions, from their definitions ------------------------------------------------------------------------
-
-
-def normalised(weights: Iterator[Decimal]) -> list[Decimal]:
-    """Return weights of 0, 1, 2, ... as probabilities, up to the first that is far below what a test can notice."""
-    first = next(weights)
-    tail = list(takewhile(lambda weight: weight > first * Decimal("1e-60"), weights))
-    total = first + 2 * sum(tail)
-    return [weight / total for weight in (first, *tail)]
-
-
-def gaussian_pmf(variance: Fraction) -> list[Decimal]:
-    with localcontext(prec=80):
-        exponent = Decimal(variance.denominator) / Decimal(2 * variance.numerator)
-        return normalised((-exponent * k * k).exp() for k in count())
-
-
-def skellam_pmf(variance: Fraction) -> list[Decimal]:
-    """Return the distribution of the difference of two Poisson variables, each of mean v / 2."""
-    with localcontext(prec=80):
-        half = Decimal(variance.numerator) / Decimal(2 * variance.denominator)
-        terms = 200 + 10 * (isqrt(int(half)) + int(half))
-        poisson = [(-half).exp()]
-        for k in range(1, terms):
-            poisson.append(poisson[-1] * half / k)
-        return normalised(
-            sum((left * right for left, right in zip(poisson, poisson[k:], strict=False)), Decimal(0))
-            for k in range(terms)
-        )
-
-
-PMFS: dict[NoiseKind, Callable[[Fraction], list[Decimal]]] = {
-    NoiseKind.DISCRETE_GAUSSIAN: gaussian_pmf,
-    NoiseKind.SKELLAM: skellam_pmf,
-}
-
-
-def deviation(observed: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the chi-square statistic as a standard normal variable, by Wilson and Hilferty's cube root."""
-    statistic = sum((seen - due) ** 2 / due for seen, due in zip(observed, expected, strict=True))
-    freedom = len(expected) - 1
-    spread = 2 / (9 * freedom)
-    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)
-
-
-def deviation_from(values: Vector, pmf: Sequence[Decimal]) -> float:
-    """Compare with a distribution, value by value, with both tails put together where fewer than 10 are expected."""
-    edge = max((k for k, probability in enumerate(pmf) if float(probability) * values.size > 10), default=0)
-    inner = [float(pmf[abs(k)]) * values.size for k in range(-edge, edge + 1)]
-    observed = [float(np.count_nonzero(values == k)) for k in range(-edge, edge + 1)]
-    rest = 2 * float(sum(pmf[edge + 1 :])) * values.size
-    if rest < 10:
-        inner[0] += rest
-        observed[0] += values.size - sum(observed)
-        return deviation(observed, inner)
-    return deviation([*observed, values.size - sum(observed)], [*inner, rest])
 
 
 @KINDS

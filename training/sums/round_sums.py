@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload
 from secagg.errors import InternalError
 from secagg.parameters import LEAST_COHORT
+from secagg.privacy.client_noise import is_near
 from secagg.session.measured import StageFigures
 
 from .clear_sum import ClearSum
 
-_TAIL_DEVIATIONS: Final = 10
 Upload = tuple[int, Payload, int]
 """A client's number, what it encoded, and its weight."""
 
@@ -164,8 +164,5 @@ def require_near(noised: Aggregate, ideal: Aggregate, deviations: Sequence[float
     """
     if (noised.contributors, noised.total_weight) != (ideal.contributors, ideal.total_weight):
         raise InternalError(f"the protocol summed {noised.contributors} clients instead of {ideal.contributors}")
-    rings = zip(noised.layout.require_rings(), ideal.layout.require_rings(), strict=True)
-    for (wide, narrow), mine, due, deviation in zip(rings, noised.values, ideal.values, deviations, strict=True):
-        apart = wide.ring.lift(mine).astype(np.int64) - narrow.ring.lift(due).astype(np.int64)
-        if int(np.abs(apart).max(initial=0)) > _TAIL_DEVIATIONS * deviation + 1:
-            raise InternalError("the protocol's sum differs from the sum of the updates by more than its noise")
+    if not is_near(noised, ideal, deviations):
+        raise InternalError("the protocol's sum differs from the sum of the updates by more than its noise")

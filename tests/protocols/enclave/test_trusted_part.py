@@ -19,7 +19,7 @@ AROUND = {f"secagg.protocols.enclave.trusted.{name}" for name in ("__main__", "h
 TRUSTED = "secagg.protocols.enclave.trusted"
 CORE = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.wire", "secagg.crypto", "secagg.contract")
 ADMITTED = {"secagg.privacy.noise", "secagg.session.certificates", "secagg.session.frames"}
-"""What the trusted part takes of other rooms: noise, whose key signs an upload, and how a host's message begins and ends."""
+"""What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
 PACKAGES = {"secagg", "secagg.privacy", "secagg.protocols.enclave", "secagg.session"}
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}

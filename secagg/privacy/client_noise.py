@@ -1,0 +1,295 @@
+"""Noise that clients add to their own updates, so that nobody holds a sum without it.
+
+Every client draws a share of variance V / (n - c): n is the least number of contributors that those who open a sum
+insist on, and c how many of them are assumed to be corrupted, counted absolutely, for these know their own noise and do
+not drop out. So whatever sum of the session is opened has noise of a variance of at least V that nobody knows.
+
+Each client clips in integers first, whatever its codec did. With noise every client weighs 1, for a weight would
+multiply the noise and its sum would be a release without any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, isqrt, sqrt
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+
+from .accounting import ReleasePart, epsilon, gap_of_sum
+from .noise import NoiseKind, require_variance
+from .noise_table import add_noise_into
+from .norm import clip_into
+from .rounding import ROTATED_DEVIATIONS, WORST_DEVIATIONS, summed_deviation, unrounded_norm
+from .sensitivity import Adjacency, of_vector
+
+LEAST_SHARE: Final = 4
+"""The least variance of a client's discrete Gaussian: below, sums of them are too far from one."""
+_TAIL_DEVIATIONS: Final = 10
+USUAL_DELTA: Final = 1e-6
+MOST_NOISE: Final = 0.6
+"""The energy of a mean's noise over that of the longest update, above which accuracy is seen to suffer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSettings:
+    """Noise of the clients, as settings of a session: the server says them, and each client insists on its own."""
+
+    noise_multiplier: Fraction | None = None
+    """The standard deviation of the sum's noise over what one client can change at most; none for no noise."""
+    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: tuple[int, ...] = ()
+    """For each segment of the layout the largest norm of a client's values, in integer steps."""
+    adjacency: Adjacency = Adjacency.REPLACE
+    is_rotated: bool = False
+    """Whether values are coordinates of rotated updates that were rounded at random: their sums need narrower rings."""
+
+    def bound_to(self, terms: bytes) -> bytes:
+        """Return the digest of a session's terms and of its noise, which its offer binds; the former without noise."""
+        if self.noise_multiplier is None:
+            return terms
+        said = (self.noise_multiplier, self.noise_kind.name, *self.l2_bounds, self.adjacency.name, self.is_rotated)
+        return hashlib.sha256(bind(Label.CLIENT_NOISE, terms, *(str(one).encode() for one in said))).digest()
+
+    def noise_for(
+        self, layout: Layout, *, minimum_cohort: int, capacity: int, corrupted: int, maximum_weight: int
+    ) -> ClientNoise | None:
+        """Return the noise of a session, if it has any.
+
+        Args:
+            minimum_cohort: the least number of contributors, which those who open a sum insist on.
+            capacity: the largest number of contributors.
+            corrupted: how many of them are assumed to be corrupted, counted absolutely.
+        Raises:
+            InvalidParameters: numbers that do not go together; the message names those that do.
+            CapacityExceeded: a ring does not hold a sum with its noise; the message names a multiplier that fits.
+        """
+        if self.noise_multiplier is None:
+            return None
+        if maximum_weight != 1:
+            raise InvalidParameters(
+                "with noise every client weighs 1: take maximum_weight = 1, and scale updates instead"
+            )
+        return ClientNoise(self, layout, minimum_cohort - corrupted, capacity)
+
+
+NO_NOISE: Final = NoiseSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientNoise:
+    """The noise of one session, as far as a client or an accountant needs to know it."""
+
+    settings: NoiseSettings
+    layout: Layout
+    honest: int
+    """How many honest contributors any sum has."""
+    capacity: int
+
+    def __post_init__(self) -> None:
+        """Refuse what protects nobody, and what no ring holds."""
+        bounds, multiplier, segments = self.settings.l2_bounds, self.settings.noise_multiplier, self.segments
+        if multiplier is None or multiplier <= 0:
+            raise InvalidParameters(f"noise_multiplier is positive; got {multiplier}")
+        if len(bounds) != len(segments) or any(type(bound) is not int or bound < 1 for bound in bounds):
+            raise InvalidParameters(
+                f"l2_bounds are {len(segments)} integers from 1 on, one for each segment; got {bounds}"
+            )
+        if not 1 <= self.honest <= self.capacity:
+            raise InvalidParameters(
+                f"a sum has {self.honest} contributors that are honest for certain, and noise needs one: raise "
+                "minimum_cohort above the number of corrupted clients"
+            )
+        for variance in self.variances:
+            self._require_share(variance / self.honest)
+        for segment, bound, variance in zip(segments, bounds, self.variances, strict=True):
+            self._require_room(segment, bound, variance)
+
+    @property
+    def segments(self) -> tuple[RingSegment, ...]:
+        """What is noised: all segments."""
+        return self.layout.require_rings()
+
+    @property
+    def multiplier(self) -> Fraction:
+        """The standard deviation over the sensitivity, of all segments together."""
+        return self.settings.noise_multiplier or Fraction(0)
+
+    @property
+    def _squared(self) -> list[int]:
+        return [of_vector(bound, 1, self.settings.adjacency) for bound in self.settings.l2_bounds]
+
+    @property
+    def variances(self) -> tuple[Fraction, ...]:
+        """The least variance of each segment's noise that nobody knows: that of the honest of the smallest sum.
+
+        The losses of the segments add up, so each has as many times the variance as there are segments.
+        """
+        return tuple(self.multiplier**2 * len(self.segments) * squared for squared in self._squared)
+
+    def add_to(self, payload: Payload, coins: Coins) -> Payload:
+        """Return a client's values, clipped and with its share of the noise.
+
+        Raises:
+            Misuse: the payload is of another layout, or the coins are not uniform bytes.
+        Security: its vectors are the upload's own; the payload that came in still holds the update.
+        """
+        payload.check()
+        if payload.layout != self.layout:
+            raise Misuse("noise is for the layout that it was planned for")
+        noised = [values.copy() for values in payload.values]
+        for segment, vector, bound, variance in zip(
+            self.segments, noised, self.settings.l2_bounds, self.variances, strict=True
+        ):
+            clip_into(segment.ring, vector, bound)
+            add_noise_into(vector, segment.ring, self.settings.noise_kind, variance / self.honest, coins)
+        return Payload(self.layout, tuple(noised))
+
+    @property
+    def parts(self) -> tuple[ReleasePart, ...]:
+        """What an accountant is told: the variance at the least number of contributors, the gap at the greatest."""
+        is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN and self.capacity > 1
+        return tuple(
+            ReleasePart(
+                l2_squared=squared,
+                l1=min(squared, isqrt(squared * segment.length) + 1),
+                variance=variance,
+                gap=gap_of_sum(variance / self.honest, self.capacity) if is_summed else 0.0,
+                length=segment.length,
+            )
+            for segment, squared, variance in zip(self.segments, self._squared, self.variances, strict=True)
+        )
+
+    def epsilon(self, delta: float, releases: int = 1) -> float:
+        """Return the epsilon of so many sums with one client in all of them, with the adjacency of the settings.
+
+        Raises:
+            InvalidParameters: a number is out of range, or the extra ``dp`` is not installed.
+        Security: a client counts its uploads itself; a server that samples clients hides nobody from itself.
+        """
+        return epsilon(self.settings.noise_kind, self.parts, releases, delta)
+
+    def energy(self, contributors: int) -> float:
+        """Return the energy of the noise of a mean, over that of the longest update: above 0.6 it drowns the model."""
+        bounds = sum(bound**2 for bound in self.settings.l2_bounds)
+        noise = sum(s.length * float(v) for s, v in zip(self.segments, self.variances, strict=True))
+        return noise / self.honest / contributors / bounds
+
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """Of each segment of the largest sum, in steps; a smaller sum has less."""
+        return tuple(sqrt(variance * self.capacity / self.honest) for variance in self.variances)
+
+    def sentences(self, delta: float = USUAL_DELTA, releases: int = 1) -> list[str]:
+        """Return what a person should know, a line each."""
+        said = "replaced by another" if self.settings.adjacency is Adjacency.REPLACE else "replaced by zeros"
+        energy = self.energy(self.capacity)
+        first = (
+            f"noise of clients, {self.multiplier} times what one can change, known to nobody while {self.honest} "
+            f"contributors are honest: {self._said_epsilon(delta, releases)} after {releases} "
+            f"{'sum' if releases == 1 else 'sums'} with one client, its update {said}"
+        )
+        lines = [
+            first,
+            f"noise of the mean over {self.capacity}: {energy:.3g} of the energy of the longest update",
+        ]
+        if energy > MOST_NOISE:
+            lines.append(
+                f"warning: noise drowns the model, {energy:.3g} being above {MOST_NOISE}: take about "
+                f"{clients_for(self.capacity, energy):,} clients, fewer values or less noise"
+            )
+        return lines
+
+    def _said_epsilon(self, delta: float, releases: int) -> str:
+        try:
+            return f"epsilon {self.epsilon(delta, releases):.3g} at delta {delta:g}"
+        except InvalidParameters as error:
+            if error.reason is not Reason.BACKEND_MISSING:
+                raise
+            return f"epsilon unknown ({error})"
+
+    # --- Private --------------------------------------------------------------------------------------------------
+
+    def _require_share(self, share: Fraction) -> None:
+        kind = self.settings.noise_kind
+        if kind is NoiseKind.DISCRETE_GAUSSIAN and share < LEAST_SHARE:
+            needed = float(self.multiplier) * sqrt(LEAST_SHARE / share)
+            raise InvalidParameters(
+                f"a client's discrete Gaussian has a variance of {float(share):.3g}, and sums of them below "
+                f"{LEAST_SHARE} are no discrete Gaussian: take noise_kind = skellam, a finer step with larger "
+                f"l2_bounds, or noise_multiplier = {needed:.4g}"
+            )
+        require_variance(share, kind)
+
+    def _require_room(self, segment: RingSegment, bound: int, variance: Fraction) -> None:
+        """Refuse a ring that a sum with its noise leaves more often than the module ``rounding`` says."""
+        greatest, noise = segment.ring.greatest, float(variance) * self.capacity / self.honest
+        if self.settings.is_rotated:
+            norm = unrounded_norm(bound, segment.length)
+            reach = ROTATED_DEVIATIONS * summed_deviation(norm, segment.length, self.capacity, noise)
+            plain = summed_deviation(norm, segment.length, self.capacity, 0)
+            most = max(0.0, (greatest / ROTATED_DEVIATIONS) ** 2 - plain**2)
+        else:
+            reach = self.capacity * bound + WORST_DEVIATIONS * sqrt(noise)
+            most = (max(0, greatest - self.capacity * bound) / WORST_DEVIATIONS) ** 2
+        if reach > greatest:
+            fitting = float(self.multiplier) * sqrt(most / noise)
+            raise CapacityExceeded(
+                f"sums of {self.capacity} with their noise reach {reach:.4g} steps, and a ring of "
+                f"{segment.modulus_bits} bits holds {greatest}: "
+                + (
+                    f"take noise_multiplier = {fitting:.4g} at most, or a wider ring"
+                    if most
+                    else "take a wider ring or fewer clients; without noise they would not fit either"
+                )
+            )
+
+
+def clients_for(clients: int, energy: float) -> int:
+    """Return how many clients bring the energy of the noise, which falls as their square, to what accuracy bears."""
+    return ceil(clients * sqrt(energy / MOST_NOISE))
+
+
+@runtime_checkable
+class SumNoise(Protocol):
+    """The noise of one session, whoever adds it, as a platform needs to know it."""
+
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """Of each released segment at most, in steps."""
+        ...
+
+    def epsilon(self, delta: float, releases: int = 1) -> float:
+        """Return the epsilon of so many sums with one client in all of them."""
+        ...
+
+
+def noise_in(session: object) -> SumNoise | None:
+    """Return the noise of a server's session, if it adds any."""
+    noise = getattr(session, "noise", None)
+    return noise if isinstance(noise, SumNoise) else None
+
+
+def is_near(noised: Aggregate, plain: Aggregate, deviations: Sequence[float]) -> bool:
+    """Whether a sum differs from the one in the clear by no more than its noise, modulo its rings.
+
+    Args:
+        deviations: of each segment's noise, in steps; it is granted ten of them.
+    """
+    if (noised.contributors, noised.total_weight) != (plain.contributors, plain.total_weight):
+        return False
+    rings = zip(noised.layout.require_rings(), plain.layout.require_rings(), strict=True)
+    for (wide, narrow), mine, due, deviation in zip(rings, noised.values, plain.values, deviations, strict=True):
+        apart = wide.ring.from_integers(narrow.ring.lift(due).astype(np.int64))
+        distance = np.abs(wide.ring.lift(wide.ring.subtract(mine, apart)).astype(np.float64))
+        if float(distance.max(initial=0)) > _TAIL_DEVIATIONS * deviation + 1:
+            return False
+    return True

@@ -1,0 +1,235 @@
+"""Noise that clients share: what the honest of the smallest sum add, what is refused, and what an accountant hears."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.privacy.accounting import epsilon
+from secagg.privacy.client_noise import MOST_NOISE, ClientNoise, NoiseSettings, clients_for, is_near, noise_in
+from secagg.privacy.noise import NoiseKind
+from secagg.privacy.norm import squared_norm
+from secagg.privacy.sensitivity import Adjacency
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+LAYOUT = Layout((RingSegment(20, 20_000),))
+SETTINGS = NoiseSettings(
+    noise_multiplier=Fraction(1), l2_bounds=(200,), adjacency=Adjacency.ZERO_OUT, noise_kind=NoiseKind.SKELLAM
+)
+KINDS = pytest.mark.parametrize("kind", list(NoiseKind), ids=lambda kind: kind.name.lower())
+
+
+def planned(  # noqa: PLR0913 -- what a session is planned for
+    settings: NoiseSettings = SETTINGS,
+    layout: Layout = LAYOUT,
+    *,
+    minimum_cohort: int = 60,
+    capacity: int = 100,
+    corrupted: int = 20,
+    maximum_weight: int = 1,
+) -> ClientNoise:
+    noise = settings.noise_for(
+        layout,
+        minimum_cohort=minimum_cohort,
+        capacity=capacity,
+        corrupted=corrupted,
+        maximum_weight=maximum_weight,
+    )
+    assert noise is not None
+    return noise
+
+
+def zeros(layout: Layout = LAYOUT) -> Payload:
+    return Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.require_rings()))
+
+
+def lifted(payload: Payload) -> npt.NDArray[np.int64]:
+    (segment,) = payload.layout.require_rings()
+    return segment.ring.lift(payload.values[0]).astype(np.int64)
+
+
+# --- How much ---------------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_exactly_the_least_number_of_honest_survivors_add_the_noise_that_is_accounted(kind: NoiseKind) -> None:
+    """100 are invited, 60 must contribute, 20 of those are corrupted: 40 add V, and not 48, which 20 % would say."""
+    noise = planned(replace(SETTINGS, noise_kind=kind))
+    assert noise.honest == 40
+    total = sum(
+        (lifted(noise.add_to(zeros(), InsecureSeededCoins(f"{client}".encode()))) for client in range(noise.honest)),
+        np.zeros(20_000, np.int64),
+    )
+    found = float((total.astype(float) ** 2).mean())
+    assert found == pytest.approx(float(noise.variances[0]), rel=5 * sqrt(2 / 20_000))
+    assert noise.parts[0].variance == noise.variances[0] == 200**2
+
+
+def test_fewer_honest_clients_each_add_more() -> None:
+    shares = [planned(corrupted=corrupted).variances[0] / planned(corrupted=corrupted).honest for corrupted in (0, 20)]
+    assert shares == [Fraction(40_000, 60), Fraction(40_000, 40)]
+
+
+def test_replacing_an_update_takes_twice_the_noise_and_segments_share_the_loss() -> None:
+    replaced = planned(replace(SETTINGS, adjacency=Adjacency.REPLACE))
+    assert replaced.variances[0] == 4 * planned().variances[0]
+    two = Layout((RingSegment(20, 100), RingSegment(24, 5)))
+    both = planned(replace(SETTINGS, l2_bounds=(200, 300)), two)
+    assert both.variances == (2 * 200**2, 2 * 300**2)
+    assert both.epsilon(1e-6) == pytest.approx(planned().epsilon(1e-6), rel=0.01)
+
+
+def test_epsilon_is_that_of_the_variance_at_the_minimum_and_the_gap_at_the_capacity() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+    gaussian = replace(SETTINGS, noise_kind=NoiseKind.DISCRETE_GAUSSIAN, l2_bounds=(13,))
+    noise = planned(gaussian)
+    assert noise.parts[0].gap >= planned(gaussian, capacity=61).parts[0].gap > 0
+    without = [replace(part, gap=0.0) for part in noise.parts]
+    assert noise.epsilon(1e-6) >= epsilon(NoiseKind.DISCRETE_GAUSSIAN, without, 1, 1e-6)
+    assert noise.epsilon(1e-6, releases=10) > 3 * noise.epsilon(1e-6)
+
+
+# --- What is added to -------------------------------------------------------------------------------------------------
+
+
+def test_a_client_is_clipped_before_its_noise_whatever_its_codec_did() -> None:
+    ring = LAYOUT.require_rings()[0].ring
+    long = Payload(LAYOUT, (ring.from_integers(np.full(20_000, 50)),))
+    noise = planned(replace(SETTINGS, l2_bounds=(2000,)))
+    coins = [InsecureSeededCoins(b"same"), InsecureSeededCoins(b"same")]
+    alone, added = noise.add_to(zeros(), coins[0]), noise.add_to(long, coins[1])
+    inner = ring.subtract(added.values[0], alone.values[0])
+    assert 0 < squared_norm(ring, inner) <= 2000**2
+    assert lifted(long).max() == 50, "the update itself is not changed"
+
+
+def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> None:
+    other = Layout((RingSegment(20, 5),))
+    with pytest.raises(Misuse, match="layout that it was planned for"):
+        planned().add_to(zeros(other), SystemCoins())
+    ring = LAYOUT.require_rings()[0].ring
+    with pytest.raises(CapacityExceeded):
+        planned().add_to(Payload(LAYOUT, (np.full(20_000, 1 << 20, ring.word),)), SystemCoins())
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "session", "message"),
+    [
+        ({}, {"maximum_weight": 2}, "every client weighs 1"),
+        ({}, {"corrupted": 60}, "raise minimum_cohort above the number of corrupted"),
+        ({"noise_multiplier": Fraction(-1)}, {}, "is positive"),
+        ({"l2_bounds": ()}, {}, "1 integers from 1 on"),
+        ({"l2_bounds": (0,)}, {}, "1 integers from 1 on"),
+        ({"l2_bounds": (12,), "noise_kind": NoiseKind.DISCRETE_GAUSSIAN}, {}, "no discrete Gaussian"),
+        ({"l2_bounds": (1,)}, {}, "variance of SKELLAM"),
+        ({"l2_bounds": (71,), "is_rotated": True}, {}, "the least is 72"),
+    ],
+)
+def test_numbers_that_do_not_go_together_are_refused(
+    settings: dict[str, object], session: dict[str, int], message: str
+) -> None:
+    with pytest.raises(InvalidParameters, match=re.escape(message)):
+        planned(replace(SETTINGS, **settings), **session)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_rotated", [True, False])
+def test_a_ring_that_does_not_hold_the_noise_names_the_multiplier_that_it_holds(*, is_rotated: bool) -> None:
+    settings = replace(SETTINGS, l2_bounds=(300,), is_rotated=is_rotated)
+    layout = Layout((RingSegment(17 if not is_rotated else 14, 20_000),))
+    planned(settings, layout)
+    with pytest.raises(CapacityExceeded, match="hold") as refused:
+        planned(replace(settings, noise_multiplier=Fraction(100)), layout)
+    found = re.search(r"noise_multiplier = ([\d.]+) at most", str(refused.value))
+    assert found is not None
+    planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(999, 1000)), layout)
+    with pytest.raises(CapacityExceeded):
+        planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(101, 100)), layout)
+
+
+def test_a_discrete_gaussian_that_is_too_narrow_names_the_multiplier_that_is_not() -> None:
+    settings = replace(SETTINGS, noise_kind=NoiseKind.DISCRETE_GAUSSIAN, l2_bounds=(12,))
+    with pytest.raises(InvalidParameters) as refused:
+        planned(settings)
+    found = re.search(r"noise_multiplier = ([\d.]+)", str(refused.value))
+    assert found is not None
+    planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(1001, 1000)))
+
+
+def test_a_ring_that_holds_no_sum_at_all_says_so() -> None:
+    with pytest.raises(CapacityExceeded, match="without noise they would not fit either"):
+        planned(layout=Layout((RingSegment(12, 20_000),)))
+
+
+@pytest.mark.parametrize("change", ["noise_multiplier", "noise_kind", "l2_bounds", "adjacency", "is_rotated"])
+def test_everything_about_noise_is_in_what_a_session_binds(change: str) -> None:
+    other = {
+        "noise_multiplier": Fraction(2),
+        "noise_kind": NoiseKind.DISCRETE_GAUSSIAN,
+        "l2_bounds": (201,),
+        "adjacency": Adjacency.REPLACE,
+        "is_rotated": True,
+    }[change]
+    changed = replace(SETTINGS, **{change: other})  # type: ignore[arg-type]
+    assert len({SETTINGS.noise_digest, changed.noise_digest, NoiseSettings().noise_digest}) == 3
+
+
+# --- What people are told ---------------------------------------------------------------------------------------------
+
+
+def test_the_line_where_noise_drowns_is_180_clients_for_each_unit_of_noise_on_a_net_of_19456_values() -> None:
+    layout = Layout((RingSegment(32, 19_456),))
+    energies = {
+        clients: planned(layout=layout, minimum_cohort=clients, capacity=clients, corrupted=0).energy(clients)
+        for clients in (20, 180, 363)
+    }
+    assert energies[180] == pytest.approx(MOST_NOISE, rel=0.01)
+    doubled = planned(
+        replace(SETTINGS, noise_multiplier=Fraction(2)),
+        layout,
+        minimum_cohort=363,
+        capacity=363,
+        corrupted=0,
+    )
+    assert doubled.energy(363) == pytest.approx(MOST_NOISE, rel=0.02)
+    assert clients_for(20, energies[20]) == pytest.approx(180, abs=2)
+
+
+def test_a_cohort_that_noise_drowns_is_warned_with_the_figure() -> None:
+    layout = Layout((RingSegment(32, 19_456),))
+    lines = planned(layout=layout, minimum_cohort=20, capacity=20, corrupted=0).sentences()
+    assert "warning" in lines[-1]
+    assert "181 clients" in lines[-1]
+    calm = planned(layout=layout, minimum_cohort=1000, capacity=1000, corrupted=0).sentences(1e-5)
+    assert not any("warning" in line for line in calm)
+    assert "replaced by zeros" in calm[0]
+
+
+def test_a_sum_is_near_another_up_to_ten_deviations_and_modulo_the_ring() -> None:
+    layout = Layout((RingSegment(8, 2),))
+
+    def aggregate(*values: int, count: int = 3) -> Aggregate:
+        return Aggregate(layout, (np.array(values, np.uint8),), count, count)
+
+    assert is_near(aggregate(250, 5), aggregate(5, 5), (1.0,))
+    assert not is_near(aggregate(30, 5), aggregate(5, 5), (1.0,))
+    assert not is_near(aggregate(5, 5, count=2), aggregate(5, 5), (1.0,))
+
+
+def test_what_is_no_noise_is_not_taken_for_it() -> None:
+    class Session:
+        noise = "loud"
+
+    assert noise_in(Session()) is None
+    assert noise_in(object()) is None

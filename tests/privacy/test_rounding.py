@@ -1,0 +1,109 @@
+"""Rounding at random under a bound, and rings: against what is computed here, and against their own tails."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from secagg.crypto.ring import Ring
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.privacy.rounding import (
+    ROTATED_DEVIATIONS,
+    WORST_DEVIATIONS,
+    bound_for_ring,
+    rounded,
+    rounded_norm,
+    summed_deviation,
+    unrounded_norm,
+)
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+LENGTHS = pytest.mark.parametrize("length", [1, 100, 19_456, 32_768])
+
+
+@LENGTHS
+@pytest.mark.parametrize("over", [1.01, 2, 50])
+def test_a_bound_is_met_whatever_is_rounded(length: int, over: float) -> None:
+    bound = math.ceil(over * (rounded_norm(0, length) + 1))
+    generator = np.random.default_rng(length)
+    for direction in (generator.standard_normal(length), np.full(length, 0.5), np.eye(1, length)[0]):
+        vector = direction * (unrounded_norm(bound, length) / np.linalg.norm(direction))
+        values = rounded(vector, bound, InsecureSeededCoins(b"rounding"))
+        assert int(values @ values) <= bound**2
+        assert (np.abs(values - vector) < 1).all()
+
+
+@LENGTHS
+def test_the_two_norms_are_each_others_inverses(length: int) -> None:
+    for bound in (10**4, 10**6):
+        assert rounded_norm(unrounded_norm(bound, length), length) == pytest.approx(bound, rel=1e-9)
+
+
+def test_the_norm_of_what_is_rounded_counts_the_padding() -> None:
+    """19,338 values are padded to 32,768 or, in blocks, to 19,456: the padding is rounded as well."""
+    assert [round(rounded_norm(0, length), 1) for length in (19_338, 19_456, 32_768)] == [70.0, 70.2, 91.0]
+
+
+def test_rounding_is_unbiased() -> None:
+    vector = np.random.default_rng(1).standard_normal(200) * 3
+    coins = InsecureSeededCoins(b"mean")
+    bound = math.ceil(rounded_norm(float(np.linalg.norm(vector)), vector.size)) + 1
+    mean = np.mean([rounded(vector, bound, coins) for _ in range(4000)], axis=0)
+    assert np.abs(mean - vector).max() < 5 * 0.5 / 4000**0.5 + 0.01
+
+
+class LongCoins:
+    """Coins with which everything is rounded up."""
+
+    def draw(self, count: int) -> bytearray:
+        return bytearray(count)
+
+
+def test_what_cannot_be_short_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="the least is 51"):
+        unrounded_norm(50, 10_000)
+    assert unrounded_norm(51, 10_000) > 0
+    with pytest.raises(CapacityExceeded, match="clip it"):
+        rounded(np.full(100, 3.0), 20, InsecureSeededCoins(b""))
+    with pytest.raises(CapacityExceeded, match="clip it"):
+        rounded(np.full(100, np.nan), 200, InsecureSeededCoins(b""))
+    with pytest.raises(Misuse, match="uniform coins"):
+        rounded(np.full(10_000, 0.001), 52, LongCoins())
+
+
+@pytest.mark.parametrize(("bits", "inflation"), [(12, 1.48), (14, 1.034)])
+def test_extra_noise_of_narrow_rings_is_that_of_the_law(bits: int, inflation: float) -> None:
+    """100,000 values, 1,000 clients that are alike, noise of multiplier 1."""
+    bound = bound_for_ring(bits, 100_000, 1_000, 1.0)
+    assert bound / unrounded_norm(bound, 100_000) == pytest.approx(inflation, abs=0.02)
+
+
+@pytest.mark.parametrize(("bits", "length", "clients", "share"), [(12, 10_000, 20, 0.5), (16, 19_456, 1000, 4.0)])
+def test_the_bound_for_a_ring_is_the_largest_that_fits(bits: int, length: int, clients: int, share: float) -> None:
+    bound = bound_for_ring(bits, length, clients, share)
+
+    def reach(of: int) -> float:
+        return ROTATED_DEVIATIONS * summed_deviation(unrounded_norm(of, length), length, clients, share * of**2)
+
+    assert reach(bound) <= Ring(bits).greatest < reach(bound + 1)
+
+
+def test_a_ring_that_holds_nothing_names_one_that_does() -> None:
+    with pytest.raises(InvalidParameters, match="take 14 bits"):
+        bound_for_ring(9, 1_000_000, 100, 4.0)
+    assert bound_for_ring(14, 1_000_000, 100, 4.0)
+
+
+def test_sums_wrap_as_often_as_the_tail_says() -> None:
+    """Four deviations: 63 coordinates in a million, each by 8 deviations, which is 0.41 % of the energy."""
+    ring, size = Ring(16), 4_000_000
+    deviation = ring.greatest / ROTATED_DEVIATIONS
+    sums = np.random.default_rng(2).standard_normal(size) * deviation
+    wrapped = ring.lift(np.rint(sums).astype(np.int64).astype(np.uint16))
+    apart = wrapped - sums
+    share = np.count_nonzero(np.abs(apart) > 1) / size
+    assert share == pytest.approx(math.erfc(ROTATED_DEVIATIONS / math.sqrt(2)), rel=0.2)
+    assert float(apart @ apart) / float(sums @ sums) == pytest.approx(0.0041, rel=0.2)
+    assert math.erfc(WORST_DEVIATIONS / math.sqrt(2)) * 10**7 < 2**-40
