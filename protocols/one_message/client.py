@@ -14,10 +14,11 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.roles import LateUpdate, Subject
 
-from .configuration import Agreement, Offer, SumTerms
+from .configuration import Agreement, Offer, SumTerms, noise_of
 from .epoch import draw_nonce
 from .floors import Floors
 from .lattice.masks import EpochRing
@@ -52,6 +53,7 @@ class Client(Confined):
         clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
+        noise: NoiseSettings = NO_NOISE,
     ) -> None:
         """Prepare to take part.
 
@@ -60,6 +62,7 @@ class Client(Confined):
             coins: ``SystemCoins()`` in production.
             clock: the client's own, with a time zone.
             signing_key: with its certificate, in ``active`` mode.
+            noise: what this client adds to every update; an offer that says otherwise is refused.
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
@@ -69,7 +72,7 @@ class Client(Confined):
             raise InvalidParameters("the certificate is for another key")
         self.client = client
         self._floors, self._ledger, self._coins, self._clock = floors, ledger, coins, clock
-        self._signing_key, self._certificate = signing_key, certificate
+        self._signing_key, self._certificate, self._noise = signing_key, certificate, noise
 
     def upload(self, offer: bytes, subject: Subject, update: LateUpdate) -> bytes:
         """Answer an offer; the same offer gets the same bytes again.
@@ -84,7 +87,8 @@ class Client(Confined):
         agreement, terms = decoded.agree(), decoded.terms
         self._floors.admit(agreement, self._clock())
         agreement.require_terms(terms)
-        _require_subject(agreement, terms, subject)
+        _require_subject(agreement, terms, subject, self._noise)
+        noise = noise_of(agreement.configuration, self._noise, self._floors.assumed_corrupted_clients)
         if (sent := self._ledger.sent_for(offer)) is not None:
             return sent
         self._ledger.charge(agreement.configuration.task, agreement.record.number, terms.round_number)
@@ -92,7 +96,8 @@ class Client(Confined):
         _require_fits(agreement, terms, made.payload, made.model_digest, made.weight)
         self._floors.admit(agreement, self._clock())
         self._ledger.spend(made.payload)
-        message = self._masked(agreement, terms, made.payload, made.weight)
+        payload = made.payload if noise is None else noise.add_to(made.payload, self._coins)
+        message = self._masked(agreement, terms, payload, made.weight)
         self._ledger.keep(offer, message)
         return message
 
@@ -139,13 +144,13 @@ def epoch_ring(parameters: Parameters, seed: bytes) -> EpochRing:
     return EpochRing(parameters, seed)
 
 
-def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject) -> None:
+def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject, noise: NoiseSettings) -> None:
     configuration = agreement.configuration
     for name, mine, offered in (
         ("task", subject.task, configuration.task),
         ("round", subject.round_number, terms.round_number),
         ("layout", subject.layout, configuration.layout),
-        ("capacity or set of terms", subject.terms_digest, terms.application_digest),
+        ("capacity, noise or set of terms", noise.bound_to(subject.terms_digest), terms.application_digest),
         ("model", subject.model_digest or terms.model_digest, terms.model_digest),
     ):
         if mine != offered:

@@ -16,6 +16,7 @@ from secagg.contract import Layout
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import HolderId, Party
+from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -68,6 +69,25 @@ class SumTerms:
         return hashlib.sha256(
             bind(Label.ONE_MESSAGE_TERMS, self.sum_id, number, self.model_digest, self.application_digest)
         ).digest()
+
+
+def noise_of(configuration: Configuration, noise: NoiseSettings, corrupted: int) -> ClientNoise | None:
+    """Return the noise of a sum's clients, if it has any; holders open no list below the minimum.
+
+    Raises:
+        InvalidParameters, CapacityExceeded: numbers that do not go together.
+    """
+    if noise.noise_multiplier is not None and any(
+        values.bounds is not None for values in configuration.parameters.segments
+    ):
+        raise InvalidParameters("values with noise have no bounds: take bounds = none")
+    return noise.noise_for(
+        configuration.layout,
+        minimum_cohort=configuration.minimum_cohort,
+        capacity=configuration.parameters.capacity,
+        corrupted=corrupted,
+        maximum_weight=configuration.maximum_weight,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

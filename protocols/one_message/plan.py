@@ -10,6 +10,7 @@ from datetime import timedelta
 from secagg.contract import Layout
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, Suite
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.roles import Subject
 
 from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
@@ -96,6 +97,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     corrupted_clients: int,
     maximum_weight: int = 1,
     bounds: Sequence[Bounds] | None = None,
+    noise: NoiseSettings = NO_NOISE,
 ) -> Offer:
     """Put an offer together from an epoch's record, its holders' keys, and what is summed.
 
@@ -118,13 +120,13 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
             sum_id=NO_SUM if record.rule is ThresholdRule.CERTIFIED else sum_id,
             round_number=subject.round_number,
             model_digest=subject.model_digest or bytes(32),
-            application_digest=subject.terms_digest,
+            application_digest=noise.bound_to(subject.terms_digest),
         ),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneMessageSettings:
+class OneMessageSettings(NoiseSettings):
     """What an epoch and its sums are planned for."""
 
     suite: Suite = Suite.CLASSIC

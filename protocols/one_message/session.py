@@ -21,12 +21,13 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import ClientNoise
 from secagg.session.connection import AskAll
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 from secagg.wire import MessageKind, message_kind
 
 from .client import Client
-from .configuration import SUM_ID_BYTES, Agreement
+from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .epoch import EpochRecord
 from .holder import Holder
 from .plan import OneMessageSettings, plan_offer
@@ -82,7 +83,9 @@ def open_session(
         corrupted_clients=settings.corrupted,
         maximum_weight=settings.maximum_weight,
         bounds=settings.bounds,
+        noise=settings,
     )
+    noise_of(offer.configuration, settings, settings.corrupted)
     return OneMessageServerSession(Server(offer, sum_id), settings, invited, helpers.ask_all)
 
 
@@ -110,6 +113,11 @@ class OneMessageServerSession(Confined):
     def agreement(self) -> Agreement:
         """What the parties agree on."""
         return self._server.agreement
+
+    @property
+    def noise(self) -> ClientNoise | None:
+        """What the clients add."""
+        return noise_of(self.agreement.configuration, self._settings, self._settings.corrupted)
 
     @property
     def invitation(self) -> bytes:

@@ -41,6 +41,7 @@ def describe(session: OneMessageServerSession) -> tuple[str, ...]:
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
     certified = f"; {record.quorum} sign a list first" if record.quorum else ""
+    noise = session.noise
     return (
         (
             f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits}, by our estimate "
@@ -50,6 +51,7 @@ def describe(session: OneMessageServerSession) -> tuple[str, ...]:
             f"{len(record.holders)} holders, of whom any {record.threshold} open a sum and {record.corrupted} with the "
             f"server learn nothing else{certified}"
         ),
+        *(() if noise is None else noise.sentences()),
     )
 
 
@@ -155,6 +157,7 @@ class OneMessageSimulation(Confined):
             clock=self._clock,
             signing_key=key,
             certificate=certificate,
+            noise=self._settings,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -158,7 +158,10 @@ class _Payloads:
     def payload_of(self, number: int) -> Payload:
         return self.payloads[ClientId(number)]
 
-    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+    def is_sum_of(
+        self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
+    ) -> bool:
+        del deviations  # The demonstration has no noise.
         ideal = ideal_aggregate(self.layout, [self.payloads[client] for client in contributors])
         return bool((aggregate.values[0] == ideal.values[0]).all())
 

@@ -182,7 +182,10 @@ def test_everything_about_noise_is_in_what_a_session_binds(change: str) -> None:
         "is_rotated": True,
     }[change]
     changed = replace(SETTINGS, **{change: other})  # type: ignore[arg-type]
-    assert len({SETTINGS.noise_digest, changed.noise_digest, NoiseSettings().noise_digest}) == 3
+    terms = bytes(range(32))
+    assert NoiseSettings().bound_to(terms) == terms
+    assert len({terms, *(one.bound_to(terms) for one in (SETTINGS, changed))}) == 3
+    assert SETTINGS.bound_to(bytes(32)) != SETTINGS.bound_to(terms)
 
 
 # --- What people are told ---------------------------------------------------------------------------------------------
