@@ -273,8 +273,8 @@ class SumNoise(Protocol):
 
 
 def noise_in(session: object) -> SumNoise | None:
-    """Return the noise of a server's session, if it adds any."""
-    noise = getattr(session, "noise", None)
+    """Return the noise of a server's session, if it has any; noise itself is its own."""
+    noise = session if isinstance(session, SumNoise) else getattr(session, "noise", None)
     return noise if isinstance(noise, SumNoise) else None
 
 

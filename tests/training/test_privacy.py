@@ -106,9 +106,11 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("secagg.protocol=pairwise",), "take secagg.protocol = 'enclave'"),
-        (("secagg.protocol=two-servers",), "take secagg.protocol = 'enclave'"),
-        (("secagg.mode=ideal",), "secagg.mode = 'real'"),
+        (("secagg.protocol=two-servers",), "take secagg.protocol = 'pairwise', 'one-message' or 'enclave'"),
+        (("secagg.mode=ideal",), "take secagg.mode = 'real'"),
+        (("secagg.protocol=pairwise", "compression.scheme=rotated"), "8 bits hold no sum of 6 updates"),
+        (("secagg.protocol=pairwise", "privacy.epsilon=0.1"), "would spend epsilon"),
+        (("secagg.protocol=pairwise", "privacy.epsilon=0.1", "secagg.mode=ideal"), "would spend epsilon"),
         (("secagg.every=2",), "secagg.every = 1"),
         (("local.clip=",), "set local.clip"),
         (("server.weighting=examples",), "server.weighting = 'equal'"),
@@ -162,3 +164,46 @@ def test_rounds_are_counted_with_those_who_are_about_to_be_in_one() -> None:
     count.add((1, 2))
     count.add((2, 3))
     assert (count.most, count.most_with((1, 2)), count.most_with((7,)), count.most_with(())) == (2, 3, 2, 2)
+
+
+# --- Noise of clients -------------------------------------------------------------------------------------------------
+
+OF_CLIENTS = (
+    "secagg.mode=real",
+    "local.clip=0.5",
+    "privacy.noise_multiplier=2",
+    "privacy.delta=1e-6",
+    "compression.scheme=rotated",
+    "compression.modulus_bits=20",
+)
+
+
+@pytest.mark.parametrize("mode", ["real", "ideal"])
+@pytest.mark.parametrize("protocol", ["pairwise", "one-message"])
+def test_clients_noise_costs_what_that_of_an_enclave_does(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, protocol: str, mode: str
+) -> None:
+    run = toy_run(*OF_CLIENTS, f"secagg.protocol={protocol}", f"secagg.mode={mode}")
+    train(run, tmp_path, pieces=toy_pieces(run))
+    found = [record.epsilon for record in read_records(tmp_path)]
+    assert found == pytest.approx([spent(most_rounds(run, rounds)) for rounds in range(1, 5)], rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["real", "ideal"])
+def test_clients_noise_has_the_size_that_was_asked_for(toy_run: Make, toy_pieces: Pieced, mode: str) -> None:
+    run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", f"secagg.mode={mode}", "local.rate=1e-12")
+    played = Run(run, toy_pieces(run))
+    before = {name: value.copy() for name, value in played.parameters.items()}
+    played.advance()
+    moved = np.concatenate([(played.parameters[name] - before[name]).ravel() for name in before])
+    assert moved.std() == pytest.approx(2 * 2 * 0.5 / 6, rel=0.25)
+
+
+def test_an_unrotated_update_has_noise_for_each_of_its_segments(toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", "compression.scheme=none")
+    assert Run(run, toy_pieces(run)).advance().epsilon == pytest.approx(spent(1), rel=1e-6)
+
+
+def test_rotated_steps_need_a_clip(toy_run: Make) -> None:
+    with pytest.raises(InvalidParameters, match="set local"):
+        toy_run("compression.scheme=rotated")

@@ -1,4 +1,4 @@
-"""Codecs for the whole update as one vector: the peak code, the linear sketch, and schemes from outside.
+"""Codecs for the whole update as one vector: peak code, linear sketch, rounded rotation, and schemes from outside.
 
 Every round has a rotation of its own, so each has a codec of its own, and the first round is compressed as well. Peak
 code and sketch say where an update points; how long it is each client tells beside it, and every ``refresh`` rounds how
@@ -29,6 +29,7 @@ from secagg.compression.model_update import CalibrationSource, ModelUpdate, Tens
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, norm_levels
 from secagg.compression.public_stream import PublicStream
+from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.compression.sketch import Sketch, sketch_ring
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
@@ -67,17 +68,18 @@ class WholeUpdates:
     maximum_total_weight: int
     cohort: int
     """How many clients a sum is expected to hold, from which the rate follows."""
+    made_by: Factory | None = None
+    """Makes the scheme of each round, where it is neither peak code nor sketch."""
     current: ModelUpdate | None = field(default=None, init=False)
     _tensor_norms: tuple[float, ...] | None = field(default=None, init=False)
     """Of each tensor, as long as the clients said last time that they were asked."""
     _common: float | None = field(default=None, init=False)
     """The mean length of the scaled updates of the round before."""
     _round: int = field(default=0, init=False)
-    _outside: Factory | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.settings.scheme is Scheme.OUTSIDE:
-            self._outside = outside_factory(self.settings.outside)
+            self.made_by = outside_factory(self.settings.outside)
         self._made(0)
 
     @property
@@ -114,7 +116,7 @@ class WholeUpdates:
     def encode(self, update: Update, coins: Coins) -> Payload:
         """Encode one client's update, with its lengths."""
         vector = self._joined(update)
-        if self._outside is not None:
+        if self.made_by is not None:
             return self.codec.encode({UPDATE: vector}, coins)
         rotation = self._rotation(self._round)
         told = [rotation.norm(vector)]
@@ -127,7 +129,7 @@ class WholeUpdates:
         """Return the mean update, and keep what it tells for the next codec."""
         mean = self.codec.mean(aggregate)
         vector = mean[UPDATE].astype(np.float32)
-        if self._outside is None:
+        if self.made_by is None:
             references = self._references(self._round)
             norms = np.maximum(mean[NORMS][:, 0].astype(np.float64) * references, _LEAST_NORM).tolist()
             # The common length of the round before is in the codec, where there is one.
@@ -193,13 +195,13 @@ class WholeUpdates:
             return cast("PeakCode | Sketch", scheme).rotation
         known = self._tensor_norms
         scales = () if known is None else square_root_scales(self._sizes, known)
-        size = min(_BLOCK_SIZE, 1 << max(1, (self.values - 1).bit_length()))
+        size = _block_size(self.values)
         return JoinedRotation(stream=self._stream(round_number), sizes=self._sizes, scales=scales, block_size=size)
 
     def _made(self, round_number: int) -> ModelUpdate:
         shape = (self.values,)
-        if self._outside is not None:
-            scheme = self._outside(
+        if self.made_by is not None:
+            scheme = self.made_by(
                 values=self.values, cohort=self.maximum_total_weight, seed=self.seed, epoch=round_number
             )
             return ModelUpdate(tensors=(TensorScheme(name=UPDATE, shape=shape, scheme=scheme),), epoch=round_number)
@@ -242,6 +244,23 @@ class WholeUpdates:
         edges = np.cumsum(self._sizes)[:-1].tolist()
         parts = zip(self.shapes.items(), np.split(vector, edges), strict=True)
         return {name: part.reshape(shape) for (name, shape), part in parts}
+
+
+def rounded_factory(*, clip: float, modulus_bits: int, noise_share: float) -> Factory:
+    """Return what makes a clipped, rotated and rounded scheme of each round; see ``RoundedRotation.planned``."""
+
+    def made(*, values: int, cohort: int, seed: bytes, epoch: int) -> RoundedRotation:
+        stream = PublicStream(seed=seed, round_number=epoch, tensor_name=UPDATE, shape=(values,))
+        rotation = JoinedRotation(stream=stream, block_size=_block_size(values))
+        return RoundedRotation.planned(
+            rotation, clip=clip, modulus_bits=modulus_bits, clients=cohort, noise_share=noise_share
+        )
+
+    return made
+
+
+def _block_size(values: int) -> int:
+    return min(_BLOCK_SIZE, 1 << max(1, (values - 1).bit_length()))
 
 
 def _module_in(file: Path) -> ModuleType:

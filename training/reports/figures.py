@@ -17,6 +17,7 @@ _STYLES: Final = {
     Scheme.PRODUCT: ("#3c8d53", "D", "product quantization"),
     Scheme.PEAK: ("#8f5bb0", "^", "peak code"),
     Scheme.SKETCH: ("#c79a1b", "v", "linear sketch"),
+    Scheme.ROTATED: ("#7a5230", "X", "rotated, for noise"),
     Scheme.OUTSIDE: ("#3aa6a6", "P", "scheme from outside"),
 }
 _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6", "#7a5230", "#777777")
@@ -317,6 +318,8 @@ def _without_period(cell: Cell) -> str:
             what = f"{compression.places or compression.cohort_bits}"
         case Scheme.SKETCH:
             what = f"{compression.kept or compression.cohort_bits} of {compression.bits} bits"
+        case Scheme.ROTATED:
+            what = f"p={compression.modulus_bits}"
         case Scheme.OUTSIDE:
             what = compression.outside
     source = f", {compression.source.value}" if compression.source is not None else ""

@@ -21,7 +21,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec.operators import Operators
-from secagg.training.codec.whole_updates import WholeUpdates
+from secagg.training.codec.whole_updates import Factory, WholeUpdates, rounded_factory
 from secagg.training.models.networks import initial_parameters
 from secagg.training.models.server_optimizers import Parameters, ServerOptimizer, ServerStep
 from secagg.training.records.checkpoint import Checkpoint
@@ -38,7 +38,7 @@ from secagg.training.settings.parts import (
     TrainedClient,
     Update,
 )
-from secagg.training.settings.sections import WHOLE_UPDATES, Source, Weighting
+from secagg.training.settings.sections import WHOLE_UPDATES, Scheme, Source, Weighting
 from secagg.training.settings.seeds import Stream, seed_bytes, seed_of
 from secagg.training.sums.privacy import ReleaseCount
 from secagg.training.sums.round_sums import SecureSum, SumRound, Upload
@@ -271,9 +271,22 @@ def _operators(configuration: Configuration, parameters: Parameters) -> Operator
     weight = configuration.maximum_total_weight
     if settings.scheme in WHOLE_UPDATES:
         return WholeUpdates(
-            settings=settings, shapes=shapes, seed=seed, maximum_total_weight=weight, cohort=configuration.cohort
+            settings=settings,
+            shapes=shapes,
+            seed=seed,
+            maximum_total_weight=weight,
+            cohort=configuration.cohort,
+            made_by=None if settings.scheme is not Scheme.ROTATED else _rounded(configuration),
         )
     return Operators(settings=settings, shapes=shapes, seed=seed, maximum_total_weight=weight)
+
+
+def _rounded(configuration: Configuration) -> Factory:
+    return rounded_factory(
+        clip=configuration.local.clip or 0.0,
+        modulus_bits=configuration.compression.modulus_bits,
+        noise_share=configuration.privacy.noise_share,
+    )
 
 
 def falling_rate(share: float, number: int, rounds: int) -> float:

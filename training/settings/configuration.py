@@ -342,6 +342,8 @@ def _require_whole_updates(run: Configuration) -> None:
             "compression.scheme names a scheme from outside as module:Name, and compression.outside repeats it; set "
             "the former alone"
         )
+    if scheme is Scheme.ROTATED and run.local.clip is None:
+        raise InvalidParameters("compression.scheme = 'rotated' has steps in proportion to a bound: set local.clip")
     if scheme is Scheme.SKETCH and compression.bits > MOST_BITS:
         raise InvalidParameters(f"a sketch has codes of 1 to {MOST_BITS} bits; got {compression.bits}")
     if scheme in NOISY_SCHEMES and run.server.optimizer is Optimizer.FEDAVGM and run.server.momentum:

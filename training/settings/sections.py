@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+_MOST_OVER: Final = 2.0
+
 
 class Scheme(StrEnum):
     """What is done with the tensors of two or more dimensions; biases and norms are always sent in fixed point."""
@@ -18,11 +20,13 @@ class Scheme(StrEnum):
     """The whole update as places and signs of peaks of its rotation."""
     SKETCH = "sketch"
     """The whole update as a few values of its rotation."""
+    ROTATED = "rotated"
+    """The whole update, clipped and rotated, as whole steps of a bounded norm: for noise that clients add."""
     OUTSIDE = "outside"
     """The whole update by a scheme that ``outside`` names."""
 
 
-WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.OUTSIDE)
+WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.ROTATED, Scheme.OUTSIDE)
 """Schemes for the whole update as one vector; the others have one for every tensor."""
 NOISY_SCHEMES: Final = (Scheme.PEAK, Scheme.SKETCH)
 """Those that add noise, without bias, as large as the mean itself."""
@@ -245,7 +249,7 @@ class AsynchronousSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacySettings:
-    """Noise of the enclave; off unless ``noise_multiplier`` is above 0. Updates are clipped to ``local.clip``."""
+    """Noise of the enclave or of clients; off unless ``noise_multiplier`` is above 0. ``local.clip`` bounds updates."""
 
     noise_multiplier: float = 0.0
     """The standard deviation of the noise, over what one client can change at most."""
@@ -259,3 +263,11 @@ class PrivacySettings:
     def is_on(self) -> bool:
         """Whether noise is added."""
         return self.noise_multiplier > 0
+
+    @property
+    def noise_share(self) -> float:
+        """The most variance that a ring has room for, over the square of a client's bound.
+
+        Clients that are more than the fewest of a round, or honest where some are not, add up to twice what is due.
+        """
+        return _MOST_OVER * (self.noise_multiplier * (1 if self.zero_out else 2)) ** 2

@@ -1,6 +1,7 @@
-"""Differential privacy of a run: noise that the enclave adds, and what it costs the client that is in most rounds.
+"""Differential privacy of a run: noise of the enclave or of clients, and what it costs the client in most rounds.
 
-Clients clip what they changed to ``local.clip``, and the enclave adds noise to everything that it releases. No
+Clients clip what they changed to ``local.clip``. The enclave adds noise to everything that it releases, or each client
+its share of it to what it uploads. No
 amplification by sampling is counted, because a server that invites its clients knows them: what counts is how often a
 client is really in a round, which follows from the seed before anything is trained.
 """
@@ -15,10 +16,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.contract.layout import RingSegment
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
+from secagg.privacy.client_noise import noise_in
 from secagg.privacy.sensitivity import Adjacency
-from secagg.session.roles import ServerSession
 from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.sections import WHOLE_UPDATES, PrivacySettings, Scheme, Source, SumMode, Weighting
@@ -41,8 +43,8 @@ class Noised:
     """What all rounds so far cost the client that is in most of them."""
 
 
-class EnclaveNoise:
-    """The noise of a run's enclaves."""
+class RunNoise:
+    """The noise of a run's sessions."""
 
     def __init__(self, settings: PrivacySettings, *, clip: float, fraction_bits: int, rounds: int) -> None:
         """Take over what is configured; ``require_private`` has judged it."""
@@ -53,27 +55,41 @@ class EnclaveNoise:
         return Adjacency.ZERO_OUT if self.settings.zero_out else Adjacency.REPLACE
 
     def settings_for(self, codec: ModelUpdate) -> dict[str, Any]:
-        """Return what the enclave's settings say of noise.
+        """Return what a protocol's settings say of noise.
 
-        All ring segments are fixed point of one step. Rounding moves a value by at most half of it.
+        All ring segments are fixed point of one step, whose rounding moves a value by at most half of it, or there is
+        one of steps that were rounded to a bound.
         """
+        scheme = codec.tensors[0].scheme
+        if isinstance(scheme, RoundedRotation):
+            return self._settings_for((scheme.l2_bound,), is_rotated=True)
         rings = [segment for segment in codec.layout.segments if isinstance(segment, RingSegment)]
         clipped = math.ldexp(self._clip * _FLOAT_ROOM, self._fraction_bits)
+        bounds = tuple(math.ceil(clipped + math.sqrt(segment.length) / 2) for segment in rings)
+        return self._settings_for(bounds, is_rotated=False)
+
+    def _settings_for(self, bounds: tuple[int, ...], *, is_rotated: bool) -> dict[str, Any]:
         return {
             "noise_multiplier": Fraction(str(self.settings.noise_multiplier)),
-            "l2_bounds": tuple(math.ceil(clipped + math.sqrt(segment.length) / 2) for segment in rings),
+            "l2_bounds": bounds,
+            "is_rotated": is_rotated,
             "releases_per_client": self._rounds,
             "adjacency": self._adjacency,
         }
 
-    def of(self, session: ServerSession, releases: int) -> Noised:
-        """Return the noise of a session, and what so many releases cost a client that is in all of them.
+    def of(self, session: object, releases: int) -> Noised:
+        """Return the noise of a session, or of clients without one, and its cost for a client in so many releases.
 
         Raises:
             InvalidParameters: histograms leave the enclave.
             CapacityExceeded: a sum with its noise could leave its ring.
         """
-        from secagg.protocols.enclave import EnclaveServerSession, epsilon_of  # noqa: PLC0415 -- as above
+        if (noise := noise_in(session)) is not None:
+            return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
+        from secagg.protocols.enclave import (  # noqa: PLC0415 -- a protocol, where it is asked for
+            EnclaveServerSession,
+            epsilon_of,
+        )
 
         if not isinstance(session, EnclaveServerSession) or session.configuration.noise is None:
             raise InternalError("the session was to be an enclave's, with noise, and is not")
@@ -118,8 +134,8 @@ def require_private(configuration: Configuration) -> None:
 def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     secagg, source = configuration.secagg, configuration.compression.source
     yield (
-        secagg.mode is not SumMode.REAL or secagg.every != 1,
-        "sums in the clear have none: take secagg.protocol = 'enclave', secagg.mode = 'real' and secagg.every = 1",
+        secagg.mode is SumMode.REAL and secagg.every != 1,
+        "the sums between in the clear have none: take secagg.every = 1",
     )
     yield configuration.local.clip is None, "noise is chosen for a largest norm: set local.clip"
     yield (
@@ -132,8 +148,8 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
         "codes of a few bits have no room for noise: take compression.scheme = 'pq', 'pruning' or 'none'",
     )
     yield (
-        configuration.compression.scheme in WHOLE_UPDATES,
-        "lengths beside a whole update would drown in it: take compression.scheme = 'pq', 'pruning' or 'none'",
+        configuration.compression.scheme in set(WHOLE_UPDATES) - {Scheme.ROTATED},
+        "lengths beside a whole update would drown in it: take compression.scheme = 'rotated', 'pruning' or 'none'",
     )
     yield (
         source not in {None, Source.PUBLIC},
@@ -166,7 +182,7 @@ class ReleaseCount:
         return max(self._counts.values(), default=0)
 
 
-def require_budget(noise: EnclaveNoise, session: ServerSession, most: int, rounds: int) -> None:
+def require_budget(noise: RunNoise, session: object, most: int, rounds: int) -> None:
     """Refuse a run that would cost a client more than its limit.
 
     Raises:

@@ -16,6 +16,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.measured import Measured
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
@@ -24,7 +25,7 @@ from secagg.session.settings import chosen_settings, known_settings
 from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.sections import SumSettings
 
-from .privacy import EnclaveNoise
+from .privacy import RunNoise
 from .round_sums import SumOutcome, SumRound, Upload
 
 _TASK: Final = b"federated training"
@@ -48,7 +49,7 @@ class RealSum:
     """Sessions of one protocol, one after another."""
 
     def __init__(
-        self, settings: SumSettings, cohorts: Cohorts, weights: Weights, noise: EnclaveNoise | None = None
+        self, settings: SumSettings, cohorts: Cohorts, weights: Weights, noise: RunNoise | None = None
     ) -> None:
         """Prepare for rounds.
 
@@ -73,7 +74,7 @@ class RealSum:
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
                 f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums as they are: take "
-                "secagg.protocol = 'enclave'"
+                "secagg.protocol = 'pairwise', 'one-message' or 'enclave'"
             )
 
     def settings_for(self, codec: ModelUpdate) -> Any:  # noqa: ANN401 -- the protocol's own class
@@ -99,6 +100,30 @@ class RealSum:
         }
         given = chosen_settings(self._entry, facts, self._settings.settings, option="secagg.settings")
         return self._entry.settings(**given)
+
+    def client_noise(self, codec: ModelUpdate) -> ClientNoise:
+        """Return what clients add to a codec's payloads, which a sum in the clear can add as well.
+
+        Raises:
+            InvalidParameters, CapacityExceeded: the protocol's clients add none, or it does not fit.
+        """
+        settings = self.settings_for(codec)
+        noise: ClientNoise | None = None
+        is_noised = isinstance(settings, NoiseSettings)
+        if is_noised:
+            noise = settings.noise_for(
+                codec.layout,
+                minimum_cohort=settings.minimum_cohort,
+                capacity=self._cohorts.size,
+                corrupted=settings.corrupted,
+                maximum_weight=settings.maximum_weight,
+            )
+        if noise is None:
+            raise InvalidParameters(
+                f"privacy.noise_multiplier is above 0, and {self._settings.protocol} itself would add the noise: take "
+                "secagg.mode = 'real', or secagg.protocol = 'pairwise' or 'one-message'"
+            )
+        return noise
 
     def rehearse(self, due: SumRound, judge: Callable[[ServerSession], None] | None = None) -> None:
         """Open a session that nobody joins.

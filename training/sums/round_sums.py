@@ -7,7 +7,7 @@ before the next one comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
@@ -16,9 +16,10 @@ import numpy as np
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload
+from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError
 from secagg.parameters import LEAST_COHORT
-from secagg.privacy.client_noise import is_near
+from secagg.privacy.client_noise import ClientNoise, is_near
 from secagg.session.measured import StageFigures
 
 from .clear_sum import ClearSum
@@ -113,6 +114,22 @@ class IdealSum:
             figures.server_seconds += perf_counter() - started
         figures.bytes_up = clear.contributors * int(upload_bytes(due.codec.layout, Accounting.WIRE))
         return SumOutcome(aggregate=clear.finish(), is_real=False, stages=(figures,))
+
+
+@dataclass(frozen=True, slots=True)
+class NoisedSum:
+    """A sum in the clear of what clients upload with their noise: a simulation, which hides nothing from itself."""
+
+    ideal: IdealSum
+    noise_of: Callable[[ModelUpdate], ClientNoise]
+    delta: float
+
+    def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
+        """Add each client's noise, and add up."""
+        noise, coins = self.noise_of(due.codec), SystemCoins()
+        noised = ((client, noise.add_to(payload, coins), weight) for client, payload, weight in uploads)
+        outcome = self.ideal.run(due, noised)
+        return replace(outcome, deviations=noise.deviations, epsilon=noise.epsilon(self.delta, due.releases))
 
 
 @dataclass(frozen=True, slots=True)

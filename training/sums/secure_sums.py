@@ -15,9 +15,9 @@ from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.sections import SumMode
 
-from .privacy import EnclaveNoise, ReleaseCount, require_budget, require_private
+from .privacy import ReleaseCount, RunNoise, require_budget, require_private
 from .real_sum import RealSum, Weights
-from .round_sums import CheckedSum, IdealSum, SecureSum, SumRound
+from .round_sums import CheckedSum, IdealSum, NoisedSum, SecureSum, SumRound
 
 
 def secure_sum(configuration: Configuration) -> SecureSum:
@@ -31,7 +31,9 @@ def secure_sum(configuration: Configuration) -> SecureSum:
         require_private(configuration)
     ideal = IdealSum(configuration.maximum_total_weight, configuration.asynchronous.buffer or cohorts.minimum)
     if settings.mode is SumMode.IDEAL:
-        return ideal
+        if not configuration.privacy.is_on:
+            return ideal
+        return NoisedSum(ideal, _real_sum(configuration, cohorts).client_noise, configuration.privacy.delta)
     return CheckedSum(_real_sum(configuration, cohorts), ideal, every=settings.every)
 
 
@@ -46,7 +48,11 @@ def require_feasible(configuration: Configuration, codec: ModelUpdate, *, availa
         CapacityExceeded: a sum could leave the codec's rings.
     """
     cohorts, buffer = Cohorts.of(configuration), configuration.asynchronous.buffer
+    noise, rounds = _noise(configuration), configuration.rounds
+    most = 0 if noise is None else ReleaseCount(cohorts, available, rounds).most
     if configuration.secagg.mode is SumMode.IDEAL:
+        if noise is not None:
+            require_budget(noise, _real_sum(configuration, cohorts).client_noise(codec), most, rounds)
         return
     if (planned := sum(cohorts.planned_losses)) > cohorts.size - LEAST_COHORT:
         raise InvalidParameters(
@@ -55,10 +61,7 @@ def require_feasible(configuration: Configuration, codec: ModelUpdate, *, availa
         )
     clients = tuple(range(cohorts.size))
     due = SumRound(number=0, codec=codec, clients=clients, uploaders=clients, versions={} if buffer else None)
-    noise, rounds = _noise(configuration), configuration.rounds
-    judge = None
-    if noise is not None:
-        judge = partial(require_budget, noise, most=ReleaseCount(cohorts, available, rounds).most, rounds=rounds)
+    judge = None if noise is None else partial(require_budget, noise, most=most, rounds=rounds)
     _real_sum(configuration, cohorts).rehearse(due, judge)
 
 
@@ -70,10 +73,10 @@ def _real_sum(configuration: Configuration, cohorts: Cohorts) -> RealSum:
     return RealSum(configuration.secagg, cohorts, weights, _noise(configuration))
 
 
-def _noise(configuration: Configuration) -> EnclaveNoise | None:
+def _noise(configuration: Configuration) -> RunNoise | None:
     if not configuration.privacy.is_on:
         return None
-    return EnclaveNoise(
+    return RunNoise(
         configuration.privacy,
         clip=configuration.local.clip or 0.0,
         fraction_bits=configuration.compression.fraction_bits,
