@@ -113,7 +113,10 @@ class PeakCode:
 
     @property
     def largest_norm(self) -> float:
-        """The greatest length that a single decoded update can have, whatever a client sends."""
+        """The greatest length that a single decoded update can have, whatever a client sends.
+
+        Claim CO-4: one codeword a block, all of one norm, so that every update has this length where scales are alike.
+        """
         gains = self._gain(self.places) * math.sqrt(self.blocks - 1), self._gain(self._last)
         return max(self.rotation.scales) * math.hypot(*gains)
 
@@ -187,16 +190,30 @@ class PeakCode:
         return self.rotation.turned_back(signs.reshape(-1)[: self.rotation.padded])
 
 
-def norm_levels(count: int, *, references: bool) -> ProductQuantization:
-    """Return the scheme of ``count`` lengths, in blocks of one value, each as the nearest of 256 geometric levels.
+def length_levels(*, references: bool) -> npt.NDArray[np.float64]:
+    """Return the 256 geometric levels of lengths, the least first.
 
     Args:
         references: whether lengths are relative to public ones: then the levels are 2^-6 to 2^2, so that one client of
             N scales a mean by 1 + 4 / N at most; and 2^-14 to 2^6 where nothing is known, as in a first round.
     """
     least, greatest = (-6.0, 2.0) if references else (-14.0, 6.0)
-    levels = np.exp2(np.linspace(least, greatest, NORM_LEVELS))
+    return np.exp2(np.linspace(least, greatest, NORM_LEVELS))
+
+
+def norm_levels(count: int, *, references: bool) -> ProductQuantization:
+    """Return the scheme of ``count`` lengths, in blocks of one value, each as the nearest level; their mean is told."""
+    levels = length_levels(references=references)
     return ProductQuantization(shape=(count, 1), codebooks=(Codebook(levels[:, np.newaxis]),))
+
+
+def level_votes(count: int) -> ProductQuantization:
+    """Return the scheme of ``count`` lengths as votes for levels; how many voted for each level is told.
+
+    A vote is a row with a one at its level. Votes tell more than a mean, and the middle one of them is a length that
+    fewer than half of the clients cannot move beyond those of the others.
+    """
+    return ProductQuantization(shape=(count, NORM_LEVELS), codebooks=(Codebook(np.eye(NORM_LEVELS)),))
 
 
 @lru_cache(maxsize=256)

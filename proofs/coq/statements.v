@@ -5,7 +5,7 @@
 (* joined, covered (quorum.v), transcript (transcripts.v), and those are what there is  *)
 (* to read beside this page.                                                           *)
 From mathcomp Require Import all_ssreflect all_algebra.
-Require masks shamir ring dpf one_hot split quorum transcripts one_sum one_answer.
+Require masks shamir ring dpf one_hot split quorum transcripts one_sum one_answer bounded_updates.
 Set Implicit Arguments. Unset Strict Implicit. Unset Printing Implicit Defensive.
 Import GRing.Theory Num.Theory.
 Local Open Scope ring_scope.
@@ -456,3 +456,29 @@ Theorem unnamed_uploads_reveal : forall (F : fieldType) (T : nat) (holder : finT
   (forall j k, \sum_(i in listed j k) (f i).[point j] = \sum_(i in listed j k) (f' i).[point j]) ->
   f None = f' None.
 Proof. move=> F T holder point; exact: one_answer.unnamed_uploads_reveal. Qed.
+
+(* --- Bounded updates ------------------------------------------------------------ *)
+
+Theorem one_codeword_bounds_an_update : forall (R : realDomainType) (blocks codewords width : nat)
+    (codeword : 'I_blocks -> 'I_codewords -> 'I_width -> R) (greatest : 'I_blocks -> R)
+    (lanes : 'I_blocks -> 'I_codewords -> R),
+  (forall b k, \sum_w codeword b k w ^+ 2 <= greatest b) ->
+  (forall b, exists a, forall k, lanes b k = (k == a)%:R) ->
+  \sum_b \sum_w (\sum_k lanes b k * codeword b k w) ^+ 2 <= \sum_b greatest b.
+Proof. exact: bounded_updates.one_codeword_bounds_an_update. Qed.
+
+Theorem unit_codewords_fix_the_length : forall (R : realDomainType) (blocks codewords width : nat)
+    (codeword : 'I_blocks -> 'I_codewords -> 'I_width -> R) (lanes : 'I_blocks -> 'I_codewords -> R),
+  (forall b k, \sum_w codeword b k w ^+ 2 = 1) ->
+  (forall b, exists a, forall k, lanes b k = (k == a)%:R) ->
+  \sum_b \sum_w (\sum_k lanes b k * codeword b k w) ^+ 2 = blocks%:R.
+Proof. exact: bounded_updates.unit_codewords_fix_the_length. Qed.
+
+Theorem attackers_move_a_sum_little : forall (R : realDomainType) (blocks codewords width : nat)
+    (codeword : 'I_blocks -> 'I_codewords -> 'I_width -> R) (client : finType) (attackers : {set client})
+    (lanes : client -> 'I_blocks -> 'I_codewords -> R) (greatest : R),
+  (forall b k, \sum_w codeword b k w ^+ 2 <= greatest) ->
+  (forall i b, i \in attackers -> exists a, forall k, lanes i b k = (k == a)%:R) ->
+  \sum_b \sum_w (\sum_(i in attackers) \sum_k lanes i b k * codeword b k w) ^+ 2
+    <= #|attackers|%:R ^+ 2 * (blocks%:R * greatest).
+Proof. exact: bounded_updates.attackers_move_a_sum_little. Qed.
