@@ -120,8 +120,9 @@ def no_sample() -> Any:
 @pytest.mark.parametrize("lengths", Lengths)
 def test_a_mean_is_unbiased_from_the_first_round_on(scheme: Scheme, lengths: Lengths) -> None:
     """Rounds over the same updates: what is decoded of all of them is along their mean, and as long."""
-    codecs = made(settings(scheme, lengths=lengths))
     some, rounds = updates(20, sides={"embedding": 0.01, "weight": 0.02, "bias": 0.03}), 60
+    length = float(np.mean([np.linalg.norm(np.concatenate([part.ravel() for part in one.values()])) for one in some]))
+    codecs = made(settings(scheme, lengths=lengths, length=length))
     true = {name: np.mean([update[name] for update in some], axis=0, dtype=np.float64) for name in SHAPES}
     along = 0.0
     for number in range(rounds):
@@ -210,9 +211,16 @@ def test_indices_tell_lengths_under_the_peak_code_and_rings_everything_of_a_sket
             *("compression.scheme=peak", "secagg.protocol=enclave", "asynchronous.buffer=4"),
             *("asynchronous.concurrency=6", "asynchronous.exponent=0"),
         ),
-        ("compression.scheme=sketch", "compression.bits=1", "secagg.protocol=pairwise"),
-        ("compression.scheme=sketch", "compression.bits=3", "secagg.protocol=enclave"),
-        ("compression.scheme=sketch", "compression.bits=2", "secagg.protocol=two-servers"),
+        ("compression.scheme=sketch", "compression.lengths=fixed", "compression.bits=1", "secagg.protocol=pairwise"),
+        ("compression.scheme=sketch", "compression.lengths=median", "compression.bits=3", "secagg.protocol=enclave"),
+        (
+            "compression.scheme=sketch",
+            "compression.lengths=median",
+            "compression.bits=2",
+            "secagg.protocol=two-servers",
+        ),
+        ("compression.scheme=peak", "compression.lengths=median", "secagg.protocol=enclave"),
+        ("compression.scheme=peak", "compression.lengths=median", "secagg.protocol=two-servers"),
     ],
 )
 def test_real_protocols_give_the_sum(
@@ -231,7 +239,7 @@ def models(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scheme", ["peak", "sketch", "outside"])
-@pytest.mark.parametrize("lengths", ["own", "common"])
+@pytest.mark.parametrize("lengths", ["own", "common", "median", "fixed"])
 def test_a_resumed_run_is_the_straight_one(  # noqa: PLR0913, PLR0917 -- fixtures
     tmp_path: Path, toy_run: Make, toy_pieces: Pieced, outside: str, scheme: str, lengths: str
 ) -> None:
@@ -243,7 +251,8 @@ def test_a_resumed_run_is_the_straight_one(  # noqa: PLR0913, PLR0917 -- fixture
         f"compression.lengths={lengths}",
         "server.falling=0.5",
         "server.averaged=3",
-        "secagg.protocol=enclave",
+        *(["secagg.protocol=enclave"] if lengths == "median" or scheme == "peak" else []),
+        *(["secagg.settings=['mode=semi_honest']"] if scheme == "sketch" and lengths in {"own", "common"} else []),
     )
     train(run, tmp_path / "straight", pieces=toy_pieces(run))
     train(changed(run, ["rounds=6"]), tmp_path / "resumed", pieces=toy_pieces(run), observers=[])

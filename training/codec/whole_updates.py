@@ -27,7 +27,7 @@ from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, norm_levels
+from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS, PeakCode, length_levels, level_votes, norm_levels
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.compression.sketch import Sketch, sketch_ring
@@ -48,6 +48,8 @@ NORMS: Final = "secagg/norms"
 _FRACTION_BITS: Final = 20
 _LEAST_NORM: Final = 2.0**-40
 """What is taken for a length of zero, which nothing can be relative to."""
+_ROUNDING: Final = 1e-9
+"""Of shares of a weight."""
 _BLOCK_SIZE: Final = 1024
 _SCALE_BYTES: Final = 4
 
@@ -122,25 +124,31 @@ class WholeUpdates:
         told = [rotation.norm(vector)]
         if self._is_refreshed(self._round):
             told += rotation.norms(vector)
+        if self._is_fixed:
+            return self.codec.encode({UPDATE: vector}, coins)
         relative = np.array(told, dtype=np.float32) / self._references(self._round)
-        return self.codec.encode({UPDATE: vector, NORMS: relative.astype(np.float32)[:, np.newaxis]}, coins)
+        norms = self._votes(relative) if self._is_median else relative[:, np.newaxis]
+        return self.codec.encode({UPDATE: vector, NORMS: norms.astype(np.float32)}, coins)
 
     def decode(self, aggregate: Aggregate) -> dict[str, Vector]:
         """Return the mean update, and keep what it tells for the next codec."""
         mean = self.codec.mean(aggregate)
         vector = mean[UPDATE].astype(np.float32)
-        if self.made_by is None:
-            references = self._references(self._round)
-            norms = np.maximum(mean[NORMS][:, 0].astype(np.float64) * references, _LEAST_NORM).tolist()
+        if self._is_fixed:
+            vector *= np.float32(self.settings.length)
+        elif self.made_by is None:
+            references, told = self._references(self._round), mean[NORMS].astype(np.float64)
+            relative = self._middle(told) if self._is_median else told[:, 0]
+            norms = np.maximum(relative * references, _LEAST_NORM).tolist()
             # The common length of the round before is in the codec, where there is one.
             if not self._is_common:
                 vector *= np.float32(norms[0])
-            self._common, told = float(norms[0]), tuple(norms[1:])
-            if told:
-                self._tensor_norms = told
+            self._common, of_tensors = float(norms[0]), tuple(norms[1:])
+            if of_tensors:
+                self._tensor_norms = of_tensors
                 # From the next round on, lengths are those under the new scales.
-                before, after = self._rotation(self._round).scales, square_root_scales(self._sizes, told)
-                self._common *= _scaled(told, after) / _scaled(told, before)
+                before, after = self._rotation(self._round).scales, square_root_scales(self._sizes, of_tensors)
+                self._common *= _scaled(of_tensors, after) / _scaled(of_tensors, before)
         return self._parted(vector)
 
     # --- Storing --------------------------------------------------------------------------------------------------
@@ -168,6 +176,27 @@ class WholeUpdates:
     @property
     def _is_common(self) -> bool:
         return self.settings.lengths is Lengths.COMMON and self._common is not None
+
+    @property
+    def _is_median(self) -> bool:
+        return self.settings.lengths is Lengths.MEDIAN
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether clients tell nothing beside their updates."""
+        return self.settings.lengths is Lengths.FIXED and self.made_by is None
+
+    def _votes(self, relative: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+        """Return one row for each length, with a one at the nearest level."""
+        levels = np.log2(length_levels(references=self._is_informed))
+        at = np.abs(np.log2(np.maximum(relative, _LEAST_NORM))[:, np.newaxis] - levels).argmin(axis=1)
+        return np.eye(len(levels), dtype=np.float32)[at]
+
+    def _middle(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the middle level of each row of shares; between two, where half of the weight is on each side."""
+        levels, below = length_levels(references=self._is_informed), np.cumsum(shares, axis=1)
+        middles = [(below >= half).argmax(axis=1) for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING)]
+        return np.sqrt(levels[middles[0]] * levels[middles[1]])
 
     def _is_refreshed(self, round_number: int) -> bool:
         """Whether clients tell in a round how long each tensor is."""
@@ -205,12 +234,13 @@ class WholeUpdates:
                 values=self.values, cohort=self.maximum_total_weight, seed=self.seed, epoch=round_number
             )
             return ModelUpdate(tensors=(TensorScheme(name=UPDATE, shape=shape, scheme=scheme),), epoch=round_number)
-        count = 1 + len(self.shapes) * self._is_refreshed(round_number)
+        tensors = [TensorScheme(name=UPDATE, shape=shape, scheme=self._direction(self._rotation(round_number)))]
+        if not self._is_fixed:
+            count = 1 + len(self.shapes) * self._is_refreshed(round_number)
+            columns = NORM_LEVELS if self._is_median else 1
+            tensors.append(TensorScheme(name=NORMS, shape=(count, columns), scheme=self._norms(count)))
         return ModelUpdate(
-            tensors=(
-                TensorScheme(name=UPDATE, shape=shape, scheme=self._direction(self._rotation(round_number))),
-                TensorScheme(name=NORMS, shape=(count, 1), scheme=self._norms(count)),
-            ),
+            tensors=tuple(tensors),
             epoch=round_number,
             source=CalibrationSource.NONE if self._common is None else CalibrationSource.PREVIOUS_AGGREGATE,
         )
@@ -226,6 +256,8 @@ class WholeUpdates:
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring, unit=unit)
 
     def _norms(self, count: int) -> LinearDecoder[Any]:
+        if self._is_median:
+            return level_votes(count)
         if self.settings.scheme is Scheme.PEAK:
             return norm_levels(count, references=self._is_informed)
         steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight

@@ -55,6 +55,8 @@ def require_asynchronous(configuration: Configuration) -> None:
         )
     if configuration.server.weighting is not Weighting.EQUAL or configuration.dropouts.rate:
         raise InvalidParameters("asynchronous runs weigh by age alone, and count clients that are too late as lost")
+    if configuration.attack.is_on:
+        raise InvalidParameters("attacks are for rounds, whose clients attack together: take asynchronous.buffer = 0")
 
 
 @dataclass(slots=True)

@@ -43,6 +43,7 @@ from secagg.training.settings.seeds import Stream, seed_bytes, seed_of
 from secagg.training.sums.privacy import ReleaseCount
 from secagg.training.sums.round_sums import SecureSum, SumRound, Upload
 
+from .attacks import Attack
 from .pulled import Pulled, Timer, data_digest, digest_of, model_digest, round_record, timed, train_and_finish
 
 Evaluate = Callable[[Tensors], Accuracy]
@@ -219,12 +220,15 @@ class Run:
         )
         pulled = Pulled(due, self.configuration.compression, timer)
         work = [self.assignment(client, number) for client in uploaders]
+        attack = Attack.of(self.configuration.attack, work, self.pieces.data)
+        with timer.part("attack"):
+            attack.prepare(lambda some: self.pieces.engine.train(self.tensors(), some, self.configuration.local))
         ready = train_and_finish(
             self.pieces.engine,
             self.tensors(),
-            work,
+            attack.work,
             self.configuration.local,
-            lambda trained: timed(trained, self.encode, number),
+            lambda trained: timed(attack.forged(trained), self.encode, number),
         )
         return pulled, pulled.uploads(ready, self.weight)
 

@@ -29,10 +29,12 @@ from .sections import (
     NOISY_SCHEMES,
     SECURE_SOURCES,
     AsynchronousSettings,
+    AttackSettings,
     CompressionSettings,
     DataSettings,
     DropoutSettings,
     EvaluationSettings,
+    Lengths,
     LocalTraining,
     Optimizer,
     PrivacySettings,
@@ -45,6 +47,7 @@ from .sections import (
 
 FILE_NAME: Final = "configuration.toml"
 _VERSIONED: Final = ("secagg", "numpy", "cryptography", "torch")
+_SEMI_HONEST: Final = "mode=semi_honest"
 _KINDS: Final = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -77,6 +80,7 @@ class Configuration:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
 
     def __post_init__(self) -> None:
         _require_ranges(self)
@@ -282,6 +286,7 @@ def _require_ranges(run: Configuration) -> None:
         ("server.maximum_weight", run.server.maximum_weight, 1, 1 << 16),
         ("compression.stages", compression.stages, 1, 8),
         ("compression.cohort_bits", compression.cohort_bits, 1e-6, 1e6),
+        ("compression.length", compression.length, 2.0**-40, 2.0**40),
         ("compression.places", compression.places, 0, MAXIMUM_PLACES),
         ("compression.kept", compression.kept, 0, 1 << 40),
         ("compression.rotation", compression.rotation, 0, 1 << 20),
@@ -302,6 +307,7 @@ def _require_ranges(run: Configuration) -> None:
         ("privacy.noise_multiplier", run.privacy.noise_multiplier, 0, 1e6),
         ("privacy.delta", run.privacy.delta, 1e-30, 0.5),
         ("privacy.epsilon", run.privacy.epsilon, 0, 1e9),
+        ("attack.share", run.attack.share, 0, 1),
     ):
         # Written so that NaN is refused too.
         if not least <= value <= most:
@@ -326,6 +332,7 @@ def _require_ranges(run: Configuration) -> None:
     if compression.is_lengthened and compression.source is not Source.PRIOR:
         raise InvalidParameters("compression.is_lengthened is for codebooks of no data: take the calibration 'prior'")
     _require_whole_updates(run)
+    _require_told_lengths(run)
     _require_ring_for_ages(run)
     protocol = find(run.secagg.protocol)
     if scheme in {Scheme.PRODUCT, Scheme.PEAK} and IndexSegment not in protocol.segments:
@@ -351,6 +358,26 @@ def _require_whole_updates(run: Configuration) -> None:
             f"server.momentum = {run.server.momentum} makes the noise of {scheme.value!r} "
             f"{1 / max(1 - run.server.momentum, 1e-9) ** 2:.0f} times as large: take server.optimizer = 'fedavg', with "
             "a rate of 1 / (1 - momentum) for steps of the same size"
+        )
+
+
+def _require_told_lengths(run: Configuration) -> None:
+    compression, protocol = run.compression, find(run.secagg.protocol)
+    has_indices = IndexSegment in protocol.segments
+    if compression.scheme not in NOISY_SCHEMES or compression.lengths is Lengths.FIXED:
+        return
+    checked = "'median' or 'fixed'" if has_indices else "'fixed'"
+    if compression.lengths is Lengths.MEDIAN:
+        if not has_indices:
+            raise InvalidParameters(
+                f"{protocol.name} adds ring elements, and votes for lengths are indices: take compression.lengths = "
+                "'fixed', or secagg.protocol = 'enclave' or 'two-servers'"
+            )
+    elif compression.scheme is Scheme.SKETCH and _SEMI_HONEST not in run.secagg.settings:
+        raise InvalidParameters(
+            "the lengths that clients of a sketch tell are ring elements, which nobody checks, and one client could "
+            f"scale the model with them: take compression.lengths = {checked}"
+            + ("" if has_indices else f", or secagg.settings = ['{_SEMI_HONEST}'] where every client is honest")
         )
 
 

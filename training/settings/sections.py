@@ -39,6 +39,10 @@ class Lengths(StrEnum):
     """The mean of what the clients of the round told."""
     COMMON = "common"
     """That of the round before, which no client of this one can change."""
+    MEDIAN = "median"
+    """The middle one of what the clients of the round told, from how many told each level: a few cannot move it far."""
+    FIXED = "fixed"
+    """``length``, always: nobody tells one."""
 
 
 class Source(StrEnum):
@@ -73,6 +77,19 @@ class Optimizer(StrEnum):
     FEDAVG = "fedavg"
     FEDAVGM = "fedavgm"
     FEDADAM = "fedadam"
+
+
+class AttackKind(StrEnum):
+    """What dishonest clients send in place of their updates."""
+
+    NONE = "none"
+    SIGN_FLIP = "sign-flip"
+    FLIP_TENFOLD = "flip-x10"
+    SCALE_TENFOLD = "scale-x10"
+    INSIDE_SPREAD = "inside-spread"
+    """The mean of the attackers' own updates less 1.5 of their standard deviations, value by value: none stands out."""
+    LABEL_FLIP = "label-flip"
+    """An honest update, of examples whose labels are turned round."""
 
 
 class Weighting(StrEnum):
@@ -148,6 +165,8 @@ class CompressionSettings:
     kept: int = 0
     """Values that a sketch sends, in ``bits`` bits; 0 for as many as ``cohort_bits`` says."""
     lengths: Lengths = Lengths.OWN
+    length: float = 1.0
+    """With ``lengths = "fixed"``: how long every decoded update is taken to be."""
     bits: int = 6
     modulus_bits: int = 8
     wrap: bool = False
@@ -271,3 +290,17 @@ class PrivacySettings:
         Clients that are more than the fewest of a round, or honest where some are not, add up to twice what is due.
         """
         return _MOST_OVER * (self.noise_multiplier * (1 if self.zero_out else 2)) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackSettings:
+    """What some clients of every round do instead; off unless ``kind`` says otherwise."""
+
+    kind: AttackKind = AttackKind.NONE
+    share: float = 0.2
+    """Of the clients that upload in a round, rounded to whole ones; who they are follows from the seed."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody attacks."""
+        return self.kind is not AttackKind.NONE and self.share > 0

@@ -1,0 +1,187 @@
+"""What dishonest clients cost: every attack against every scheme on the bundled images, beside a row without attack.
+
+A run is 60 rounds of federated averaging over exact modular sums, in which 20 % of the clients of every round attack.
+Each is kept in the folder that is named, the most telling first, so that a study that was stopped goes on; the table
+and the picture have what is finished. ``--only`` takes the schemes whose name begins so.
+
+    python benchmarks/training_attacks.py build/attacks --json benchmarks/results/training_attacks.json
+    python benchmarks/training_attacks.py --picture benchmarks/results/training_attacks.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from secagg.training.runs.sweep import Cell, Grid, sweep
+from secagg.training.settings.configuration import Configuration, changed, versions_here
+from secagg.training.settings.presets import preset
+from secagg.training.settings.sections import AttackKind
+
+UNBOUNDED: Final = "not bounded: a ring element may be anything"
+SCHEMES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "peak, median length": (
+        ("scheme=peak", "places=128", "refresh=10", "lengths=median"),
+        "enclave, two servers: direction and length, by the check of one codeword a block",
+    ),
+    "none": ((), UNBOUNDED),
+    "peak, mean length": (
+        ("scheme=peak", "places=128", "refresh=10", "lengths=own"),
+        "enclave, two servers: direction; the length to four times that of the round before",
+    ),
+    "sketch": (("scheme=sketch", "bits=1", "refresh=10"), UNBOUNDED),
+    "sq": (("scheme=sq", "bits=6", "modulus_bits=8", "wrap=true"), UNBOUNDED),
+    "pruning": (("scheme=pruning", "sparsity=0.9"), UNBOUNDED),
+    "pq": (("scheme=pq", "codewords=16", "block_size=9"), "codewords, by the check; scales are ring elements"),
+}
+"""What is changed in the compression of each, and what bounds a client there."""
+INDEXED: Final = ("peak", "pq")
+COHORTS: Final = (20, 100)
+_COLOURS: Final = ("#222222", "#1b6ca8", "#c8553d", "#3c8d53", "#c79a1b", "#8f5bb0")
+
+
+def configuration(scheme: str, kind: AttackKind, cohort: int, rounds: int) -> Configuration:
+    """Return one run, of the first seed."""
+    changes = [f"compression.{change}" for change in SCHEMES[scheme][0]]
+    if scheme.startswith(INDEXED):
+        changes.append("secagg.protocol=enclave")
+    if scheme == "sketch":
+        # Nothing checks the lengths that its clients tell, which is refused where clients may be dishonest.
+        changes.append('secagg.settings=["mode=semi_honest"]')
+    return changed(
+        preset("fashion-none"),
+        [
+            f"name={scheme}, {kind.value}, {cohort}",
+            f"rounds={rounds}",
+            f"evaluation.every={rounds}",
+            f"clients_per_round={cohort}",
+            "workers=1",
+            f"attack.kind={kind.value}",
+            *changes,
+        ],
+    )
+
+
+def runs(schemes: Sequence[str], cohorts: Sequence[int], seeds: int, rounds: int) -> Iterator[Configuration]:
+    """Yield every run, the most telling first: small cohorts before large ones, and one seed of all before the next."""
+    for cohort in cohorts:
+        for seed in range(seeds):
+            for scheme in schemes:
+                for kind in AttackKind:
+                    yield replace(configuration(scheme, kind, cohort, rounds), seed=seed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, and print, write and draw what there is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("out", type=Path, nargs="?", help="the folder of the runs")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
+    parser.add_argument("--cohorts", type=int, nargs="+", default=COHORTS)
+    parser.add_argument("--only", action="append", default=[], help="schemes whose name begins so")
+    parser.add_argument("--finished", action="store_true", help="train nothing; collect what is finished")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--picture", type=Path, metavar="JSON", help="draw the picture beside such a file alone")
+    options = parser.parse_args(arguments)
+    if options.picture is not None:
+        draw(json.loads(options.picture.read_text()), options.picture.with_suffix(".png"))
+        return 0
+    if options.out is None:
+        parser.error("name the folder of the runs, or --picture")
+    schemes = [name for name in SCHEMES if not options.only or name.startswith(tuple(options.only))]
+    found = list[dict[str, Any]]()
+    for run in runs(schemes, options.cohorts, options.seeds, options.rounds):
+        summary = options.out / f"{run.name.replace(', ', '--').replace(' ', '-')}-seed{run.seed}" / "summary.json"
+        if options.finished and not summary.exists():
+            continue
+        grid = Grid(run, (Cell(run.name, ()),), (run.seed,))
+        found += sweep(grid, options.out, told=lambda line: print(line, file=sys.stderr, flush=True))
+    rows = list(table(found, schemes, options.cohorts))
+    for row in rows:
+        print("{cohort:>4}  {scheme:<20} {attack:<14} {mean:>6.2f} %  costs {cost:>6}  ({seeds} seeds)".format(**row))
+    if options.json is not None:
+        summary = {
+            "machine": platform.processor() or platform.machine(),
+            "versions": versions_here(),
+            "rounds": options.rounds,
+            "share": preset("fashion-none").attack.share,
+            "rows": rows,
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+        draw(summary, options.json.with_suffix(".png"))
+    return 0
+
+
+def table(
+    found: Sequence[Mapping[str, Any]], schemes: Sequence[str], cohorts: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each attack; its cost is the mean of the differences to the same seeds without attack."""
+    by_cell = dict[str, dict[int, float]]()
+    for result in found:
+        by_cell.setdefault(str(result["name"]), {})[int(result["seed"])] = 100 * float(result["final accuracy"])
+    for cohort in cohorts:
+        for scheme in schemes:
+            honest = by_cell.get(f"{scheme}, {AttackKind.NONE.value}, {cohort}", {})
+            for kind in AttackKind:
+                cell = by_cell.get(f"{scheme}, {kind.value}, {cohort}", {})
+                seeds = sorted(honest.keys() & cell.keys())
+                if not seeds:
+                    continue
+                costs = [honest[seed] - cell[seed] for seed in seeds]
+                yield {
+                    "cohort": cohort,
+                    "scheme": scheme,
+                    "bound": SCHEMES[scheme][1],
+                    "attack": kind.value,
+                    "seeds": len(seeds),
+                    "accuracy": [round(cell[seed], 2) for seed in seeds],
+                    "mean": round(fmean(cell[seed] for seed in seeds), 2),
+                    "cost": round(fmean(costs), 2),
+                    "deviation of the cost": round(stdev(costs), 2) if len(costs) > 1 else None,
+                }
+
+
+def draw(summary: Mapping[str, Any], file: Path) -> None:
+    """Draw accuracy by scheme and attack, a panel for each cohort."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows: list[dict[str, Any]] = summary["rows"]
+    cohorts = sorted({row["cohort"] for row in rows})
+    figure = Figure(figsize=(9.0, 3.4 * len(cohorts)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: Any = figure.subplots(len(cohorts), 1, squeeze=False)
+    width = 0.8 / len(AttackKind)
+    for axes, cohort in zip(panels[:, 0], cohorts, strict=True):
+        schemes = [name for name in SCHEMES if any((row["cohort"], row["scheme"]) == (cohort, name) for row in rows)]
+        for number, kind in enumerate(AttackKind):
+            some = {row["scheme"]: row for row in rows if (row["cohort"], row["attack"]) == (cohort, kind.value)}
+            places = [place for place, name in enumerate(schemes) if name in some]
+            bars = [some[schemes[place]] for place in places]
+            left = [place + (number - (len(AttackKind) - 1) / 2) * width for place in places]
+            axes.bar(left, [row["mean"] for row in bars], width, color=_COLOURS[number], label=kind.value)
+            for x, row in zip(left, bars, strict=True):
+                axes.plot([x] * len(row["accuracy"]), row["accuracy"], "_", color="white", markersize=4)
+        axes.set_xticks(range(len(schemes)), schemes)
+        axes.set_ylim(0, 100)
+        axes.set_ylabel("test accuracy, %")
+        axes.set_title(f"{cohort} clients a round, {round(summary['share'] * cohort)} of them attack", fontsize=10)
+        axes.grid(visible=True, axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside upper center", ncols=len(AttackKind))
+    figure.savefig(file, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Attacks in the driver: who attacks, what each sends, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from secagg.contract import ideal_aggregate
+from secagg.errors import InvalidParameters
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.training.codec.whole_updates import WholeUpdates
+from secagg.training.runs.attacks import Attack
+from secagg.training.runs.driver import train
+from secagg.training.runs.rounds import Pieces, Run
+from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.settings.parts import Assignment, Examples, TrainedClient
+from secagg.training.settings.presets import preset
+from secagg.training.settings.sections import AttackKind, AttackSettings, CompressionSettings, Lengths, Scheme
+
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
+HONEST = 6
+LABELS = torch.tensor([0, 1, 2, 4])
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Data of which only the greatest label matters."""
+
+    name: str = "labels"
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return np.ones(10, dtype=np.int64)
+
+    def client(self, number: int) -> Examples:
+        return Examples(torch.full((4, 1), float(number)), LABELS)
+
+    def test(self) -> Examples:
+        return self.client(0)
+
+    def test_clients(self) -> npt.NDArray[np.int64] | None:
+        return None
+
+
+def work(count: int = 10) -> list[Assignment]:
+    return [Assignment(client=at, examples=Labels().client(at), seed=(0, 4, 0, at)) for at in range(count)]
+
+
+def trained(client: int) -> TrainedClient:
+    return TrainedClient(client=client, update={"weight": np.array([client, 1.0], np.float32)}, examples=4, loss=0.5)
+
+
+def told(some: Sequence[Assignment]) -> Iterator[TrainedClient]:
+    """Train in another order than asked."""
+    return (trained(one.client) for one in reversed(some))
+
+
+def attack(kind: AttackKind, share: float = 0.4) -> Attack:
+    made = Attack.of(AttackSettings(kind=kind, share=share), work(), Labels())
+    made.prepare(told)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        (AttackKind.SIGN_FLIP, [-3.0, -1.0]),
+        (AttackKind.FLIP_TENFOLD, [-30.0, -10.0]),
+        (AttackKind.SCALE_TENFOLD, [30.0, 10.0]),
+        # Of 0, 1, 2 and 3 the mean is 1.5, and the deviation the root of 1.25.
+        (AttackKind.INSIDE_SPREAD, [1.5 - 1.5 * 1.25**0.5, 1.0]),
+        (AttackKind.LABEL_FLIP, [3.0, 1.0]),
+    ],
+)
+def test_attackers_send_what_the_attack_says_and_others_what_they_trained(kind: AttackKind, sent: list[float]) -> None:
+    made = attack(kind)
+    assert made.attackers == {0, 1, 2, 3}
+    assert made.forged(trained(3)).update["weight"].tolist() == pytest.approx(sent)
+    assert made.forged(trained(3)).update["weight"].dtype == np.float32
+    assert made.forged(trained(7)).update["weight"].tolist() == [7.0, 1.0]
+
+
+def test_those_who_flip_labels_train_on_the_labels_turned_round_and_nobody_else_does() -> None:
+    made = attack(AttackKind.LABEL_FLIP)
+    assert [one.client for one in made.work] == list(range(10))
+    assert made.work[0].examples.targets.tolist() == [4, 3, 2, 0]
+    assert made.work[9].examples.targets.tolist() == LABELS.tolist()
+    assert all(one.examples.targets.tolist() == LABELS.tolist() for one in attack(AttackKind.SIGN_FLIP).work)
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.04, 0), (0.06, 1), (0.2, 2), (1.0, 10)])
+def test_a_share_is_rounded_to_whole_clients(share: float, count: int) -> None:
+    assert len(attack(AttackKind.SIGN_FLIP, share).attackers) == count
+
+
+def test_an_attack_on_rings_shows_and_a_run_without_one_is_what_it_was(toy_run: Make, toy_pieces: Pieced) -> None:
+    found = dict[str, float]()
+    for kind in ("none", "flip-x10"):
+        run = toy_run("rounds=12", f"attack.kind={kind}", "attack.share=0.34")
+        found[kind] = train(run, pieces=toy_pieces(run))["final accuracy"]
+    plain = toy_run("rounds=12")
+    assert train(plain, pieces=toy_pieces(plain))["final accuracy"] == found["none"]
+    assert found["none"] > 0.8
+    assert found["flip-x10"] < 0.5
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in AttackKind])
+def test_every_attack_runs_and_repeats(toy_run: Make, toy_pieces: Pieced, kind: str) -> None:
+    models = list[Any]()
+    for _ in range(2):
+        run = toy_run("compression.scheme=peak", "secagg.protocol=enclave", f"attack.kind={kind}", "workers=2")
+        played = Run(run, toy_pieces(run))
+        for _ in range(2):
+            played.advance()
+        models.append(played.parameters)
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
+
+
+# --- What bounds them -------------------------------------------------------------------------------------------------
+
+
+def told_lengths(lengths: Lengths, scales: list[float], rounds: int = 8, length: float = 1.0) -> list[float]:
+    """Return the length of what each round decodes, where clients send one direction times these numbers."""
+    settings = CompressionSettings(scheme=Scheme.PEAK, places=2, refresh=100, lengths=lengths, length=length)
+    codecs = WholeUpdates(
+        settings=settings, shapes={"w": (64,)}, seed=bytes(32), maximum_total_weight=20, cohort=len(scales)
+    )
+    found = list[float]()
+    for number in range(rounds):
+        drawn = np.random.default_rng(number).standard_normal(64).astype(np.float32)
+        direction: Mapping[str, Any] = {"w": drawn / np.linalg.norm(drawn)}
+        codec = codecs.begin(number, dict)
+        coins = InsecureSeededCoins(bytes([number]))
+        payloads = [codecs.encode({"w": direction["w"] * np.float32(scale)}, coins) for scale in scales]
+        decoded = codecs.decode(ideal_aggregate(codec.update.layout, payloads))
+        found.append(float(np.linalg.norm(decoded["w"])))
+    return found
+
+
+@pytest.mark.parametrize("attackers", [1, 4, 9])
+@pytest.mark.parametrize("factor", [10.0, 1e6, 1e-6])
+def test_fewer_than_half_of_the_clients_do_not_move_the_median_length(attackers: int, factor: float) -> None:
+    spread = np.linspace(0.9, 1.1, 20 - attackers).tolist()
+    honest = told_lengths(Lengths.MEDIAN, spread)
+    attacked = told_lengths(Lengths.MEDIAN, [*spread, *[factor] * attackers])
+    assert all(0.8 < mine / other < 1.25 for mine, other in zip(attacked, honest, strict=True))
+
+
+def test_a_mean_of_lengths_is_moved_by_a_fifth_of_the_clients() -> None:
+    """Why there is a median: the mean of levels is bounded in one round, and creeps over the rounds."""
+    spread = [1.0] * 16
+    attacked = told_lengths(Lengths.OWN, [*spread, *[10.0] * 4])
+    assert attacked[-1] / told_lengths(Lengths.OWN, spread)[-1] > 2
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_fixed_length_is_nobodys(scale: float) -> None:
+    found = told_lengths(Lengths.FIXED, [scale] * 4, length=3.0)
+    assert found == pytest.approx(told_lengths(Lengths.FIXED, [1.0] * 4, length=3.0))
+    assert 1.5 < np.mean(found) < 6
+
+
+def test_twice_the_median_between_two_levels_is_their_geometric_middle() -> None:
+    assert told_lengths(Lengths.MEDIAN, [0.5, 2.0])[-1] == pytest.approx(
+        told_lengths(Lengths.MEDIAN, [1.0, 1.0])[-1], rel=0.05
+    )
+
+
+# --- Refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("compression.scheme=sketch",), "take compression.lengths = 'fixed', or secagg.settings"),
+        (("compression.scheme=sketch", "compression.lengths=common"), "ring elements, which nobody checks"),
+        (("compression.scheme=sketch", "secagg.protocol=enclave"), "'median' or 'fixed'"),
+        (("compression.scheme=sketch", "secagg.protocol=one-message"), "'fixed'"),
+        (("compression.scheme=sketch", "compression.lengths=median"), "votes for lengths are indices"),
+        (("attack.kind=shout",), "attack.kind is one of none, sign-flip"),
+        (("attack.share=1.5",), "attack.share is in"),
+    ],
+)
+def test_what_nobody_checks_is_refused(changes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        changed(preset("fashion-none"), changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("compression.scheme=sketch", 'secagg.settings=["mode=semi_honest"]'),
+        ("compression.scheme=sketch", "compression.lengths=fixed"),
+        ("compression.scheme=sketch", "compression.lengths=median", "secagg.protocol=two-servers"),
+        ("compression.scheme=peak", "secagg.protocol=two-servers"),
+    ],
+)
+def test_what_is_checked_or_not_told_is_taken(changes: tuple[str, ...]) -> None:
+    assert changed(preset("fashion-none"), changes).compression.scheme.value in changes[0]
+
+
+def test_asynchronous_clients_attack_nobody(toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run("attack.kind=sign-flip", "asynchronous.buffer=4", "asynchronous.exponent=0")
+    with pytest.raises(InvalidParameters, match="attacks are for rounds"):
+        train(run, pieces=toy_pieces(run))
