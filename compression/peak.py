@@ -115,7 +115,7 @@ class PeakCode:
     def largest_norm(self) -> float:
         """The greatest length that a single decoded update can have, whatever a client sends.
 
-        Claim CO-4: one codeword a block, all of one norm, so that every update has this length where scales are alike.
+        Claim CO-4: one codeword a block, all of one norm, so that every turned update has one length.
         """
         gains = self._gain(self.places) * math.sqrt(self.blocks - 1), self._gain(self._last)
         return max(self.rotation.scales) * math.hypot(*gains)

@@ -47,7 +47,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     )
     command.add_argument(
         "--compression",
-        choices=(_PLAIN, "sq", "pruning", "pq"),
+        choices=(_PLAIN, "sq", "pruning", "pq", "peak"),
         help="what is done with a model of that dimension (default: none for rings alone, else pq)",
     )
     command.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
@@ -218,6 +218,10 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
         "cheated": sorted(client.value for client in rehearsal.cheaters),
         "left out": {str(client): str(error) for client, error in sorted(released.left_out.items())},
         "contributors": len(released.counted),
+        "largest norms": {
+            name: bound if getattr(rehearsal.settings, "is_checked", True) else None
+            for name, bound in inputs.bounds.items()
+        },
         "revealed sets": [len(clients) for clients in released.revealed],
         "revealed set is the contributors": released.revealed == frozenset({result.contributors}),
         "faults": [str(fault) for fault in result.session.faults],
@@ -317,6 +321,9 @@ def _people(summary: dict[str, Any]) -> Iterator[str]:
         yield f"cheated: client {some(summary['cheated'])}"
     yield from (f"left out: {client}: {reason}" for client, reason in summary["left out"].items())
     yield from (f"fault: {fault}" for fault in summary["faults"])
+    for name, length in summary["largest norms"].items():
+        bound = "not bounded, since nobody checks it" if length is None else f"at most {length:.4g}, whatever it sent"
+        yield f"length of one client's part in the sum, {name}: {bound}"
 
 
 def _sizes(summary: dict[str, Any]) -> Iterator[str]:

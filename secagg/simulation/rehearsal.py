@@ -51,6 +51,11 @@ class Inputs(Protocol):
         """The largest total weight that the codec can decode."""
         ...
 
+    @property
+    def bounds(self) -> Mapping[str, float | None]:
+        """How long the part of one client in a decoded sum can be, by name; None where nothing bounds it."""
+        ...
+
     def payload_of(self, number: int) -> Payload:
         """Return the payload of a client."""
         ...

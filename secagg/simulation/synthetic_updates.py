@@ -6,16 +6,19 @@ stream of normal values, so that they are neither alike nor anybody's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from math import isqrt
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.cohort_bits import COHORT_BITS, places_for
+from secagg.compression.joined_rotation import BLOCK_SIZE, JoinedRotation
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -25,9 +28,12 @@ from secagg.compression.model_update import (
     Pruned,
     Quantized,
     Recipe,
+    TensorScheme,
     UpdatePlan,
 )
-from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
+from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, norm_levels
+from secagg.compression.public_stream import PublicStream
+from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, LinearDecoder, Payload, RingSegment
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
@@ -42,6 +48,8 @@ _COLUMNS: Final = 144
 """A row that blocks of 2, 3, 4, 6, 8, 9, 12, 16 and 18 values divide."""
 _BIASES: Final = 16
 _SEED_BYTES: Final = 16
+_WHOLE: Final = "update"
+_LENGTHS: Final = "lengths"
 _PLAIN: Final = Plain(clip=8.0, fraction_bits=16)
 
 
@@ -54,6 +62,8 @@ class Compression(StrEnum):
     """One coordinate in ten, under a common mask, in fixed point."""
     PRODUCT = "pq"
     """Product quantization: the indices of codewords."""
+    PEAK = "peak"
+    """Places and signs of peaks of the whole rotated update, and its length in public levels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +90,30 @@ class SyntheticUpdates:
         size = self._shape[0] * _COLUMNS + _BIASES
         generator = np.random.default_rng(list(setting.seed.encode()))
         self._stream = generator.standard_normal(size + setting.clients + 2, dtype=np.float32) * np.float32(0.01)
+        self.codec: ModelUpdate = self._joined() if setting.compression is Compression.PEAK else self._planned()
+        self.layout, self.capacity = self.codec.layout, self.codec.capacity
+        has_indices = any(isinstance(segment, IndexSegment) for segment in self.layout.segments)
+        self.tables: Tables = self.codec.tables if has_indices else ()
+
+    def _planned(self) -> ModelUpdate:
         plan = UpdatePlan(
             shapes={"matrix": self._shape, "biases": (_BIASES,)},
             plain=_PLAIN,
             compressed=self._recipe(),
             seed=bytes(32),
         )
-        calibration = Calibration(CalibrationSource.PUBLIC_BATCH, self.update_of(setting.clients + 1))
-        self.codec: ModelUpdate = plan.parameters(calibration=calibration)
-        self.layout, self.capacity = self.codec.layout, self.codec.capacity
-        has_indices = any(isinstance(segment, IndexSegment) for segment in self.layout.segments)
-        self.tables: Tables = self.codec.tables if has_indices else ()
+        calibration = Calibration(CalibrationSource.PUBLIC_BATCH, self.update_of(self.setting.clients + 1))
+        return plan.parameters(calibration=calibration)
+
+    def _joined(self) -> ModelUpdate:
+        stream = PublicStream(seed=bytes(32), round_number=0, tensor_name=_WHOLE, shape=(self.values,))
+        block_size = min(BLOCK_SIZE, 1 << (self.values - 1).bit_length())
+        code = PeakCode(
+            rotation=JoinedRotation(stream=stream, block_size=block_size),
+            places=min(places_for(self.setting.clients, COHORT_BITS), MOST_SUMMED_PLACES),
+        )
+        lengths = TensorScheme(name=_LENGTHS, shape=(1, 1), scheme=norm_levels(1, references=False))
+        return ModelUpdate(tensors=(TensorScheme(name=_WHOLE, shape=(self.values,), scheme=code), lengths))
 
     def _recipe(self) -> Recipe:
         match self.setting.compression:
@@ -100,6 +123,8 @@ class SyntheticUpdates:
                 return Pruned(sparsity=Fraction(9, 10), inner=_PLAIN)
             case Compression.PRODUCT:
                 return Codebooks(block_size=self.setting.block_size, codewords=self.setting.codewords)
+            case Compression.PEAK:
+                raise InvalidParameters("the peak code is for a whole update, and no tensor has a recipe of it")
 
     @property
     def values(self) -> int:
@@ -109,7 +134,14 @@ class SyntheticUpdates:
     def update_of(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return the update of one client; it is a view, and nobody writes to it."""
         window = self._stream[number : number + self.values]
+        if self.setting.compression is Compression.PEAK:
+            return {_WHOLE: window, _LENGTHS: np.array([[np.linalg.norm(window)]], dtype=np.float32)}
         return {"matrix": window[:-_BIASES].reshape(self._shape), "biases": window[-_BIASES:]}
+
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        """How long the part of one client in a decoded sum can be, by tensor; None where nothing bounds it."""
+        return {tensor.name: _bound(tensor.scheme) for tensor in self.codec.tensors}
 
     def payload_of(self, number: int) -> Payload:
         """Encode the update of one client."""
@@ -154,6 +186,12 @@ class SyntheticUpdates:
         return is_same and all(np.array_equal(expected[name], decoded[name]) for name in expected)
 
 
+def _bound(scheme: LinearDecoder[Any]) -> float | None:
+    """Return the largest norm of a scheme of indices; ring elements may be out of a scheme's range."""
+    is_indexed = all(isinstance(segment, IndexSegment) for segment in scheme.layout.segments)
+    return getattr(scheme, "largest_norm", None) if is_indexed else None
+
+
 class WindowedInputs:
     """Inputs for any number of clients in the memory of one: a client's is its own window of one public stream.
 
@@ -162,6 +200,8 @@ class WindowedInputs:
     """
 
     tables: Tables = ()
+    bounds: Mapping[str, float | None] = MappingProxyType({"inputs": None})
+    """Ring elements are whatever a client sends."""
 
     def __init__(self, *, input_bits: int, length: int, clients: int, seed: bytes, spare_bits: int = 0) -> None:
         """Draw the stream from a seed that anybody may know; noise needs spare bits."""

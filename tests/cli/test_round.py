@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from secagg.cli import main
@@ -17,7 +18,7 @@ from secagg.identifiers import ClientId
 from secagg.session.registry import find, names, register, unregister
 from secagg.session.roles import Subject
 from secagg.simulation.rehearsal import spread_dropouts
-from secagg.simulation.synthetic_updates import SyntheticUpdates, WindowedInputs
+from secagg.simulation.synthetic_updates import Compression, SyntheticUpdates, UpdateSetting, WindowedInputs
 from tests.harness.plain_sum import ENTRY as PLAIN
 
 SMALL = ("round", "--clients", "12", "--dimension", "600")
@@ -198,3 +199,45 @@ def test_more_clients_than_the_codec_can_add_up_are_refused_before_anything_is_s
     subject = Subject(task=b"t", round_number=1, layout=inputs.layout, capacity=inputs.capacity)
     with pytest.raises(InvalidParameters, match="take a wider ring, or invite fewer"):
         find("pairwise").settings().plan(subject, 20, bytes(32), SystemCoins())
+
+
+# --- What bounds a client ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "bounded"),
+    [
+        (["--protocol", "two-servers", "--compression", "peak", "--cheat", "2"], {"update", "lengths"}),
+        (["--protocol", "enclave", "--compression", "peak"], {"update", "lengths"}),
+        (["--protocol", "two-servers", "--compression", "peak", "--unchecked"], set[str]()),
+        (["--protocol", "enclave", "--compression", "pq"], {"matrix"}),
+        (["--protocol", "pairwise", "--compression", "sq"], set[str]()),
+        (["--protocol", "pairwise"], set[str]()),
+    ],
+)
+def test_a_round_says_whose_length_is_bounded_and_whose_is_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], bounded: set[str]
+) -> None:
+    report = tmp_path / "report.json"
+    assert main(["round", "--clients", "8", "--drop", "0", "--dimension", "300", *options, "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert {name for name, length in found["largest norms"].items() if length is not None} == bounded
+    said = capsys.readouterr().out
+    assert said.count("whatever it sent") == len(bounded)
+    assert said.count("nobody checks it") == len(found["largest norms"]) - len(bounded)
+    assert sorted(found["left out"]) == [f"client/{number}" for number in found["cheated"]]
+
+
+def test_the_length_that_a_round_prints_is_that_of_every_update(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = SyntheticUpdates(UpdateSetting(clients=4, dimension=300, compression=Compression.PEAK))
+    lengths = [
+        float(np.linalg.norm(inputs.codec.decode(inputs.ideal([ClientId(number)]))["update"])) for number in (1, 2, 3)
+    ]
+    bound = inputs.bounds["update"]
+    assert bound is not None
+    # What fills the rotation up to a whole block is dropped, and with it some of the length.
+    assert all(0.8 * bound < length <= bound for length in lengths)
+    assert (
+        main(["round", "--protocol", "enclave", "--clients", "4", "--dimension", "300", "--compression", "peak"]) == 0
+    )
+    assert f"at most {bound:.4g}, whatever it sent" in capsys.readouterr().out

@@ -14,8 +14,10 @@ from secagg.compression.joined_rotation import JoinedRotation, square_root_scale
 from secagg.compression.peak import (
     MAXIMUM_PLACES,
     MOST_SUMMED_PLACES,
+    NORM_LEVELS,
     PeakCode,
     kept_share,
+    level_votes,
     mean_peak,
     norm_levels,
 )
@@ -91,9 +93,19 @@ LEVELS = Candidate(
     },
     payload_bytes=3,
 )
+VOTES = Candidate(
+    name="level_votes",
+    make=lambda: level_votes(2),
+    updates=st.lists(st.integers(0, NORM_LEVELS - 1), min_size=2, max_size=2).map(
+        lambda levels: np.eye(NORM_LEVELS, dtype=np.float32)[levels]
+    ),
+    error=lambda update: np.zeros(update.shape),
+    others={"more lengths": lambda: level_votes(3)},
+    payload_bytes=2,
+)
 
 
-@pytest.mark.parametrize(("candidate", "law"), cases(PEAK, LEVELS), ids=str)
+@pytest.mark.parametrize(("candidate", "law"), cases(PEAK, LEVELS, VOTES), ids=str)
 def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
