@@ -15,6 +15,7 @@ from secagg.protocols.two_servers.lanes.fields import MODULI
 from secagg.protocols.two_servers.lanes.groups import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import MAXIMUM_CODEWORDS, PointFunctionShape, tree_bits
 
+from .bounds import bounds
 from .costs import Comparison, Option, Protocol, Status
 from .planned_update import CODEBOOK_BITS, WHOLE_UPDATES, Learned, PlanRequest, Scheme
 
@@ -42,6 +43,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         yield _form(request)
     yield from _choice(request, comparison)
     yield from _cohort(request, comparison)
+    yield from bounds(request)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

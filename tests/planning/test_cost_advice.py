@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from secagg.planning.advice import advice, break_even_block
+from secagg.planning.bounds import product_slack
 from secagg.planning.costs import PROTOCOL_STATUS, Protocol, Status, compare
-from secagg.planning.planned_update import Learned, PlanRequest, shapes_of_blocks
+from secagg.planning.planned_update import INDEXED, Learned, PlanRequest, Scheme, shapes_of_blocks
 from secagg.protocols.two_servers.lanes.groups import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
 
@@ -96,3 +97,22 @@ def test_without_point_functions_nothing_is_compared_with_them() -> None:
     said = advice_on(codewords=8192, blocks=1 << 15)
     assert said
     assert not [sentence for sentence in said if "a point function" in sentence]
+
+
+# --- What bounds a client ---------------------------------------------------------------------------------------------
+
+
+def test_schemes_of_indices_are_bounded_and_all_others_are_named_as_not() -> None:
+    said = advice_on(codewords=32)
+    bounded, others = starting(said, "What one client can add is bounded"), starting(said, "Not bounded")
+    assert "the peak code gives every update one length, 1.00 times" in bounded
+    assert "product quantization of normal values 1.3" in bounded
+    assert [scheme for scheme in Scheme if scheme.value in others] == [s for s in Scheme if s not in INDEXED]
+
+
+@pytest.mark.parametrize(("codewords", "block_size", "most"), [(32, 4, 1.35), (32, 8, 1.35), (16, 9, 1.35)])
+def test_the_slack_of_a_codebook_is_that_of_its_longest_codeword(codewords: int, block_size: int, most: float) -> None:
+    slack = product_slack(codewords, block_size)
+    assert slack is not None
+    assert 1 < slack < most
+    assert product_slack(1 << 13, 8) is None
