@@ -31,10 +31,10 @@ BUDGETS = {
     "protocols/two_servers": 8_600,
     "protocols/one_message": 5_400,
     "protocols/coded_mask": 1_350,
-    "secagg/planning": 1_400,
+    "secagg/planning": 1_440,
     "secagg/simulation": 450,
     "secagg/short": 730,
-    "training": 7_750,
+    "training": 7_900,
     "secagg/flower": 3_400,
     "secagg/cli": 2_050,
 }
