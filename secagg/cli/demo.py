@@ -155,6 +155,10 @@ class _Payloads:
     def capacity(self) -> int:
         return self.codec.capacity
 
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        return {"update": None}
+
     def payload_of(self, number: int) -> Payload:
         return self.payloads[ClientId(number)]
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from fractions import Fraction
 from math import isqrt
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from secagg.compression.model_update import (
 )
 from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, norm_levels
 from secagg.compression.public_stream import PublicStream
-from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, LinearDecoder, Payload, RingSegment
+from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
@@ -140,8 +140,8 @@ class SyntheticUpdates:
 
     @property
     def bounds(self) -> dict[str, float | None]:
-        """How long the part of one client in a decoded sum can be, by tensor; None where nothing bounds it."""
-        return {tensor.name: _bound(tensor.scheme) for tensor in self.codec.tensors}
+        """How long the part of one client in a decoded sum can be, by tensor; None for what is sent in rings."""
+        return {tensor.name: getattr(tensor.scheme, "largest_norm", None) for tensor in self.codec.tensors}
 
     def payload_of(self, number: int) -> Payload:
         """Encode the update of one client."""
@@ -184,12 +184,6 @@ class SyntheticUpdates:
             decoded, is_same = self.codec.decode_summed(aggregate), True
         expected = self.codec.decode(ideal)
         return is_same and all(np.array_equal(expected[name], decoded[name]) for name in expected)
-
-
-def _bound(scheme: LinearDecoder[Any]) -> float | None:
-    """Return the largest norm of a scheme of indices; ring elements may be out of a scheme's range."""
-    is_indexed = all(isinstance(segment, IndexSegment) for segment in scheme.layout.segments)
-    return getattr(scheme, "largest_norm", None) if is_indexed else None
 
 
 class WindowedInputs:

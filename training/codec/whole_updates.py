@@ -190,13 +190,15 @@ class WholeUpdates:
         """Return one row for each length, with a one at the nearest level."""
         levels = np.log2(length_levels(references=self._is_informed))
         at = np.abs(np.log2(np.maximum(relative, _LEAST_NORM))[:, np.newaxis] - levels).argmin(axis=1)
-        return np.eye(len(levels), dtype=np.float32)[at]
+        votes: npt.NDArray[np.float32] = np.eye(len(levels), dtype=np.float32)[at]
+        return votes
 
     def _middle(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the middle level of each row of shares; between two, where half of the weight is on each side."""
         levels, below = length_levels(references=self._is_informed), np.cumsum(shares, axis=1)
-        middles = [(below >= half).argmax(axis=1) for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING)]
-        return np.sqrt(levels[middles[0]] * levels[middles[1]])
+        lower, upper = ((below >= half).argmax(axis=1) for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING))
+        middle: npt.NDArray[np.float64] = np.sqrt(levels[lower] * levels[upper])
+        return middle
 
     def _is_refreshed(self, round_number: int) -> bool:
         """Whether clients tell in a round how long each tensor is."""
