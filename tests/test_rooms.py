@@ -32,9 +32,9 @@ BUDGETS = {
     "protocols/one_message": 5_400,
     "protocols/coded_mask": 1_350,
     "secagg/planning": 1_440,
-    "secagg/simulation": 450,
+    "secagg/simulation": 480,
     "secagg/short": 730,
-    "training": 7_900,
+    "training": 7_850,
     "secagg/flower": 3_400,
     "secagg/cli": 2_050,
 }
