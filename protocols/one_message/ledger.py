@@ -84,8 +84,8 @@ class Ledger(Confined):
                 )
             self._write(replace(self._record, newest_epoch=epoch, next_round=round_number + 1, upload=b""))
 
-    def spend(self, payload: Payload) -> None:
-        """Count an update, or refuse one that was uploaded before.
+    def spend(self, payload: Payload) -> bytes:
+        """Count an update and return its digest, or refuse one that was uploaded before.
 
         Raises:
             Misuse: it was, for another sum, epoch or attempt.
@@ -99,6 +99,7 @@ class Ledger(Confined):
                     reason=Reason.ALREADY_SPENT,
                 )
             self._write(replace(self._record, spent=(*self._record.spent, digest)[-REMEMBERED:]))
+        return digest
 
     def keep(self, offer: bytes, upload: bytes) -> None:
         """Store an upload before it is handed over."""
