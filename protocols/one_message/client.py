@@ -27,10 +27,9 @@ from .messages import (
     Upload,
     UploadHeader,
     challenge_of,
-    leaf,
     sealing_info,
     share_context,
-    tree,
+    share_tree,
     upload_digest,
     vector_digest,
 )
@@ -118,7 +117,7 @@ class Client(Confined):
                 key.seal(share, sealing_info(agreement, header, position))
                 for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
             )
-            root = tree([leaf(agreement, position, share) for position, share in enumerate(sealed)])[-1][0]
+            root = share_tree(agreement, sealed).root
             challenge = challenge_of(agreement, header, vector_digest(vector), root)
             polynomial = dealing.polynomial(challenge)
         finally:

@@ -2,13 +2,13 @@
 
 class Receipt(Message):
     kind = MessageKind.ONE_MESSAGE_RECEIPT
-    context: Annotated[bytes, Fixed(32)]
-    holder: Annotated[int, Unsigned(2)]
+    context: Annotated[bytes, fixed(32)]
+    holder: Annotated[int, unsigned(2)]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, Final, Protocol, Self, get_type_hints
@@ -18,134 +18,94 @@ from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.wire import MessageKind, Reader, Writer
 
 
-class Field(Protocol):
-    """How one field is written, read, and described."""
+@dataclass(frozen=True, slots=True)
+class Field:
+    """How one field is written and read, and its row in a table of bytes."""
 
-    def write(self, writer: Writer, value: Any) -> None:  # noqa: ANN401 -- the declaration says what it is
-        """Append the value."""
+    write: Callable[[Writer, Any], object]
+    read: Callable[[Reader], Any]
+    row: str
 
-    def read(self, reader: Reader) -> Any:  # noqa: ANN401 -- the same
-        """Read the value back."""
 
-    def __str__(self) -> str:
-        """Return its row in a table of bytes."""
+def unsigned(size: int) -> Field:
+    """Return an unsigned integer of a fixed number of bytes."""
+    return Field(lambda writer, value: writer.integer(value, size), lambda reader: reader.integer(size), f"{size}")
+
+
+def fixed(size: int) -> Field:
+    """Return bytes of a fixed number."""
+    return Field(lambda writer, value: writer.fixed(value, size), lambda reader: reader.fixed(size), f"{size}")
+
+
+def variable(limit: int) -> Field:
+    """Return bytes behind their length of 4 bytes, up to a limit."""
+    row = f"4 + at most {limit:,}"
+    return Field(lambda writer, value: writer.variable(value, limit), lambda reader: reader.variable(limit), row)
+
+
+CLIENT: Final = Field(
+    lambda writer, value: writer.fixed(value.encode(), CLIENT_ID_BYTES),
+    lambda reader: ClientId(reader.integer(CLIENT_ID_BYTES)),
+    f"{CLIENT_ID_BYTES}",
+)
+"""The id of a client."""
+
+
+def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
+    """Return one of a table's members, by its number."""
+
+    def read(reader: Reader) -> IntEnum | StrEnum:
+        if (number := reader.integer(1)) >= len(members):
+            raise MalformedMessage(f"{number} is none of {len(members)} values", reason=Reason.NOT_CANONICAL)
+        return members[number]
+
+    row = "1: " + ", ".join(f"{number} {member.name.lower()}" for number, member in enumerate(members))
+    return Field(lambda writer, value: writer.integer(members.index(value), 1), read, row)
+
+
+def repeated(item: Field, limit: int) -> Field:
+    """Return a tuple of fields of one kind, behind their number in 4 bytes."""
+
+    def write(writer: Writer, value: Sequence[Any]) -> None:
+        if len(value) > limit:
+            raise InvalidParameters(f"a field of at most {limit} items was given {len(value)}")
+        writer.integer(len(value), 4)
+        for each in value:
+            item.write(writer, each)
+
+    def read(reader: Reader) -> tuple[Any, ...]:
+        if (count := reader.integer(4)) > limit:
+            sentence = f"a field declares {count} items and {limit} is the limit"
+            raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
+        return tuple(item.read(reader) for _ in range(count))
+
+    return Field(write, read, f"4 + at most {limit:,} times {item.row}")
+
+
+class Encodes(Protocol):
+    """Something that encodes itself."""
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        ...
+
+    @classmethod
+    def decode(cls, message: bytes, /) -> Self:
+        """Read the canonical encoding back."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Unsigned:
-    """An unsigned integer of a fixed number of bytes."""
+def encoded(declared: type[Encodes], limit: int) -> Field:
+    """Return something that encodes itself, behind its length of 4 bytes."""
 
-    size: int
+    def read(reader: Reader) -> Encodes:
+        try:
+            return declared.decode(reader.variable(limit))
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the message is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 
-    def write(self, writer: Writer, value: int) -> None:
-        """See ``Field``."""
-        writer.integer(value, self.size)
-
-    def read(self, reader: Reader) -> int:
-        """See ``Field``."""
-        return reader.integer(self.size)
-
-    def __str__(self) -> str:
-        return f"{self.size}"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a table's members, by its number."""
-
-    members: tuple[IntEnum | StrEnum, ...]
-
-    def write(self, writer: Writer, value: IntEnum | StrEnum) -> None:
-        """See ``Field``."""
-        writer.integer(self.members.index(value), 1)
-
-    def read(self, reader: Reader) -> IntEnum | StrEnum:
-        """See ``Field``."""
-        if (number := reader.integer(1)) >= len(self.members):
-            raise MalformedMessage(f"{number} is none of {len(self.members)} values", reason=Reason.NOT_CANONICAL)
-        return self.members[number]
-
-    def __str__(self) -> str:
-        return "1: " + ", ".join(f"{number} {member.name.lower()}" for number, member in enumerate(self.members))
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """The id of a client."""
-
-    def write(self, writer: Writer, value: ClientId) -> None:
-        """See ``Field``."""
-        writer.fixed(value.encode(), CLIENT_ID_BYTES)
-
-    def read(self, reader: Reader) -> ClientId:
-        """See ``Field``."""
-        return ClientId(reader.integer(CLIENT_ID_BYTES))
-
-    def __str__(self) -> str:
-        return f"{CLIENT_ID_BYTES}"
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """Bytes of a fixed number."""
-
-    size: int
-
-    def write(self, writer: Writer, value: bytes) -> None:
-        """See ``Field``."""
-        writer.fixed(value, self.size)
-
-    def read(self, reader: Reader) -> bytes:
-        """See ``Field``."""
-        return reader.fixed(self.size)
-
-    def __str__(self) -> str:
-        return f"{self.size}"
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """Bytes behind their length of 4 bytes, up to a limit."""
-
-    limit: int
-
-    def write(self, writer: Writer, value: bytes) -> None:
-        """See ``Field``."""
-        writer.variable(value, self.limit)
-
-    def read(self, reader: Reader) -> bytes:
-        """See ``Field``."""
-        return reader.variable(self.limit)
-
-    def __str__(self) -> str:
-        return f"4 + at most {self.limit:,}"
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """A tuple of fields of one kind, behind their number in 4 bytes."""
-
-    item: Field
-    limit: int
-
-    def write(self, writer: Writer, value: Sequence[Any]) -> None:
-        """See ``Field``."""
-        if len(value) > self.limit:
-            raise InvalidParameters(f"a field of at most {self.limit} items was given {len(value)}")
-        writer.integer(len(value), 4)
-        for item in value:
-            self.item.write(writer, item)
-
-    def read(self, reader: Reader) -> tuple[Any, ...]:
-        """See ``Field``."""
-        if (count := reader.integer(4)) > self.limit:
-            sentence = f"a field declares {count} items and {self.limit} is the limit"
-            raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
-        return tuple(self.item.read(reader) for _ in range(count))
-
-    def __str__(self) -> str:
-        return f"4 + at most {self.limit:,} times {self.item}"
+    row = f"4 + the encoding of a {declared.__name__}"
+    return Field(lambda writer, value: writer.variable(value.encode(), limit), read, row)
 
 
 class Message:
@@ -174,57 +134,39 @@ class Message:
 
 
 Declared = type[Any]
-_FIELDS: Final[dict[Declared, tuple[tuple[str, Field], ...]]] = {}
+_FIELDS: Final[dict[Declared, dict[str, Field]]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Nested:
-    """The fields of another declaration, in their order."""
-
-    declared: Declared
-
-    def write(self, writer: Writer, value: object) -> None:
-        """See ``Field``."""
-        write_fields(writer, value)
-
-    def read(self, reader: Reader) -> Any:  # noqa: ANN401 -- of the declared type
-        """See ``Field``."""
-        return read_fields(reader, self.declared)
-
-    def __str__(self) -> str:
-        return f"({', '.join(f'{name} {field}' for name, field in fields_of(self.declared))})"
+def nested(declared: Declared) -> Field:
+    """Return the fields of another declaration, in their order."""
+    row = ", ".join(f"{name} {field.row}" for name, field in fields_of(declared).items())
+    return Field(write_fields, lambda reader: read_fields(reader, declared), f"({row})")
 
 
-def fields_of(declared: Declared) -> tuple[tuple[str, Field], ...]:
-    """Return the fields of a declaration, each with its name."""
+def fields_of(declared: Declared) -> dict[str, Field]:
+    """Return the fields of a declaration by their names, in order."""
     if declared not in _FIELDS:
-        _FIELDS[declared] = _declared_fields(declared)
+        hints = get_type_hints(declared, include_extras=True)
+        _FIELDS[declared] = {n: hint.__metadata__[0] for n, hint in hints.items() if hasattr(hint, "__metadata__")}
     return _FIELDS[declared]
-
-
-def _declared_fields(declared: Declared) -> tuple[tuple[str, Field], ...]:
-    hints = get_type_hints(declared, include_extras=True)
-    return tuple((name, hint.__metadata__[0]) for name, hint in hints.items() if hasattr(hint, "__metadata__"))
 
 
 def write_fields(writer: Writer, value: object) -> None:
     """Append the fields of a declared value."""
-    for name, field in fields_of(type(value)):
+    for name, field in fields_of(type(value)).items():
         field.write(writer, getattr(value, name))
 
 
 def read_fields(reader: Reader, declared: Declared) -> Any:  # noqa: ANN401 -- of the declared type
     """Read the fields of a declaration; what its own checks refuse is malformed."""
-    values = {name: field.read(reader) for name, field in fields_of(declared)}
+    values = {name: field.read(reader) for name, field in fields_of(declared).items()}
     try:
         return declared(**values)
     except InvalidParameters as error:
         raise MalformedMessage(f"the message is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 
 
-HEADER: Final = "| field | bytes |\n|---|---|\n"
-
-
 def table_of(declared: Declared) -> str:
     """Return the table of a message's bytes, as the README has it."""
-    return HEADER + "".join(f"| {name} | {field} |\n" for name, field in fields_of(declared))
+    rows = (f"| {name} | {field.row} |\n" for name, field in fields_of(declared).items())
+    return "| field | bytes |\n|---|---|\n" + "".join(rows)

@@ -13,6 +13,7 @@ from threading import RLock
 from typing import Final
 
 from secagg.crypto.labels import Label
+from secagg.crypto.merkle import recover_root
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
     InternalError,
@@ -46,7 +47,6 @@ from .messages import (
     challenge_of,
     leaf,
     require_signed,
-    root_above,
     sealing_info,
     share_context,
     upload_digest,
@@ -238,7 +238,8 @@ class Holder(Confined):
     def _judge_one(self, work: _Work, share: DeliveredShare) -> tuple[bytes, Verdict, HeldShare | None]:
         agreement, header, position = work.agreement, share.header, self.position
         try:
-            root = root_above(leaf(agreement, position, share.sealed), position, agreement.epoch.count, share.path)
+            lowest = {position: leaf(agreement, position, share.sealed)}
+            root = recover_root(agreement.epoch.count, lowest, share.path)
         except MalformedMessage:
             return bytes(32), Verdict.NOT_AUTHENTIC, None
         challenge = challenge_of(agreement, header, share.vector_digest, root)

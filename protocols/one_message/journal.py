@@ -25,7 +25,7 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES, NONCE_BYTES
-from .fields import Choice, Fixed, Message, Repeated, Variable
+from .fields import Message, choice, fixed, repeated, variable
 
 ROOT_BYTES: Final = 32
 _LENGTH_BYTES: Final = 8
@@ -52,8 +52,8 @@ class Entry(Message):
     """One record: a request and what it was answered with."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_RECORD
-    event: Annotated[Event, Choice(tuple(Event))]
-    parts: Annotated[tuple[bytes, ...], Repeated(Variable(_MAXIMUM_BYTES), 4)]
+    event: Annotated[Event, choice(tuple(Event))]
+    parts: Annotated[tuple[bytes, ...], repeated(variable(_MAXIMUM_BYTES), 4)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,10 @@ class HolderSecret(Message):
     """What never leaves the machine on which it was drawn."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_SECRET
-    record: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    boot_id: Annotated[bytes, Variable(64)]
-    root: Annotated[bytes, Fixed(ROOT_BYTES)]
-    nonce: Annotated[bytes, Fixed(NONCE_BYTES)]
+    record: Annotated[bytes, fixed(DIGEST_BYTES)]
+    boot_id: Annotated[bytes, variable(64)]
+    root: Annotated[bytes, fixed(ROOT_BYTES)]
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
 
     def __repr__(self) -> str:
         return "<HolderSecret>"

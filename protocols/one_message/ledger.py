@@ -18,7 +18,7 @@ from secagg.errors import Misuse, PeerMisbehaved, Reason
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES
-from .fields import Fixed, Message, Repeated, Unsigned, Variable
+from .fields import Message, fixed, repeated, unsigned, variable
 
 REMEMBERED: Final = 256
 """How many updates are remembered; rounds only go up, so older ones can be repeated by the client alone."""
@@ -30,13 +30,13 @@ class ClientRecord(Message):
     """What a client stores."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_CLIENT_RECORD
-    task: Annotated[bytes, Variable(_MAXIMUM_TASK_BYTES)]
-    newest_epoch: Annotated[int, Unsigned(8)] = 0
-    next_round: Annotated[int, Unsigned(9)] = 0
-    spent: Annotated[tuple[bytes, ...], Repeated(Fixed(DIGEST_BYTES), REMEMBERED)] = ()
-    offer: Annotated[bytes, Fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
+    newest_epoch: Annotated[int, unsigned(8)] = 0
+    next_round: Annotated[int, unsigned(9)] = 0
+    spent: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
+    offer: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """The digest of the offer that the last upload answers."""
-    upload: Annotated[bytes, Variable((1 << 32) - 1)] = b""
+    upload: Annotated[bytes, variable((1 << 32) - 1)] = b""
 
 
 class Ledger(Confined):

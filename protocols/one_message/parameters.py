@@ -86,7 +86,7 @@ class Parameters:
 
     Raises:
         InvalidParameters: the sum of ``capacity`` uploads would not be exact, or a threshold does not keep its premise.
-            Lattice security has its own floor in ``require_sound``.
+            Lattice security is for the floors of who takes part.
     """
 
     degree: int
@@ -244,19 +244,6 @@ class Parameters:
             raise MalformedMessage(f"the parameters are unsound: {error}", reason=Reason.NOT_CANONICAL) from None
 
     # --- Checks ------------------------------------------------------------------------------------------------------
-
-    def require_sound(self, least_security: float = LEAST_SECURITY) -> None:
-        """Refuse a lattice that is weaker than a floor; the rest was checked when the object was made.
-
-        Raises:
-            InvalidParameters: it is weaker.
-        """
-        if self.security_bits < least_security:
-            raise InvalidParameters(
-                f"{self.modulus_bits} bits in degree {self.degree} are estimated at {self.security_bits:.0f} bits of "
-                f"security and the floor is {least_security:g}; plan with fewer bits a coefficient or a higher degree",
-                reason=Reason.BELOW_FLOOR,
-            )
 
     def _require_ranges(self) -> None:
         ranges = {

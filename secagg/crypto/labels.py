@@ -137,7 +137,6 @@ class Label(Enum):
     ONE_MESSAGE_DEALT = b"secagg/1/one-message-dealt"
     ONE_MESSAGE_SEALING = b"secagg/1/one-message-sealing"
     ONE_MESSAGE_LEAF = b"secagg/1/one-message-leaf"
-    ONE_MESSAGE_NODE = b"secagg/1/one-message-node"
     ONE_MESSAGE_STATEMENT = b"secagg/1/one-message-statement"
     ONE_MESSAGE_SIGNED_UPLOAD = b"secagg/1/one-message-signed-upload"
     ONE_MESSAGE_RECEIPT = b"secagg/1/one-message-receipt"

@@ -157,7 +157,7 @@ def read_upload(offer: Offer, message: bytes) -> Upload:
     reader.end()
     level = [h("one-message-leaf", holder_string(offer, j), share) for j, share in enumerate(sealed)]
     while len(level) > 1:
-        pairs = [h("one-message-node", level[j], level[j + 1]) for j in range(0, len(level) - 1, 2)]
+        pairs = [h("merkle-node", level[j], level[j + 1]) for j in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]
     hashed = hashlib.sha256(bind("one-message-vector") + vector).digest()
     challenge = h("one-message-statement", offer.t0, client, t, nonce, hashed, level[0])
