@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from secagg.errors import InvalidParameters
@@ -70,12 +71,32 @@ def plan(  # noqa: PLR0913 -- all but four have defaults
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
     committee = choose_committee(holders, corrupted, absent, rule)
+    return fit(
+        segments,
+        capacity,
+        committee,
+        capacity_weight=capacity_weight,
+        least_security=least_security,
+        degrees=degrees,
+    )
+
+
+def fit(  # noqa: PLR0913 -- all but three have defaults
+    segments: Sequence[Values],
+    capacity: int,
+    committee: Committee,
+    *,
+    capacity_weight: int | None = None,
+    least_security: int = LEAST_SECURITY,
+    degrees: Sequence[int] = DEGREES,
+) -> Parameters:
+    """Return the cheapest masks under thresholds that are fixed; see ``plan``."""
     if not 1 <= capacity <= greatest_capacity():
         raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
     weight = capacity if capacity_weight is None else capacity_weight
     found = list[tuple[float, Parameters]]()
     for degree, modulus_bits, dropped_bits in _lattices(degrees, least_security):
-        try:
+        with suppress(InvalidParameters):
             fitting = Parameters(
                 degree=degree,
                 modulus_bits=modulus_bits,
@@ -84,17 +105,10 @@ def plan(  # noqa: PLR0913 -- all but four have defaults
                 segments=tuple(segments),
                 capacity=capacity,
                 capacity_weight=weight,
-                holders=committee.holders,
-                corrupted=committee.corrupted,
-                threshold=committee.threshold,
-                packing=committee.packing,
-                rule=committee.rule,
-                quorum=committee.quorum,
+                **asdict(committee),
             )
-        except InvalidParameters:
-            continue
-        words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
-        found.append(((fitting.upload_bytes + fitting.dealt_bytes) * words, fitting))
+            words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
+            found.append(((fitting.upload_bytes + fitting.dealt_bytes) * words, fitting))
     if not found:
         raise _nothing_fits(segments, capacity, weight, least_security, degrees)
     # The narrowest of equally long ones is the strongest.
