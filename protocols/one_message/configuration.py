@@ -15,13 +15,13 @@ from typing import Annotated, ClassVar, Final
 from secagg.contract import Layout
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
+from secagg.fields import Message, encoded, fixed, nested, repeated, unsigned, variable, write_fields
 from secagg.identifiers import HolderId, Party
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Writer
 
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, EpochRecord, VerifiedEpoch, verify_epoch
-from .fields import Message, encoded, fixed, nested, repeated, unsigned, variable, write_fields
 from .parameters import Parameters, ThresholdRule, Values
 
 SUM_ID_BYTES: Final = 16

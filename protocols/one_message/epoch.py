@@ -19,6 +19,7 @@ from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
 from secagg.errors import InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
+from secagg.fields import Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import (
@@ -29,7 +30,6 @@ from secagg.session.certificates import (
 )
 from secagg.wire import MessageKind
 
-from .fields import Message, choice, fixed, nested, repeated, unsigned, variable
 from .parameters import ThresholdRule, least_quorum, least_threshold
 
 DIGEST_BYTES: Final = 32

@@ -22,10 +22,10 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.fields import Message, choice, fixed, repeated, variable
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES, NONCE_BYTES
-from .fields import Message, choice, fixed, repeated, variable
 
 ROOT_BYTES: Final = 32
 _LENGTH_BYTES: Final = 8

@@ -15,10 +15,10 @@ from secagg.contract import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
 from secagg.errors import Misuse, PeerMisbehaved, Reason
+from secagg.fields import Message, fixed, repeated, unsigned, variable
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES
-from .fields import Message, fixed, repeated, unsigned, variable
 
 REMEMBERED: Final = 256
 """How many updates are remembered; rounds only go up, so older ones can be repeated by the client alone."""

@@ -17,6 +17,7 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
+from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
@@ -24,7 +25,6 @@ from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES
-from .fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 MAXIMUM_UPLOADS: Final = 1 << 20

@@ -31,11 +31,11 @@ from secagg.errors import (
     Reason,
     SecAggError,
 )
+from secagg.fields import Message
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
-from secagg.protocols.one_message.fields import Message
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, FileJournal

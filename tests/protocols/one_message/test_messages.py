@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
+from secagg.fields import CLIENT, Field, Message, fixed, repeated, table_of, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
-from secagg.protocols.one_message.fields import CLIENT, Field, Message, fixed, repeated, table_of, unsigned, variable
 from secagg.protocols.one_message.journal import Entry, Event, HolderSecret
 from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.protocols.one_message.messages import (
