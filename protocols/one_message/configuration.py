@@ -74,7 +74,7 @@ class Configuration:
 
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
-    parameters: Annotated[Parameters, encoded(Parameters, _MAXIMUM_BYTES)]
+    parameters: Annotated[Parameters, nested(Parameters)]
     """Of the layout's segments, and of one value more: the weight."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
