@@ -42,46 +42,7 @@ class Committee:
     quorum: int
 
 
-def plan(  # noqa: PLR0913 -- all but four have defaults
-    segments: Sequence[Values],
-    capacity: int,
-    holders: int,
-    corrupted: int,
-    absent: int = 0,
-    *,
-    capacity_weight: int | None = None,
-    least_security: int = LEAST_SECURITY,
-    rule: ThresholdRule | None = None,
-    degrees: Sequence[int] = DEGREES,
-) -> Parameters:
-    """Return the parameters with the fewest bytes a client.
-
-    Args:
-        segments: the values of the layout, in its order.
-        capacity: the most uploads of a sum.
-        holders: how many holders there are.
-        corrupted: how many of them may work with the server, or lie.
-        absent: how many more may be away when answers are due.
-        capacity_weight: the largest total weight of a sum; the capacity where nobody weighs.
-        least_security: the floor of the lattice estimate, in bits.
-        rule: a rule of thresholds; one answer where the holders suffice for it, otherwise certified lists.
-        degrees: ring degrees to choose from.
-
-    Raises:
-        InvalidParameters: nothing fits; the message names the next parameters that do.
-    """
-    committee = choose_committee(holders, corrupted, absent, rule)
-    return fit(
-        segments,
-        capacity,
-        committee,
-        capacity_weight=capacity_weight,
-        least_security=least_security,
-        degrees=degrees,
-    )
-
-
-def fit(  # noqa: PLR0913 -- all but three have defaults
+def plan(  # noqa: PLR0913 -- all but three have defaults
     segments: Sequence[Values],
     capacity: int,
     committee: Committee,
@@ -90,7 +51,19 @@ def fit(  # noqa: PLR0913 -- all but three have defaults
     least_security: int = LEAST_SECURITY,
     degrees: Sequence[int] = DEGREES,
 ) -> Parameters:
-    """Return the cheapest masks under thresholds that are fixed; see ``plan``."""
+    """Return the parameters with the fewest bytes a client.
+
+    Args:
+        segments: the values of the layout, in its order.
+        capacity: the most uploads of a sum.
+        committee: the thresholds of the holders.
+        capacity_weight: the largest total weight of a sum; the capacity where nobody weighs.
+        least_security: the floor of the lattice estimate, in bits.
+        degrees: ring degrees to choose from.
+
+    Raises:
+        InvalidParameters: nothing fits; the message names the next parameters that do.
+    """
     if not 1 <= capacity <= greatest_capacity():
         raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
     weight = capacity if capacity_weight is None else capacity_weight
@@ -115,11 +88,16 @@ def fit(  # noqa: PLR0913 -- all but three have defaults
     return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
 
 
-def choose_committee(holders: int, corrupted: int, absent: int, rule: ThresholdRule | None = None) -> Committee:
+def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Committee:
     """Return thresholds that these holders can keep, with the corrupted ones silent and the absent ones away.
 
     The threshold is the largest that leaves as many answers as it needs: whatever is above the bound protects against
     more corrupted holders than were assumed. Half of what certified lists leave goes to packing.
+
+    Args:
+        corrupted: how many may work with the server, or lie.
+        absent: how many more may be away when answers are due.
+        rule: one answer where the holders suffice for it, otherwise certified lists, if nothing is said.
 
     Raises:
         InvalidParameters: there are too few holders; the message says how many suffice.

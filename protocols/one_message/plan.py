@@ -12,7 +12,7 @@ from secagg.session.roles import Subject
 
 from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
 from .epoch import NO_KEY, EpochRecord, HolderIdentity
-from .fitting import Committee, choose_committee, fit
+from .fitting import Committee, choose_committee, plan
 from .parameters import ThresholdRule
 
 Bounds = tuple[int, int] | None
@@ -75,7 +75,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     committee = Committee(
         len(record.holders), record.corrupted, record.threshold, record.packing, record.rule, record.quorum
     )
-    parameters = fit(masked_values(subject.layout, bounds, most), capacity, committee, capacity_weight=most)
+    parameters = plan(masked_values(subject.layout, bounds, most), capacity, committee, capacity_weight=most)
     return Offer(
         record=record.encode(),
         keys=tuple(keys),
@@ -122,18 +122,3 @@ class OneMessageSettings(NoiseSettings):
     """How many holders a simulation has; the epoch's record says how many there are elsewhere."""
     lifetime: timedelta = timedelta(hours=24)
     """Of an epoch."""
-
-    def plan_epoch(
-        self, holders: Sequence[HolderIdentity], *, number: int, expiry: int, authority: bytes = NO_KEY
-    ) -> EpochRecord:
-        """Return the record that the authority signs; see ``plan_epoch``."""
-        return plan_epoch(
-            holders,
-            number=number,
-            expiry=expiry,
-            corrupted=self.corrupted_holders,
-            absent=self.absent_holders,
-            suite=self.suite,
-            authority=authority,
-            rule=self.rule,
-        )

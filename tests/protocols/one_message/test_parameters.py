@@ -111,17 +111,17 @@ def test_the_table_of_bytes_with_three_dropped_bits_under_the_floor_of_security(
 def test_eight_bits_of_a_hundred_clients_cost_1_158_of_their_packed_sum() -> None:
     segments = [Values(1 << 20, 15, (0, 255))]
     with pytest.raises(InvalidParameters):
-        plan([Values(1 << 20, 14, (0, 255))], 100, 24, 3)
-    made = plan(segments, 100, 24, 3, degrees=(2048,))
+        plan([Values(1 << 20, 14, (0, 255))], 100, choose_committee(24, 3))
+    made = plan(segments, 100, choose_committee(24, 3), degrees=(2048,))
     assert (made.per_coefficient, made.modulus_bits, made.dropped_bits, made.sent_bits) == ((3,), 55, 3, 52)
     assert math.isclose(made.upload_bytes / ((1 << 20) * 15 / 8), 1.1556, rel_tol=0, abs_tol=0.003)
     assert made.plane_bits == (32, 16, 4)
-    wide = plan(segments, 100, 24, 3, degrees=(4096,))
+    wide = plan(segments, 100, choose_committee(24, 3), degrees=(4096,))
     assert wide.upload_bytes >= (1 << 20) * 15 / 8
 
 
 def test_only_used_coefficients_travel() -> None:
-    made = plan([Values(64, 16, (-128, 127))], 100, 5, 1, degrees=(2048,))
+    made = plan([Values(64, 16, (-128, 127))], 100, choose_committee(5, 1), degrees=(2048,))
     assert made.coefficients == 22
     assert made.upload_bytes == 22 * 52 // 8
 
@@ -279,7 +279,7 @@ def test_plans_are_sound_and_survive_their_encoding(
     lengths: list[int], capacity: int, bounds: tuple[int, int] | None, holders: int
 ) -> None:
     segments = [Values(length, 20, bounds) for length in lengths]
-    made = plan(segments, capacity, holders, 1)
+    made = plan(segments, capacity, choose_committee(holders, 1))
     assert made.security_bits >= LEAST_SECURITY
     encoded = encoding_of(made)
     assert decoded(encoded) == made
@@ -320,12 +320,12 @@ def test_bytes_that_no_parameters_have_are_refused() -> None:
 
 def test_a_layout_that_nothing_fits_names_what_does() -> None:
     with pytest.raises(InvalidParameters, match="a ring of 15 bits fits"):
-        plan([Values(10, 14, (0, 255))], 100, 5, 1)
+        plan([Values(10, 14, (0, 255))], 100, choose_committee(5, 1))
     with pytest.raises(InvalidParameters, match="rings of at most 18 bits fit"):
-        plan([Values(10, 40)], 100, 5, 1, degrees=(1024,))
-    assert plan([Values(10, 18)], 100, 5, 1, degrees=(1024,)).modulus_bits <= 28
+        plan([Values(10, 40)], 100, choose_committee(5, 1), degrees=(1024,))
+    assert plan([Values(10, 18)], 100, choose_committee(5, 1), degrees=(1024,)).modulus_bits <= 28
     with pytest.raises(InvalidParameters, match="make several sums"):
-        plan([Values(10, 40)], 10**6, 5, 1)
+        plan([Values(10, 40)], 10**6, choose_committee(5, 1))
 
 
 @pytest.mark.parametrize("bad", [(0, 16, None), (5, 65, None), (5, 8, (-129, 0)), (5, 8, (3, 3)), (5, 8, (4, 3))])

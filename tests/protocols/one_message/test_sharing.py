@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.protocols.one_message.fitting import plan
+from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.gaussian import Sampler
 from secagg.protocols.one_message.lattice.masks import RingSecret, SumOfSecrets
 from secagg.protocols.one_message.parameters import CHECK_WORDS, Parameters, ThresholdRule, Values
@@ -30,7 +30,7 @@ CHALLENGE = bytes(range(32))
 
 
 def planned(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Parameters:
-    return plan([Values(64, 16, (-128, 127))], 100, holders, corrupted, absent, rule=rule, degrees=(1024,))
+    return plan([Values(64, 16, (-128, 127))], 100, choose_committee(holders, corrupted, absent, rule), degrees=(1024,))
 
 
 FIVE = planned(5, 1)
