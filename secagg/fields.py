@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Final, Protocol, Self, get_type_hints
+from typing import Any, ClassVar, Final, Self, get_type_hints
 
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.wire import MessageKind, Reader, Writer
+
+
+Declared = type[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +85,10 @@ def repeated(item: Field, limit: int) -> Field:
     return Field(write, read, f"4 + at most {limit:,} times {item.row}")
 
 
-class Encodes(Protocol):
-    """Something that encodes itself."""
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        ...
-
-    @classmethod
-    def decode(cls, message: bytes, /) -> Self:
-        """Read the canonical encoding back."""
-        ...
-
-
-def encoded(declared: type[Encodes], limit: int) -> Field:
+def encoded(declared: Declared, limit: int) -> Field:
     """Return something that encodes itself, behind its length of 4 bytes."""
 
-    def read(reader: Reader) -> Encodes:
+    def read(reader: Reader) -> Any:  # noqa: ANN401 -- of the declared type
         try:
             return declared.decode(reader.variable(limit))
         except InvalidParameters as error:
@@ -133,7 +123,6 @@ class Message:
         return decoded
 
 
-Declared = type[Any]
 _FIELDS: Final[dict[Declared, dict[str, Field]]] = {}
 
 
