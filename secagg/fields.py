@@ -17,7 +17,6 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.wire import MessageKind, Reader, Writer
 
-
 Declared = type[Any]
 
 
