@@ -480,7 +480,7 @@ def test_a_journal_of_another_epoch_or_open_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match="of another epoch"):
         FileJournal(standing.folder, bytes(32), BOOT, standing.world.setup.coins_of("other"))
     standing.folder.chmod(0o755)
-    with pytest.raises(InvalidParameters, match="chmod it to 700"):
+    with pytest.raises(InvalidParameters, match="must be this user's alone"):
         standing.start()
 
 
