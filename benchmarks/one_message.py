@@ -18,7 +18,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
-from secagg.protocols.one_message.fitting import plan
+from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, SumOfSecrets
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule, Values
@@ -37,14 +37,14 @@ COINS = SystemCoins()
 def measure() -> Iterator[Figure]:
     """Take every figure of this file; each ratio comes from contenders that ran in turns."""
     values = [Values(LENGTH, 15, (-128, 127))]
-    parameters = plan(values, CAPACITY, 24, 3, degrees=DEGREES)
+    parameters = plan(values, CAPACITY, choose_committee(24, 3), degrees=DEGREES)
     vector = Ring(15).from_integers(np.arange(LENGTH) % 256 - 128)
     ring = EpochRing(parameters, COINS.draw(32).hex()[:32].encode())
     uploads = [ring.mask([vector], _seed()) for _ in range(2)]
     yield from _client(parameters, ring, vector)
     yield from _server(parameters, ring, uploads, vector)
     for holders, corrupted, rule in ((5, 1, None), (24, 3, None), (24, 3, ThresholdRule.CERTIFIED)):
-        yield from _holders(plan(values, CAPACITY, holders, corrupted, rule=rule, degrees=DEGREES))
+        yield from _holders(plan(values, CAPACITY, choose_committee(holders, corrupted, rule=rule), degrees=DEGREES))
 
 
 def _client(parameters: Parameters, ring: EpochRing, vector: RingVector) -> Iterator[Figure]:

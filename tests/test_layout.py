@@ -39,6 +39,7 @@ CORE_LEVELS = (
     {"errors"},
     {"identifiers", "parameters"},
     {"wire"},
+    {"fields"},
     {"crypto"},
     {"contract"},
     {"privacy"},

@@ -17,6 +17,7 @@ import ideal
 from duplicates import duplicate
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.merkle import MerkleTree
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
@@ -35,7 +36,6 @@ from secagg.protocols.pairwise_mask.configuration import (
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
-from secagg.protocols.pairwise_mask.merkle import MerkleTree
 from secagg.protocols.pairwise_mask.roster import Roster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
 from secagg.protocols.pairwise_mask.round1_share_keys import (

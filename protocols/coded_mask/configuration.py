@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.errors import InvalidParameters, Reason
+from secagg.fields import Message, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.roles import Subject
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .field import FIELD
 
@@ -23,29 +24,29 @@ NONCE_BYTES: Final = 16
 MAXIMUM_CLIENTS: Final = 1 << 10
 _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
-_SUITES: Final = tuple(Suite)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
-    """One sum: what is summed, by how many, and how many may drop out or talk to each other."""
+class Configuration(Message):
+    """One sum: what is summed, by how many, and how many may drop out or talk to each other; the server's offer."""
 
-    task: bytes
-    round_number: int
-    nonce: bytes
+    kind: ClassVar = MessageKind.CODED_MASK_OFFER
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
+    round_number: Annotated[int, unsigned(8)]
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
     """Drawn by the server, so that nothing said in one attempt at a round is taken in another."""
-    model_digest: bytes
-    application_digest: bytes
+    model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """As ``Subject.terms_digest`` has it."""
-    suite: Suite
-    layout: Layout
-    population: int
+    suite: Annotated[Suite, choice(tuple(Suite))]
+    layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
+    population: Annotated[int, unsigned(4)]
     """N: how many clients there are."""
-    privacy: int
+    privacy: Annotated[int, unsigned(4)]
     """T: so many clients and the server learn nothing but the sum."""
-    target: int
+    target: Annotated[int, unsigned(4)]
     """U: so many clients must stay to the end; N - U may drop out."""
-    maximum_weight: int = 1
+    maximum_weight: Annotated[int, unsigned(4)] = 1
 
     def __post_init__(self) -> None:
         """Refuse thresholds that open nothing or protect nobody, and sums that leave the field."""
@@ -92,46 +93,6 @@ class Configuration:
     def piece_length(self) -> int:
         """How many elements a piece has."""
         return -(-self.length // (self.target - self.privacy))
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding, which is the server's offer."""
-        writer = Writer(MessageKind.CODED_MASK_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
-        writer.integer(self.round_number, 8).fixed(self.nonce, NONCE_BYTES)
-        writer.fixed(self.model_digest, DIGEST_BYTES).fixed(self.application_digest, DIGEST_BYTES)
-        writer.integer(_SUITES.index(self.suite), 1).variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
-        for number in (self.population, self.privacy, self.target, self.maximum_weight):
-            writer.integer(number, 4)
-        return writer.finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> Configuration:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
-        reader = Reader(message, MessageKind.CODED_MASK_OFFER)
-        task, number, nonce = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(NONCE_BYTES)
-        model, application = reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES)
-        suite, layout = reader.integer(1), reader.variable(_MAXIMUM_LAYOUT_BYTES)
-        population, privacy, target, weight = (reader.integer(4) for _ in range(4))
-        reader.finish()
-        try:
-            return cls(
-                task=task,
-                round_number=number,
-                nonce=nonce,
-                model_digest=model,
-                application_digest=application,
-                suite=_SUITES[suite],
-                layout=Layout.decode(layout),
-                population=population,
-                privacy=privacy,
-                target=target,
-                maximum_weight=weight,
-            )
-        except (InvalidParameters, IndexError) as error:
-            raise MalformedMessage(f"the offer is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
 
     def require_subject(self, subject: Subject) -> None:
         """Refuse a sum about something else; a model that the client is sent later is compared with its update.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
-from hmac import compare_digest
 
 from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
+from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
@@ -27,10 +27,9 @@ from .messages import (
     Upload,
     UploadHeader,
     challenge_of,
-    leaf,
     sealing_info,
     share_context,
-    tree,
+    share_tree,
     upload_digest,
     vector_digest,
 )
@@ -95,29 +94,30 @@ class Client(Confined):
         made = update.take()
         _require_fits(agreement, terms, made.payload, made.model_digest, made.weight)
         self._floors.admit(agreement, self._clock())
-        self._ledger.spend(made.payload)
-        payload = made.payload if noise is None else noise.add_to(made.payload, self._coins)
-        message = self._masked(agreement, terms, payload, made.weight)
+        # Coins that another update, weight or sum would not have, and nobody without the key.
+        about = (terms.digest, self._ledger.spend(made.payload), made.weight.to_bytes(8, "big"))
+        own = agreement.sign(self._signing_key, Label.ONE_MESSAGE_HEDGE, *about)
+        with HedgedCoins(self._coins, agreement.t0, self.client.encode(), *about, own) as coins:
+            payload = made.payload if noise is None else noise.add_to(made.payload, coins)
+            message = self._masked(agreement, terms, payload, made.weight, coins)
         self._ledger.keep(offer, message)
         return message
 
-    def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int) -> bytes:
+    def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int, coins: Coins) -> bytes:
         certificate, parameters = self._certificate, agreement.parameters
         identity = b"" if certificate is None else certificate.public_key + certificate.signature
-        header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(self._coins))
+        header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(coins))
         one = Ring(parameters.segments[-1].ring_bits).from_integers([1])
-        with Secret.random("mask seed", _SEED_BYTES, self._coins) as seed:
-            if compare_digest(seed.expose(), header.nonce):
-                raise Misuse("the coins repeat, so that what is public would give the mask; pass SystemCoins()")
+        with Secret.random("mask seed", _SEED_BYTES, coins) as seed:
             vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, one], seed, weight)
         contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]
-        dealing = deal(secret, parameters, contexts, self._coins)
+        dealing = deal(secret, parameters, contexts, coins)
         try:
             sealed = tuple(
                 key.seal(share, sealing_info(agreement, header, position))
                 for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
             )
-            root = tree([leaf(agreement, position, share) for position, share in enumerate(sealed)])[-1][0]
+            root = share_tree(agreement, sealed).root
             challenge = challenge_of(agreement, header, vector_digest(vector), root)
             polynomial = dealing.polynomial(challenge)
         finally:

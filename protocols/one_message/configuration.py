@@ -10,18 +10,18 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.contract import Layout
 from secagg.crypto.labels import Label, bind
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.errors import InvalidParameters
+from secagg.fields import Message, encoded, fixed, nested, repeated, unsigned, variable, write_fields
 from secagg.identifiers import HolderId, Party
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.certificates import SigningKey
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Writer
 
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, EpochRecord, VerifiedEpoch, verify_epoch
-from .fields import Fixed, Message, Nested, Repeated, Unsigned, Variable
 from .parameters import Parameters, ThresholdRule, Values
 
 SUM_ID_BYTES: Final = 16
@@ -31,36 +31,14 @@ _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_BYTES: Final = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A field of something that encodes itself."""
-
-    declared: type[Layout | Parameters]
-
-    def write(self, writer: Writer, value: Layout | Parameters) -> None:
-        """See ``Field``."""
-        writer.variable(value.encode(), _MAXIMUM_BYTES)
-
-    def read(self, reader: Reader) -> Any:  # noqa: ANN401 -- of the declared type
-        """See ``Field``."""
-        encoded = reader.variable(_MAXIMUM_BYTES)
-        try:
-            return self.declared.decode(encoded)
-        except InvalidParameters as error:
-            raise MalformedMessage(f"the configuration is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
-
-    def __str__(self) -> str:
-        return f"4 + the encoding of a {self.declared.__name__}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumTerms:
     """Which sum an upload is for, and what all its clients were told alike."""
 
-    sum_id: Annotated[bytes, Fixed(SUM_ID_BYTES)]
-    round_number: Annotated[int, Unsigned(8)]
-    model_digest: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    application_digest: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    sum_id: Annotated[bytes, fixed(SUM_ID_BYTES)]
+    round_number: Annotated[int, unsigned(8)]
+    model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
 
     @property
     def digest(self) -> bytes:
@@ -94,14 +72,14 @@ def noise_of(configuration: Configuration, noise: NoiseSettings, corrupted: int)
 class Configuration:
     """What is summed, how it is masked, and who is counted; with the epoch it is everything that parties agree on."""
 
-    task: Annotated[bytes, Variable(_MAXIMUM_TASK_BYTES)]
-    layout: Annotated[Layout, Encoded(Layout)]
-    parameters: Annotated[Parameters, Encoded(Parameters)]
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
+    layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
+    parameters: Annotated[Parameters, nested(Parameters)]
     """Of the layout's segments, and of one value more: the weight."""
-    minimum_cohort: Annotated[int, Unsigned(4)]
-    corrupted_clients: Annotated[int, Unsigned(4)]
+    minimum_cohort: Annotated[int, unsigned(4)]
+    corrupted_clients: Annotated[int, unsigned(4)]
     """How many clients are assumed to be corrupted, counted absolutely."""
-    maximum_weight: Annotated[int, Unsigned(4)]
+    maximum_weight: Annotated[int, unsigned(4)]
 
     def __post_init__(self) -> None:
         """Refuse parameters that are not those of the layout, and cohorts that protect nobody."""
@@ -149,10 +127,10 @@ class Offer(Message):
     """What the server sends to clients and holders alike, and the only message that a client reads."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_OFFER
-    record: Annotated[bytes, Variable(_MAXIMUM_BYTES)]
-    keys: Annotated[tuple[bytes, ...], Repeated(Variable(_MAXIMUM_BYTES), MAXIMUM_HOLDERS)]
-    configuration: Annotated[Configuration, Nested(Configuration)]
-    terms: Annotated[SumTerms, Nested(SumTerms)]
+    record: Annotated[bytes, variable(_MAXIMUM_BYTES)]
+    keys: Annotated[tuple[bytes, ...], repeated(variable(_MAXIMUM_BYTES), MAXIMUM_HOLDERS)]
+    configuration: Annotated[Configuration, nested(Configuration)]
+    terms: Annotated[SumTerms, nested(SumTerms)]
 
     def agree(self) -> Agreement:
         """Check the epoch, and return what everything else is bound to."""
@@ -193,7 +171,7 @@ class Agreement:
     def t0(self) -> bytes:
         """The digest of everything that the parties agree on."""
         writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
-        Nested(Configuration).write(writer, self.configuration)
+        write_fields(writer, self.configuration)
         return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())).digest()
 
     def holder(self, position: int) -> bytes:

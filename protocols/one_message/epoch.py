@@ -19,6 +19,7 @@ from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
 from secagg.errors import InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
+from secagg.fields import Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import (
@@ -29,7 +30,6 @@ from secagg.session.certificates import (
 )
 from secagg.wire import MessageKind
 
-from .fields import Choice, Fixed, Message, Nested, Repeated, Unsigned, Variable
 from .parameters import ThresholdRule, least_quorum, least_threshold
 
 DIGEST_BYTES: Final = 32
@@ -44,9 +44,9 @@ _MAXIMUM_KEY_BYTES: Final = 1 << 11
 class HolderIdentity:
     """Who stands at one position."""
 
-    number: Annotated[int, Unsigned(8)]
+    number: Annotated[int, unsigned(8)]
     """The holder's number; of a client that holds, its id."""
-    public_key: Annotated[bytes, Fixed(IDENTITY_KEY_BYTES)]
+    public_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +54,20 @@ class EpochRecord(Message):
     """What the authority signs: the holders in their order, and how many of them are needed for what."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_RECORD
-    number: Annotated[int, Unsigned(8)]
+    number: Annotated[int, unsigned(8)]
     """Goes up: a client follows no older epoch than the newest that it has seen."""
-    mode: Annotated[SecurityMode, Choice(tuple(SecurityMode))]
-    suite: Annotated[Suite, Choice(tuple(Suite))]
-    rule: Annotated[ThresholdRule, Choice(tuple(ThresholdRule))]
-    corrupted: Annotated[int, Unsigned(2)]
-    threshold: Annotated[int, Unsigned(2)]
-    packing: Annotated[int, Unsigned(2)]
-    quorum: Annotated[int, Unsigned(2)]
-    expiry: Annotated[int, Unsigned(8)]
+    mode: Annotated[SecurityMode, choice(tuple(SecurityMode))]
+    suite: Annotated[Suite, choice(tuple(Suite))]
+    rule: Annotated[ThresholdRule, choice(tuple(ThresholdRule))]
+    corrupted: Annotated[int, unsigned(2)]
+    threshold: Annotated[int, unsigned(2)]
+    packing: Annotated[int, unsigned(2)]
+    quorum: Annotated[int, unsigned(2)]
+    expiry: Annotated[int, unsigned(8)]
     """Seconds since 1970."""
-    authority: Annotated[bytes, Fixed(IDENTITY_KEY_BYTES)]
-    holders: Annotated[tuple[HolderIdentity, ...], Repeated(Nested(HolderIdentity), MAXIMUM_HOLDERS)]
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+    authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    holders: Annotated[tuple[HolderIdentity, ...], repeated(nested(HolderIdentity), MAXIMUM_HOLDERS)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     def __post_init__(self) -> None:
         """Refuse holders that are not distinct, and thresholds that protect nobody."""
@@ -137,12 +137,12 @@ class HolderKeys(Message):
     """What a holder publishes for an epoch; its identity signs it."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_KEYS
-    record: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    position: Annotated[int, Unsigned(2)]
-    sealing_key: Annotated[bytes, Variable(_MAXIMUM_KEY_BYTES)]
-    nonce: Annotated[bytes, Fixed(NONCE_BYTES)]
+    record: Annotated[bytes, fixed(DIGEST_BYTES)]
+    position: Annotated[int, unsigned(2)]
+    sealing_key: Annotated[bytes, variable(_MAXIMUM_KEY_BYTES)]
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
     """Its part of the seed of the public polynomials."""
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     @property
     def parts(self) -> tuple[bytes, ...]:

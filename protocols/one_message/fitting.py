@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from secagg.errors import InvalidParameters
@@ -41,16 +42,13 @@ class Committee:
     quorum: int
 
 
-def plan(  # noqa: PLR0913 -- all but four have defaults
+def plan(  # noqa: PLR0913 -- all but three have defaults
     segments: Sequence[Values],
     capacity: int,
-    holders: int,
-    corrupted: int,
-    absent: int = 0,
+    committee: Committee,
     *,
     capacity_weight: int | None = None,
     least_security: int = LEAST_SECURITY,
-    rule: ThresholdRule | None = None,
     degrees: Sequence[int] = DEGREES,
 ) -> Parameters:
     """Return the parameters with the fewest bytes a client.
@@ -58,24 +56,20 @@ def plan(  # noqa: PLR0913 -- all but four have defaults
     Args:
         segments: the values of the layout, in its order.
         capacity: the most uploads of a sum.
-        holders: how many holders there are.
-        corrupted: how many of them may work with the server, or lie.
-        absent: how many more may be away when answers are due.
+        committee: the thresholds of the holders.
         capacity_weight: the largest total weight of a sum; the capacity where nobody weighs.
         least_security: the floor of the lattice estimate, in bits.
-        rule: a rule of thresholds; one answer where the holders suffice for it, otherwise certified lists.
         degrees: ring degrees to choose from.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
-    committee = choose_committee(holders, corrupted, absent, rule)
     if not 1 <= capacity <= greatest_capacity():
         raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
     weight = capacity if capacity_weight is None else capacity_weight
     found = list[tuple[float, Parameters]]()
     for degree, modulus_bits, dropped_bits in _lattices(degrees, least_security):
-        try:
+        with suppress(InvalidParameters):
             fitting = Parameters(
                 degree=degree,
                 modulus_bits=modulus_bits,
@@ -84,28 +78,26 @@ def plan(  # noqa: PLR0913 -- all but four have defaults
                 segments=tuple(segments),
                 capacity=capacity,
                 capacity_weight=weight,
-                holders=committee.holders,
-                corrupted=committee.corrupted,
-                threshold=committee.threshold,
-                packing=committee.packing,
-                rule=committee.rule,
-                quorum=committee.quorum,
+                **asdict(committee),
             )
-        except InvalidParameters:
-            continue
-        words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
-        found.append(((fitting.upload_bytes + fitting.dealt_bytes) * words, fitting))
+            words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
+            found.append(((fitting.upload_bytes + fitting.dealt_bytes) * words, fitting))
     if not found:
         raise _nothing_fits(segments, capacity, weight, least_security, degrees)
     # The narrowest of equally long ones is the strongest.
     return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
 
 
-def choose_committee(holders: int, corrupted: int, absent: int, rule: ThresholdRule | None = None) -> Committee:
+def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Committee:
     """Return thresholds that these holders can keep, with the corrupted ones silent and the absent ones away.
 
     The threshold is the largest that leaves as many answers as it needs: whatever is above the bound protects against
     more corrupted holders than were assumed. Half of what certified lists leave goes to packing.
+
+    Args:
+        corrupted: how many may work with the server, or lie.
+        absent: how many more may be away when answers are due.
+        rule: one answer where the holders suffice for it, otherwise certified lists, if nothing is said.
 
     Raises:
         InvalidParameters: there are too few holders; the message says how many suffice.

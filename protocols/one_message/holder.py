@@ -13,6 +13,7 @@ from threading import RLock
 from typing import Final
 
 from secagg.crypto.labels import Label
+from secagg.crypto.merkle import recover_root
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
     InternalError,
@@ -46,7 +47,6 @@ from .messages import (
     challenge_of,
     leaf,
     require_signed,
-    root_above,
     sealing_info,
     share_context,
     upload_digest,
@@ -223,8 +223,10 @@ class Holder(Confined):
 
     def _receipt(self, agreement: Agreement, judged: tuple[Judged, ...]) -> bytes:
         receipt = Receipt(t0=agreement.t0, holder=self.position, judged=judged)
-        signature = agreement.sign(self._key, Label.ONE_MESSAGE_RECEIPT, *receipt.parts)
-        return replace(receipt, signature=signature).encode()
+        return self._signed(agreement, Label.ONE_MESSAGE_RECEIPT, receipt)
+
+    def _signed(self, agreement: Agreement, label: Label, made: Receipt | ListSignature | Answer) -> bytes:
+        return replace(made, signature=agreement.sign(self._key, label, *made.parts)).encode()
 
     def _judge(self, work: _Work, delivery: Delivery) -> tuple[tuple[Judged, ...], dict[bytes, _Accepted]]:
         judged, accepted = list[Judged](), dict[bytes, _Accepted]()
@@ -238,7 +240,8 @@ class Holder(Confined):
     def _judge_one(self, work: _Work, share: DeliveredShare) -> tuple[bytes, Verdict, HeldShare | None]:
         agreement, header, position = work.agreement, share.header, self.position
         try:
-            root = root_above(leaf(agreement, position, share.sealed), position, agreement.epoch.count, share.path)
+            lowest = {position: leaf(agreement, position, share.sealed)}
+            root = recover_root(agreement.epoch.count, lowest, share.path)
         except MalformedMessage:
             return bytes(32), Verdict.NOT_AUTHENTIC, None
         challenge = challenge_of(agreement, header, share.vector_digest, root)
@@ -323,16 +326,14 @@ class Holder(Confined):
 
     def _signature(self, work: _Work, digest: bytes) -> bytes:
         made = ListSignature(t0=work.agreement.t0, holder=self.position, upload_list=digest)
-        signature = work.agreement.sign(self._key, Label.ONE_MESSAGE_SIGNED_LIST, *made.parts)
-        return replace(made, signature=signature).encode()
+        return self._signed(work.agreement, Label.ONE_MESSAGE_SIGNED_LIST, made)
 
     def _answer(self, work: _Work, upload_list: UploadList) -> bytes:
         total = ShareSum(work.agreement.parameters, self.position)
         for upload in _uploads(upload_list):
             total.add(work.accepted[upload].share)
         answer = Answer(t0=work.agreement.t0, holder=self.position, upload_list=upload_list.digest, sums=total.answer())
-        signature = work.agreement.sign(self._key, Label.ONE_MESSAGE_ANSWER, *answer.parts)
-        return replace(answer, signature=signature).encode()
+        return self._signed(work.agreement, Label.ONE_MESSAGE_ANSWER, answer)
 
     def _place(self, work: _Work, upload_list: UploadList, reply: bytes) -> None:
         """Take down what the journal holds by now."""

@@ -22,10 +22,11 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.fields import Message, choice, fixed, repeated, variable
+from secagg.session.durable import claim, erase, replace, require_own_folder
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES, NONCE_BYTES
-from .fields import Choice, Fixed, Message, Repeated, Variable
 
 ROOT_BYTES: Final = 32
 _LENGTH_BYTES: Final = 8
@@ -52,8 +53,8 @@ class Entry(Message):
     """One record: a request and what it was answered with."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_RECORD
-    event: Annotated[Event, Choice(tuple(Event))]
-    parts: Annotated[tuple[bytes, ...], Repeated(Variable(_MAXIMUM_BYTES), 4)]
+    event: Annotated[Event, choice(tuple(Event))]
+    parts: Annotated[tuple[bytes, ...], repeated(variable(_MAXIMUM_BYTES), 4)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,10 @@ class HolderSecret(Message):
     """What never leaves the machine on which it was drawn."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_SECRET
-    record: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    boot_id: Annotated[bytes, Variable(64)]
-    root: Annotated[bytes, Fixed(ROOT_BYTES)]
-    nonce: Annotated[bytes, Fixed(NONCE_BYTES)]
+    record: Annotated[bytes, fixed(DIGEST_BYTES)]
+    boot_id: Annotated[bytes, variable(64)]
+    root: Annotated[bytes, fixed(ROOT_BYTES)]
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
 
     def __repr__(self) -> str:
         return "<HolderSecret>"
@@ -159,28 +160,19 @@ class FileJournal(Confined):
         self.root.wipe()
         self.close()
         for name in ("secret", "records", "head"):
-            path = self._folder / name
-            if path.exists():
-                with path.open("r+b") as file:
-                    file.write(bytes(path.stat().st_size))
-                    file.flush()
-                    os.fsync(file.fileno())
-                path.unlink()
+            erase(self._folder / name)
 
     def _claim(self) -> None:
-        import fcntl  # noqa: PLC0415 -- where there is none, nobody stands
-
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._folder.stat().st_mode & 0o077:
-            raise InvalidParameters(f"the folder {self._folder} is open to others; chmod it to 700")
+        require_own_folder(self._folder)
         self._file = os.fdopen(os.open(self._folder / "records", os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            claim(
+                self._file.fileno(),
+                f"{self._folder} is open in another process; two holders at one position would answer twice",
+            )
+        except InvalidParameters:
             self._file.close()
-            raise InvalidParameters(
-                f"{self._folder} is open in another process; two holders at one position would answer twice"
-            ) from None
+            raise
 
     def _kept_secret(self, record: bytes, boot_id: bytes, coins: Coins) -> HolderSecret:
         path, head = self._folder / "secret", self._folder / "head"
@@ -193,8 +185,8 @@ class FileJournal(Confined):
             root, nonce = draw_exactly(ROOT_BYTES, coins), bytes(draw_exactly(NONCE_BYTES, coins))
             drawn = HolderSecret(record=record, boot_id=boot_id, root=bytes(root), nonce=nonce)
             overwrite(root)
-            self._write_whole("head", bytes(8) + self._head + bytes(8))
-            self._write_whole("secret", drawn.encode())
+            replace(self._folder / "head", bytes(8) + self._head + bytes(8))
+            replace(self._folder / "secret", drawn.encode())
             self._write_head()
             return drawn
         kept = HolderSecret.decode(path.read_bytes())
@@ -238,7 +230,7 @@ class FileJournal(Confined):
         return entries
 
     def _write_head(self) -> None:
-        self._write_whole("head", self._count.to_bytes(8, "big") + self._head + self._placed())
+        replace(self._folder / "head", self._count.to_bytes(8, "big") + self._head + self._placed())
 
     def _placed(self) -> bytes:
         """Return when the file system last changed the entry of the secret, which is written once."""
@@ -247,22 +239,6 @@ class FileJournal(Confined):
     def _step(self, record: bytes) -> None:
         self._head = hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, self._head, record)).digest()
         self._count += 1
-
-    def _write_whole(self, name: str, data: bytes) -> None:
-        """Write a small file so that a crash leaves the old one or the new one."""
-        new = self._folder / f"{name}.new"
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _OWNER_ONLY)
-        try:
-            os.write(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        new.replace(self._folder / name)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def __repr__(self) -> str:
         return f"<FileJournal {self._folder}>"

@@ -15,10 +15,10 @@ from secagg.contract import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
 from secagg.errors import Misuse, PeerMisbehaved, Reason
+from secagg.fields import Message, fixed, repeated, unsigned, variable
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES
-from .fields import Fixed, Message, Repeated, Unsigned, Variable
 
 REMEMBERED: Final = 256
 """How many updates are remembered; rounds only go up, so older ones can be repeated by the client alone."""
@@ -30,13 +30,13 @@ class ClientRecord(Message):
     """What a client stores."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_CLIENT_RECORD
-    task: Annotated[bytes, Variable(_MAXIMUM_TASK_BYTES)]
-    newest_epoch: Annotated[int, Unsigned(8)] = 0
-    next_round: Annotated[int, Unsigned(9)] = 0
-    spent: Annotated[tuple[bytes, ...], Repeated(Fixed(DIGEST_BYTES), REMEMBERED)] = ()
-    offer: Annotated[bytes, Fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
+    newest_epoch: Annotated[int, unsigned(8)] = 0
+    next_round: Annotated[int, unsigned(9)] = 0
+    spent: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
+    offer: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """The digest of the offer that the last upload answers."""
-    upload: Annotated[bytes, Variable((1 << 32) - 1)] = b""
+    upload: Annotated[bytes, variable((1 << 32) - 1)] = b""
 
 
 class Ledger(Confined):
@@ -84,8 +84,8 @@ class Ledger(Confined):
                 )
             self._write(replace(self._record, newest_epoch=epoch, next_round=round_number + 1, upload=b""))
 
-    def spend(self, payload: Payload) -> None:
-        """Count an update, or refuse one that was uploaded before.
+    def spend(self, payload: Payload) -> bytes:
+        """Count an update and return its digest, or refuse one that was uploaded before.
 
         Raises:
             Misuse: it was, for another sum, epoch or attempt.
@@ -99,6 +99,7 @@ class Ledger(Confined):
                     reason=Reason.ALREADY_SPENT,
                 )
             self._write(replace(self._record, spent=(*self._record.spent, digest)[-REMEMBERED:]))
+        return digest
 
     def keep(self, offer: bytes, upload: bytes) -> None:
         """Store an upload before it is handed over."""

@@ -15,16 +15,16 @@ from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.merkle import MerkleTree
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
+from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
 from secagg.wire import MessageKind
 
-from . import fields
 from .configuration import Agreement, SumTerms
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES
-from .fields import Choice, Fixed, Message, Nested, Repeated, Unsigned, Variable
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 MAXIMUM_UPLOADS: Final = 1 << 20
@@ -49,11 +49,11 @@ class Verdict(IntEnum):
 class UploadHeader:
     """Who uploads for which sum."""
 
-    client: Annotated[ClientId, fields.Client()]
-    identity: Annotated[bytes, Variable(IDENTITY_BYTES)]
+    client: Annotated[ClientId, CLIENT]
+    identity: Annotated[bytes, variable(IDENTITY_BYTES)]
     """The client's key and the authority's signature on it; empty in ``semi_honest`` mode."""
-    terms: Annotated[SumTerms, Nested(SumTerms)]
-    nonce: Annotated[bytes, Fixed(NONCE_BYTES)]
+    terms: Annotated[SumTerms, nested(SumTerms)]
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
     """Fresh in every upload."""
 
 
@@ -62,24 +62,24 @@ class Upload(Message):
     """The one message of a client."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_UPLOAD
-    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    header: Annotated[UploadHeader, Nested(UploadHeader)]
-    vector: Annotated[bytes, Variable(_MAXIMUM_VECTOR_BYTES)]
-    polynomial: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
-    sealed: Annotated[tuple[bytes, ...], Repeated(Variable(_MAXIMUM_SHARE_BYTES), MAXIMUM_HOLDERS)]
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)]
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    header: Annotated[UploadHeader, nested(UploadHeader)]
+    vector: Annotated[bytes, variable(_MAXIMUM_VECTOR_BYTES)]
+    polynomial: Annotated[bytes, variable(_MAXIMUM_SHARE_BYTES)]
+    sealed: Annotated[tuple[bytes, ...], repeated(variable(_MAXIMUM_SHARE_BYTES), MAXIMUM_HOLDERS)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredShare:
     """What one holder is shown of an upload."""
 
-    header: Annotated[UploadHeader, Nested(UploadHeader)]
-    vector_digest: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    polynomial: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
-    sealed: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
-    path: Annotated[tuple[bytes, ...], Repeated(Fixed(DIGEST_BYTES), _MAXIMUM_PROOF)]
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)]
+    header: Annotated[UploadHeader, nested(UploadHeader)]
+    vector_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    polynomial: Annotated[bytes, variable(_MAXIMUM_SHARE_BYTES)]
+    sealed: Annotated[bytes, variable(_MAXIMUM_SHARE_BYTES)]
+    path: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), _MAXIMUM_PROOF)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +87,16 @@ class Delivery(Message):
     """Shares of some clients, for one holder."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_DELIVERY
-    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    shares: Annotated[tuple[DeliveredShare, ...], Repeated(Nested(DeliveredShare), MAXIMUM_UPLOADS)]
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    shares: Annotated[tuple[DeliveredShare, ...], repeated(nested(DeliveredShare), MAXIMUM_UPLOADS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """An upload and what a holder says of it."""
 
-    upload: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    verdict: Annotated[Verdict, Choice(tuple(Verdict))]
+    upload: Annotated[bytes, fixed(DIGEST_BYTES)]
+    verdict: Annotated[Verdict, choice(tuple(Verdict))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +104,10 @@ class Receipt(Message):
     """What a holder says of the uploads of a delivery, in its order; of none, to an offer."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_RECEIPT
-    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    holder: Annotated[int, Unsigned(2)]
-    judged: Annotated[tuple[Judged, ...], Repeated(Nested(Judged), MAXIMUM_UPLOADS)]
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    judged: Annotated[tuple[Judged, ...], repeated(nested(Judged), MAXIMUM_UPLOADS)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     @property
     def parts(self) -> tuple[bytes, ...]:
@@ -120,8 +120,8 @@ class Receipt(Message):
 class Listed:
     """One client of a sum, and which upload of it."""
 
-    client: Annotated[ClientId, fields.Client()]
-    upload: Annotated[bytes, Fixed(DIGEST_BYTES)]
+    client: Annotated[ClientId, CLIENT]
+    upload: Annotated[bytes, fixed(DIGEST_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +129,9 @@ class UploadList(Message):
     """The uploads of one sum, by increasing client id."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_LIST
-    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    terms: Annotated[SumTerms, Nested(SumTerms)]
-    listed: Annotated[tuple[Listed, ...], Repeated(Nested(Listed), MAXIMUM_UPLOADS)]
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    terms: Annotated[SumTerms, nested(SumTerms)]
+    listed: Annotated[tuple[Listed, ...], repeated(nested(Listed), MAXIMUM_UPLOADS)]
 
     @property
     def digest(self) -> bytes:
@@ -144,10 +144,10 @@ class ListSignature(Message):
     """A holder signs the one list on which the listed uploads ever are."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_LIST_SIGNATURE
-    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    holder: Annotated[int, Unsigned(2)]
-    upload_list: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    upload_list: Annotated[bytes, fixed(DIGEST_BYTES)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     @property
     def parts(self) -> tuple[bytes, ...]:
@@ -159,8 +159,8 @@ class ListSignature(Message):
 class HolderSignature:
     """One signature of a certificate."""
 
-    holder: Annotated[int, Unsigned(2)]
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +168,8 @@ class CertifiedList(Message):
     """A list that a quorum of holders signed."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_CERTIFIED_LIST
-    upload_list: Annotated[bytes, Variable(_MAXIMUM_VECTOR_BYTES)]
-    certificate: Annotated[tuple[HolderSignature, ...], Repeated(Nested(HolderSignature), MAXIMUM_HOLDERS)]
+    upload_list: Annotated[bytes, variable(_MAXIMUM_VECTOR_BYTES)]
+    certificate: Annotated[tuple[HolderSignature, ...], repeated(nested(HolderSignature), MAXIMUM_HOLDERS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +177,11 @@ class Answer(Message):
     """A holder's shares, summed over a list."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_ANSWER
-    t0: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    holder: Annotated[int, Unsigned(2)]
-    upload_list: Annotated[bytes, Fixed(DIGEST_BYTES)]
-    sums: Annotated[bytes, Variable(_MAXIMUM_SHARE_BYTES)]
-    signature: Annotated[bytes, Variable(SIGNATURE_BYTES)] = b""
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    upload_list: Annotated[bytes, fixed(DIGEST_BYTES)]
+    sums: Annotated[bytes, variable(_MAXIMUM_SHARE_BYTES)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
 
     @property
     def parts(self) -> tuple[bytes, ...]:
@@ -220,45 +220,9 @@ def leaf(agreement: Agreement, position: int, sealed: bytes) -> bytes:
     return hashlib.sha256(bind(Label.ONE_MESSAGE_LEAF, agreement.holder(position), sealed)).digest()
 
 
-def tree(leaves: Sequence[bytes]) -> list[list[bytes]]:
-    """Hash leaves to their root, level by level; a node without a sibling moves up unchanged."""
-    levels = [list(leaves)]
-    while len(below := levels[-1]) > 1:
-        pairs = [_node(below[index], below[index + 1]) for index in range(0, len(below) - 1, 2)]
-        levels.append(pairs + below[2 * len(pairs) :])
-    return levels
-
-
-def path_in(levels: list[list[bytes]], position: int) -> tuple[bytes, ...]:
-    """Return the siblings on the way from a leaf to the root."""
-    siblings = list[bytes]()
-    for level in levels[:-1]:
-        if position ^ 1 < len(level):
-            siblings.append(level[position ^ 1])
-        position //= 2
-    return tuple(siblings)
-
-
-def root_above(lowest: bytes, position: int, count: int, path: Sequence[bytes]) -> bytes:
-    """Return the root of a tree of ``count`` leaves that has this leaf.
-
-    Raises:
-        MalformedMessage: the path has another length.
-    """
-    node, rest = lowest, list(reversed(path))
-    while count > 1:
-        if position ^ 1 < count:
-            if not rest:
-                raise MalformedMessage("the path is too short", reason=Reason.TRUNCATED)
-            node = _node(rest.pop(), node) if position % 2 else _node(node, rest.pop())
-        position, count = position // 2, (count + 1) // 2
-    if rest:
-        raise MalformedMessage("the path is too long", reason=Reason.TRAILING_BYTES)
-    return node
-
-
-def _node(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(bind(Label.ONE_MESSAGE_NODE, left, right)).digest()
+def share_tree(agreement: Agreement, sealed: Sequence[bytes]) -> MerkleTree:
+    """Return the tree over the sealed shares, in the order of their holders."""
+    return MerkleTree([leaf(agreement, position, share) for position, share in enumerate(sealed)])
 
 
 def challenge_of(agreement: Agreement, header: UploadHeader, vector: bytes, root: bytes) -> bytes:
@@ -311,9 +275,9 @@ def verify_upload(
     lengths = (len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
     if lengths != (parameters.upload_bytes, parameters.polynomial_bytes, due):
         raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
-    levels = tree([leaf(agreement, position, sealed) for position, sealed in enumerate(upload.sealed)])
+    tree = share_tree(agreement, upload.sealed)
     hashed = vector_digest(upload.vector)
-    digest = upload_digest(challenge_of(agreement, header, hashed, levels[-1][0]), upload.polynomial)
+    digest = upload_digest(challenge_of(agreement, header, hashed, tree.root), upload.polynomial)
     require_signed(agreement, header, digest, upload.signature)
     return digest, tuple(
         DeliveredShare(
@@ -321,7 +285,7 @@ def verify_upload(
             vector_digest=hashed,
             polynomial=upload.polynomial,
             sealed=sealed,
-            path=path_in(levels, position),
+            path=tuple(tree.prove([position])),
             signature=upload.signature,
         )
         for position, sealed in enumerate(upload.sealed)

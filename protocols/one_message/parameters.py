@@ -7,13 +7,15 @@ lengths and rules.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
-from typing import Final, Self
+from typing import Annotated, Final
 
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.fields import Field, choice, nested, repeated, unsigned
+from secagg.wire import Reader, Writer
 
 from .lattice.estimator import SIGMA, security_bits
 from .sharing_field import FIELD
@@ -34,10 +36,6 @@ CHECK_WORDS: Final = 8
 """The masking polynomial of a dealer has coefficients in the eighth power of the field: a false one passes with
 chance 65521^-8."""
 
-_NUMBER_BYTES = 8
-_UNBOUNDED = 0
-_BOUNDED = 1
-
 
 class ThresholdRule(StrEnum):
     """Why a server cannot combine answers for several lists."""
@@ -48,6 +46,24 @@ class ThresholdRule(StrEnum):
     """A quorum signs one list before anybody answers for it."""
 
 
+_SIGN: Final = 1 << 63
+
+
+def _write_bounds(writer: Writer, bounds: tuple[int, int] | None) -> None:
+    writer.integer(bounds is not None, 1)
+    for bound in bounds or ():
+        writer.integer(bound + _SIGN, 8)
+
+
+def _read_bounds(reader: Reader) -> tuple[int, int] | None:
+    if (tag := reader.integer(1)) > 1:
+        raise MalformedMessage("a segment has bounds or has none", reason=Reason.NOT_CANONICAL)
+    return (reader.integer(8) - _SIGN, reader.integer(8) - _SIGN) if tag else None
+
+
+_BOUNDS = Field(_write_bounds, _read_bounds, "1: 0 none, 1 two of 8, plus 2^63")
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """One segment of a layout: a run of ring elements, and the range of an unweighted one where it has one.
@@ -56,9 +72,9 @@ class Values:
     themselves: a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
     """
 
-    length: int
-    ring_bits: int
-    bounds: tuple[int, int] | None = None
+    length: Annotated[int, unsigned(8)]
+    ring_bits: Annotated[int, unsigned(1)]
+    bounds: Annotated[tuple[int, int] | None, _BOUNDS] = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= MAXIMUM_COEFFICIENTS or not 1 <= self.ring_bits <= 64:  # noqa: PLR2004 -- a word
@@ -86,32 +102,32 @@ class Parameters:
 
     Raises:
         InvalidParameters: the sum of ``capacity`` uploads would not be exact, or a threshold does not keep its premise.
-            Lattice security has its own floor in ``require_sound``.
+            Lattice security is for the floors of who takes part.
     """
 
-    degree: int
+    degree: Annotated[int, unsigned(2)]
     """n: coefficients of a polynomial."""
-    modulus_bits: int
+    modulus_bits: Annotated[int, unsigned(1)]
     """w: coefficients are integers modulo 2^w."""
-    guard_bits: int
+    guard_bits: Annotated[int, unsigned(1)]
     """g: the lowest bits of a coefficient, which hold the noise of the sum."""
-    dropped_bits: int
+    dropped_bits: Annotated[int, unsigned(1)]
     """d: the lowest bits of a coefficient, which are rounded away before it is sent."""
-    segments: tuple[Values, ...]
-    capacity: int
+    segments: Annotated[tuple[Values, ...], repeated(nested(Values), MAXIMUM_SEGMENTS)]
+    capacity: Annotated[int, unsigned(4)]
     """N: the most uploads of one sum."""
-    capacity_weight: int
+    capacity_weight: Annotated[int, unsigned(8)]
     """W: the largest total weight of one sum; the capacity where nobody weighs."""
-    holders: int
+    holders: Annotated[int, unsigned(2)]
     """C."""
-    corrupted: int
+    corrupted: Annotated[int, unsigned(2)]
     """c: the most holders that share what they know with the server."""
-    threshold: int
+    threshold: Annotated[int, unsigned(2)]
     """T: the answers that a sum needs."""
-    packing: int
+    packing: Annotated[int, unsigned(2)]
     """rho: coefficients of the secret in one polynomial."""
-    rule: ThresholdRule
-    quorum: int
+    rule: Annotated[ThresholdRule, choice(tuple(ThresholdRule))]
+    quorum: Annotated[int, unsigned(2)]
     """Q: signatures that certify a list; zero where one answer is the rule."""
 
     def __post_init__(self) -> None:
@@ -202,61 +218,7 @@ class Parameters:
         """The estimated work of the lattice attack."""
         return security_bits(self.degree, self.modulus_bits)
 
-    # --- Bytes -------------------------------------------------------------------------------------------------------
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        numbers = list[int]()
-        for name in _NUMBERS:
-            numbers.append(getattr(self, name))
-        numbers.append(_RULES.index(self.rule))
-        for segment in self.segments:
-            tag, (low, high) = (_UNBOUNDED, (0, 0)) if segment.bounds is None else (_BOUNDED, segment.bounds)
-            numbers += (segment.length, segment.ring_bits, tag, low, high)
-        return b"".join(number.to_bytes(_NUMBER_BYTES, "big", signed=True) for number in numbers)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written, or unsound parameters.
-        """
-        numbers = [
-            int.from_bytes(data[start : start + _NUMBER_BYTES], "big", signed=True)
-            for start in range(0, len(data), _NUMBER_BYTES)
-        ]
-        head, tail = numbers[: len(_NUMBERS) + 1], numbers[len(_NUMBERS) + 1 :]
-        if (
-            len(data) % _NUMBER_BYTES
-            or len(head) <= len(_NUMBERS)
-            or len(tail) % 5
-            or len(tail) // 5 > MAXIMUM_SEGMENTS
-        ):
-            raise MalformedMessage(
-                "parameters are cut short or too long; pass the whole encoding", reason=Reason.TRUNCATED
-            )
-        try:
-            segments = tuple(_decode_segment(*tail[start : start + 5]) for start in range(0, len(tail), 5))
-            named = dict(zip(_NUMBERS, head, strict=False))
-            return cls(segments=segments, rule=_decode_rule(head[-1]), **named)
-        except InvalidParameters as error:
-            raise MalformedMessage(f"the parameters are unsound: {error}", reason=Reason.NOT_CANONICAL) from None
-
     # --- Checks ------------------------------------------------------------------------------------------------------
-
-    def require_sound(self, least_security: float = LEAST_SECURITY) -> None:
-        """Refuse a lattice that is weaker than a floor; the rest was checked when the object was made.
-
-        Raises:
-            InvalidParameters: it is weaker.
-        """
-        if self.security_bits < least_security:
-            raise InvalidParameters(
-                f"{self.modulus_bits} bits in degree {self.degree} are estimated at {self.security_bits:.0f} bits of "
-                f"security and the floor is {least_security:g}; plan with fewer bits a coefficient or a higher degree",
-                reason=Reason.BELOW_FLOOR,
-            )
 
     def _require_ranges(self) -> None:
         ranges = {
@@ -319,10 +281,6 @@ class Parameters:
             raise InvalidParameters(f"the rule {self.rule} needs a quorum of {least}; got {self.quorum}")
 
 
-_NUMBERS = tuple(field.name for field in fields(Parameters) if field.type == "int")
-_RULES = tuple(ThresholdRule)
-
-
 def least_guard_bits(capacity: int, dropped_bits: int) -> int:
     """Return g: the noise of a full sum, with half a unit of rounding, stays within +-2^(g-1).
 
@@ -352,17 +310,3 @@ def least_threshold(rule: ThresholdRule, holders: int, corrupted: int, packing: 
 def least_quorum(holders: int, corrupted: int) -> int:
     """Return the least Q with 2 Q > C + c: two quorums share an honest holder."""
     return (holders + corrupted) // 2 + 1
-
-
-def _decode_rule(number: int) -> ThresholdRule:
-    if not 0 <= number < len(_RULES):
-        raise InvalidParameters(f"{number} is no rule of thresholds")
-    return _RULES[number]
-
-
-def _decode_segment(length: int, ring_bits: int, tag: int, low: int, high: int) -> Values:
-    if tag == _BOUNDED:
-        return Values(length, ring_bits, (low, high))
-    if tag != _UNBOUNDED or low or high:
-        raise InvalidParameters("a segment has bounds or has none")
-    return Values(length, ring_bits)

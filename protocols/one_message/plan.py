@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
-from secagg.contract import Layout
-from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.roles import Subject
 
 from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
 from .epoch import NO_KEY, EpochRecord, HolderIdentity
-from .fitting import choose_committee, plan
-from .parameters import DEGREES, Parameters, ThresholdRule
+from .fitting import Committee, choose_committee, plan
+from .parameters import ThresholdRule
 
 Bounds = tuple[int, int] | None
 
@@ -56,36 +53,6 @@ def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
     )
 
 
-def plan_masks(
-    record: EpochRecord, layout: Layout, bounds: Sequence[Bounds], *, capacity: int, maximum_weight: int = 1
-) -> Parameters:
-    """Find the cheapest masks for a layout under the thresholds of an epoch.
-
-    Args:
-        bounds: for each segment what one unweighted value lies between, so that several share a coefficient; or None.
-    Raises:
-        InvalidParameters: nothing fits; the message names the next parameters that do.
-    """
-    most, found = capacity * maximum_weight, list[Parameters]()
-    values = masked_values(layout, tuple(bounds), most)
-
-    def planned(degrees: Sequence[int]) -> Parameters:
-        """Plan for holders that are all honest and there, and put the signed thresholds in."""
-        free = plan(values, capacity, len(record.holders), 0, capacity_weight=most, rule=record.rule, degrees=degrees)
-        return replace(
-            free,
-            corrupted=record.corrupted,
-            threshold=record.threshold,
-            packing=record.packing,
-            quorum=record.quorum,
-        )
-
-    for degree in DEGREES:
-        with suppress(InvalidParameters):
-            found.append(planned((degree,)))
-    return min(found, key=lambda one: one.upload_bytes + one.dealt_bytes) if found else planned(DEGREES)
-
-
 def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     record: EpochRecord,
     keys: Sequence[bytes],
@@ -104,14 +71,18 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
-    bounds = [None] * len(subject.layout.segments) if bounds is None else bounds
+    bounds, most = tuple(bounds or [None] * len(subject.layout.segments)), capacity * maximum_weight
+    committee = Committee(
+        len(record.holders), record.corrupted, record.threshold, record.packing, record.rule, record.quorum
+    )
+    parameters = plan(masked_values(subject.layout, bounds, most), capacity, committee, capacity_weight=most)
     return Offer(
         record=record.encode(),
         keys=tuple(keys),
         configuration=Configuration(
             task=subject.task,
             layout=subject.layout,
-            parameters=plan_masks(record, subject.layout, bounds, capacity=capacity, maximum_weight=maximum_weight),
+            parameters=parameters,
             minimum_cohort=minimum_cohort,
             corrupted_clients=corrupted_clients,
             maximum_weight=maximum_weight,
@@ -151,18 +122,3 @@ class OneMessageSettings(NoiseSettings):
     """How many holders a simulation has; the epoch's record says how many there are elsewhere."""
     lifetime: timedelta = timedelta(hours=24)
     """Of an epoch."""
-
-    def plan_epoch(
-        self, holders: Sequence[HolderIdentity], *, number: int, expiry: int, authority: bytes = NO_KEY
-    ) -> EpochRecord:
-        """Return the record that the authority signs; see ``plan_epoch``."""
-        return plan_epoch(
-            holders,
-            number=number,
-            expiry=expiry,
-            corrupted=self.corrupted_holders,
-            absent=self.absent_holders,
-            suite=self.suite,
-            authority=authority,
-            rule=self.rule,
-        )

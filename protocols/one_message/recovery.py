@@ -31,11 +31,7 @@ class Recovered:
 
     sum_secret: SumOfSecrets
     suspects: frozenset[int]
-    agreed: int
-    """How many answers lie on the polynomials."""
-    proved: bool
-    """Whether so many agree that one of them is honest beyond the threshold: then every suspect lied. Otherwise a
-    suspect may be named only after the sum has opened the uploads."""
+    """To be named only where T + c of the rest agree, or after the sum has opened the uploads."""
 
 
 def set_aside(positions: Iterable[int], most: int) -> Iterator[frozenset[int]]:
@@ -88,7 +84,7 @@ def recover(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
     elements = multiply(to_secrets, words[kept[:threshold]]).reshape(-1)
     centred = np.where(elements > FIELD // 2, elements - FIELD, elements).astype(np.int32)
     suspects = frozenset(present[index] for index in wrong)
-    return Recovered(centred, suspects, len(kept), len(kept) >= threshold + parameters.corrupted)
+    return Recovered(centred, suspects)
 
 
 def _first_inconsistent(points: tuple[int, ...], words: _Columns, threshold: int) -> int | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
 from typing import Final
@@ -211,7 +212,7 @@ class OneMessageServerSession(Confined):
 
     def close_stage(self) -> None:
         """Await nobody else, and open the next stage if there is one."""
-        with self._lock, _Ending(self):
+        with self._lock, self._ending():
             if self.stage is UPLOAD:
                 least = self._settings.minimum_cohort
                 if len(self._server.taken) < least:
@@ -238,7 +239,7 @@ class OneMessageServerSession(Confined):
         Where too few holders answer, nothing is released and nothing is lost: call it again when they are back.
         """
         del progress  # One product of polynomials, whatever the number of clients.
-        with self._lock, _Ending(self, keeps=ThresholdNotMet):
+        with self._lock, self._ending(keeps=ThresholdNotMet):
             if self._stages or self._is_over:
                 raise Misuse("close the last stage first; a session releases once")
             if self._ask_all is not None:
@@ -296,22 +297,19 @@ class OneMessageServerSession(Confined):
         for position in missing:
             self._server.lose(position)
 
+    @contextmanager
+    def _ending(self, keeps: type[SecAggError] = Misuse) -> Generator[None]:
+        """End the session with what fails in it, but not with misuse, nor with what can be tried again."""
+        try:
+            yield
+        except (Misuse, keeps):
+            raise
+        except (SecAggError, ConnectionError):
+            self.abort()
+            raise
+
     def __repr__(self) -> str:
         return f"<OneMessageServerSession {self._server!r}>"
-
-
-class _Ending:
-    """Ends a session that fails for any reason but misuse, and but what can be tried again."""
-
-    def __init__(self, session: OneMessageServerSession, keeps: type[SecAggError] = Misuse) -> None:
-        self._session, self._keeps = session, (Misuse, keeps)
-
-    def __enter__(self) -> None:
-        """Do nothing yet."""
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, SecAggError | ConnectionError) and not isinstance(error, self._keeps):
-            self._session.abort()
 
 
 # --- The client -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from .floors import Floors
 from .holder import Holder
 from .journal import ROOT_BYTES, NoJournal
 from .ledger import Ledger
-from .plan import OneMessageSettings
+from .plan import OneMessageSettings, plan_epoch
 from .session import (
     UPLOAD,
     OneMessageHelpers,
@@ -89,13 +89,18 @@ class OneMessageSimulation(Confined):
             return self._record
         self.close()
         self._number += 1
-        record = self._settings.plan_epoch(
+        settings = self._settings
+        record = plan_epoch(
             [
                 HolderIdentity(number=number, public_key=NO_KEY if key is None else key.public_key)
                 for number, key in enumerate(self._holder_keys)
             ],
             number=self._number,
-            expiry=int((now + self._settings.lifetime).timestamp()),
+            expiry=int((now + settings.lifetime).timestamp()),
+            corrupted=settings.corrupted_holders,
+            absent=settings.absent_holders,
+            suite=settings.suite,
+            rule=settings.rule,
             authority=NO_KEY if self._authority is None else self._authority.public_key,
         )
         self._record = record if self._authority is None else record.signed(self._authority)

@@ -15,6 +15,7 @@ from hmac import compare_digest
 from typing import Final
 
 from secagg.crypto.key_agreement import KeyRole
+from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import random_root
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
@@ -34,7 +35,6 @@ from .advertisement import (
 from .commitments import commit_to_self_mask
 from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
 from .member import Member
-from .merkle import NODE_BYTES, MerkleTree, recover_root
 from .roster import Roster, encode_clients, entry_digest, roster_of
 from .suites import MaskKeys, OwnKeys, key_suite
 

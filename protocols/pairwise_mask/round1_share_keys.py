@@ -21,6 +21,7 @@ from itertools import accumulate as running_sum
 from typing import Final
 
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
@@ -33,7 +34,6 @@ from secagg.wire import MessageKind, Reader, Writer
 from .client_set import ClientSet
 from .commitments import SharedSecret, SharePlace
 from .member import Member
-from .merkle import NODE_BYTES, MerkleTree, recover_root
 from .roster import Roster
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .settled import Settled, suspects

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.session.durable import claim, erase, sync_folder
 from secagg.wire import MessageKind, Reader, Writer
 
 _LENGTH_BYTES: Final = 8
@@ -150,26 +151,18 @@ class FileJournal(Confined):
     def erase(self) -> None:
         """Overwrite the file with zeros and remove it; a file that is gone is erased."""
         self.close()
-        _erase(self.path)
+        erase(self.path)
 
     def _claim(self) -> None:
         """Make sure that nobody else reads the file or writes to it, and that a crash does not lose its name."""
-        import fcntl  # noqa: PLC0415 -- where there is none, there are servers without a journal
-
         if os.fstat(self._file.fileno()).st_mode & 0o077:
             raise InvalidParameters(f"the journal {self.path} is readable by others; chmod it to 600, or remove it")
+        claim(
+            self._file.fileno(),
+            f"the journal {self.path} is open in another process; two servers of one round would sign two lists",
+        )
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidParameters(
-                f"the journal {self.path} is open in another process; two servers of one round would sign two lists"
-            ) from None
-        try:
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise InvalidParameters(f"the folder of {self.path} cannot be written down: {error.strerror}") from None
 
@@ -216,18 +209,6 @@ class FileJournal(Confined):
 
     def __repr__(self) -> str:
         return f"<FileJournal {self.path}>"
-
-
-def _erase(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        for start in range(0, size, _PIECE_BYTES):
-            file.write(bytes(min(_PIECE_BYTES, size - start)))
-        file.flush()
-        os.fsync(file.fileno())
-    path.unlink()
 
 
 def _decoded(record: bytes) -> Record:
@@ -292,6 +273,6 @@ class RoundFile:
         try:
             journal = journal or FileJournal(self.path)
         except MalformedMessage:
-            _erase(self.path)
+            erase(self.path)
         else:
             journal.erase()

@@ -1,12 +1,15 @@
-"""Files that are on disk when a call returns: made once, or replaced as a whole."""
+"""Files that are on disk when a call returns: made once, replaced as a whole, held by one process, or erased."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from secagg.errors import InvalidParameters
+
+_PIECE_BYTES: Final = 1 << 20
 
 
 def require_own_folder(folder: Path) -> None:
@@ -44,6 +47,33 @@ def replace(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+def claim(descriptor: int, refusal: str) -> None:
+    """Lock a file for this process, until it is closed.
+
+    Raises:
+        InvalidParameters: another process has it; with the sentence that the caller gives.
+    """
+    import fcntl  # noqa: PLC0415 -- where there is none, nothing is kept that two processes could take
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise InvalidParameters(refusal) from None
+
+
+def erase(path: Path) -> None:
+    """Overwrite a file with zeros and remove it, if it is there; what the file system keeps of it is beyond reach."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        for start in range(0, size, _PIECE_BYTES):
+            file.write(bytes(min(_PIECE_BYTES, size - start)))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

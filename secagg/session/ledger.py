@@ -7,7 +7,6 @@ remembered is what was uploaded, and not what it was called.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from typing import Final
 from secagg.contract import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.wire import MessageKind, Writer
 
-from .durable import sync_folder
+from .durable import claim, sync_folder
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
@@ -164,10 +163,7 @@ class SpentUpdates(Confined):
     def _opened(self, path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InvalidParameters(f"{path} is the ledger of a process that runs; end that one first") from None
+            claim(descriptor, f"{path} is the ledger of a process that runs; end that one first")
             self._read(descriptor, path)
         except BaseException:
             os.close(descriptor)

@@ -38,9 +38,8 @@ from secagg.protocols.one_message.messages import (
     Upload,
     Verdict,
     challenge_of,
-    leaf,
     sealing_info,
-    tree,
+    share_tree,
     upload_digest,
     vector_digest,
 )
@@ -55,7 +54,7 @@ from tests.harness.planted import always
 def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upload) -> bytes:
     """Sign an altered upload as its client; the published polynomial stays what it was."""
     agreement = offer.agree()
-    root = tree([leaf(agreement, position, share) for position, share in enumerate(upload.sealed)])[-1][0]
+    root = share_tree(agreement, upload.sealed).root
     challenge = challenge_of(agreement, upload.header, vector_digest(upload.vector), root)
     digest = upload_digest(challenge, upload.polynomial)
     key = world.certified(client)[0]

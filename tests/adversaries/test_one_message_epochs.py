@@ -31,11 +31,11 @@ from secagg.errors import (
     Reason,
     SecAggError,
 )
+from secagg.fields import Message
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
-from secagg.protocols.one_message.fields import Message
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, FileJournal
@@ -480,7 +480,7 @@ def test_a_journal_of_another_epoch_or_open_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match="of another epoch"):
         FileJournal(standing.folder, bytes(32), BOOT, standing.world.setup.coins_of("other"))
     standing.folder.chmod(0o755)
-    with pytest.raises(InvalidParameters, match="chmod it to 700"):
+    with pytest.raises(InvalidParameters, match="must be this user's alone"):
         standing.start()
 
 

@@ -6,7 +6,7 @@
 | clients that deal badly to one honest holder, to have it put out and blamed | the bound on bad clients |
 | one bad vector, for which every set of answers is tried | a secret is tried once |
 | one liar while others are away | the sum waits for them |
-| coins that repeat | the mask's seed is not the public nonce |
+| coins that repeat | what is drawn from them depends on the update, its weight and the sum |
 | the whole folder of a holder restored while the machine runs | the time at which the secret came to its place |
 | a secret of a journal that was altered | the offer names the keys that were published |
 """
@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 
@@ -29,15 +30,17 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import HolderId
+from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.configuration import Agreement
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.lattice.masks import EpochRing, OpenedSum, SumOfSecrets, WrongSecret
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import Answer
+from secagg.protocols.one_message.messages import Answer, Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.sharing_field import FIELD
+from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, message_kind
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with, settled
 from tests.adversaries.test_one_message_epochs import closed_journals, standing_world
@@ -156,16 +159,28 @@ def test_one_liar_does_not_end_a_sum_while_holders_are_away() -> None:
     assert {HolderId(1)} in [fault.culprits for fault in session.faults]
 
 
-def test_coins_that_repeat_are_refused() -> None:
-    class RepeatingCoins:
-        def draw(self, count: int) -> bytearray:
-            return bytearray(b"\x07" * count)
+class RepeatingCoins:
+    """What a snapshot of a machine draws each time that it is resumed."""
 
-    world = InsecureSum()
-    client = world.setup.clients[0]
-    key, certificate = world.certified(client)
-    with pytest.raises(Misuse, match="the coins repeat"):
-        Client(
+    def draw(self, count: int) -> bytearray:
+        return bytearray(b"\x07" * count)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+@pytest.mark.parametrize("changed", ["update", "weight", "sum", "client"])
+def test_coins_that_repeat_mask_nothing_twice(mode: SecurityMode, changed: str) -> None:
+    """One mask on two updates shows their difference, and one dealing under two challenges opens the secret."""
+    setup = SumSetup(mode=mode, maximum_weight=3)
+    world, uploads = InsecureSum(setup), list[Upload]()
+    for second in (False, True):
+        client = setup.clients[second and changed == "client"]
+        key, certificate = world.certified(client) if setup.is_active else (None, None)
+        payload = setup.values_of(setup.clients[0])
+        if second and changed == "update":
+            payload.values[0][0] += 1
+        weight = 2 if second and changed == "weight" else 1
+        offer = world.offer(bytes([9]) * 16 if second and changed == "sum" else None)
+        repeating = Client(
             client,
             floors=world.floors,
             ledger=Ledger(TASK, lambda _: None),
@@ -173,7 +188,14 @@ def test_coins_that_repeat_are_refused() -> None:
             clock=world.clock,
             signing_key=key,
             certificate=certificate,
-        ).upload(world.offer().encode(), world.setup.subject, world.update(client))
+        )
+        update = LateUpdate(partial(Update, payload, setup.model, weight))
+        uploads.append(Upload.decode(repeating.upload(offer.encode(), setup.subject, update)))
+    one, other = uploads
+    vectors = [np.frombuffer(upload.vector, np.uint8) for upload in uploads]
+    assert np.mean(vectors[0] == vectors[1]) < 0.1
+    assert one.header.nonce != other.header.nonce
+    assert one.polynomial != other.polynomial
 
 
 def test_a_folder_restored_while_the_machine_runs_ends_the_epoch(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from dataclasses import replace
 
 import pytest
 
+from secagg.crypto.merkle import MerkleTree
 from secagg.errors import (
     AuthenticationFailed,
     MalformedMessage,
@@ -36,7 +37,6 @@ from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, sign_advertisement
-from secagg.protocols.pairwise_mask.merkle import MerkleTree
 from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, PublishedRoster
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares

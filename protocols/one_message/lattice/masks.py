@@ -71,11 +71,6 @@ class RingSecret(Confined):
         self._coefficients[:] = 0
         self._wiped = True
 
-    @property
-    def is_wiped(self) -> bool:
-        """Whether the coefficients are gone."""
-        return self._wiped
-
     def __repr__(self) -> str:
         return f"<RingSecret, degree {self._coefficients.size}{', wiped' if self._wiped else ''}>"
 

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.merkle import MerkleTree
 from secagg.errors import (
     AuthenticationFailed,
     InvalidParameters,
@@ -31,7 +32,6 @@ from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.client_set import ClientSet, set_bytes
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.merkle import MerkleTree
 from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares

@@ -91,7 +91,16 @@ def read_offer(message: bytes) -> Offer:
     start = reader.at
     reader.variable()
     reader.variable()
-    parameters = reader.variable()
+    degree, modulus, guard, dropped = (reader.number(size) for size in (2, 1, 1, 1))
+    segments = list[tuple[int, int, tuple[int, int] | None]]()
+    for _ in range(reader.number(4)):
+        length, bits, has_bounds = reader.number(8), reader.number(1), reader.number(1)
+        bounds = (reader.number(8) - 2**63, reader.number(8) - 2**63) if has_bounds else None
+        segments.append((length, bits, bounds))
+    reader.number(4)
+    capacity_weight = reader.number(8)
+    # Holders, corrupted, threshold, packing, rule and quorum stand in the record too.
+    reader.fixed(2 + 2 + 2 + 2 + 1 + 2)
     reader.fixed(12)
     stated = reader.data[start : reader.at]
     reader.fixed(16 + 8 + 32 + 32)
@@ -105,14 +114,6 @@ def read_offer(message: bytes) -> Offer:
         holders.append(of_record.number(8))
         of_record.fixed(32)
     unsigned = record[: of_record.at] + bytes(4)
-    numbers = [int.from_bytes(parameters[at : at + 8], "big", signed=True) for at in range(0, len(parameters), 8)]
-    degree, modulus, guard, dropped, _, capacity_weight = numbers[:6]
-    # Holders, corrupted, threshold, packing, quorum and rule stand in the record too.
-    tail = numbers[12:]
-    segments = [
-        (tail[at], tail[at + 1], (tail[at + 3], tail[at + 4]) if tail[at + 2] else None)
-        for at in range(0, len(tail), 5)
-    ]
     epoch = h("one-message-epoch", *keys)
     return Offer(
         t0=h("one-message-configuration", epoch, b"SAGG\1" + (110).to_bytes(2, "big") + stated),
@@ -157,7 +158,7 @@ def read_upload(offer: Offer, message: bytes) -> Upload:
     reader.end()
     level = [h("one-message-leaf", holder_string(offer, j), share) for j, share in enumerate(sealed)]
     while len(level) > 1:
-        pairs = [h("one-message-node", level[j], level[j + 1]) for j in range(0, len(level) - 1, 2)]
+        pairs = [h("merkle-node", level[j], level[j + 1]) for j in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]
     hashed = hashlib.sha256(bind("one-message-vector") + vector).digest()
     challenge = h("one-message-statement", offer.t0, client, t, nonce, hashed, level[0])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.crypto.labels import Label
+from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.protocols.pairwise_mask.merkle import NODE_BYTES, MerkleTree, recover_root
 
 
 def leaf(number: int) -> bytes:

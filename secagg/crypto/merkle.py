@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
+
+from .labels import Label, bind
 
 NODE_BYTES: Final = 32
 _BEFORE_RIGHT: Final = NODE_BYTES.to_bytes(4, "big")

@@ -1,0 +1,56 @@
+"""Coins that differ where what they are for differs, whatever their source does."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from secagg.errors import InvalidParameters
+
+from .entropy import Coins
+from .key_derivation import expand
+from .labels import Label
+from .secret import Confined, Secret
+
+_ROOT_BYTES = 32
+_BLOCK_BYTES = 16
+
+
+class HedgedCoins(Confined):
+    """Coins of one operation, derived from fresh ones and from all that the operation is about.
+
+    A source that repeats, as when a snapshot of a machine is resumed twice, gives two operations the same coins only
+    if they are about the same. One that others can predict gives nothing away if an input is secret.
+    """
+
+    def __init__(self, coins: Coins, *inputs: bytes) -> None:
+        """Draw from the source, once."""
+        with Secret.random("drawn coins", _ROOT_BYTES, coins) as drawn:
+            self._root = expand("root of hedged coins", _ROOT_BYTES, drawn, Label.HEDGED_COINS_ROOT, *inputs)
+        self._draws = 0
+
+    def draw(self, count: int) -> bytearray:
+        """Return the next ``count`` bytes; the caller owns the buffer and wipes it."""
+        if count < 0:
+            raise InvalidParameters(f"cannot draw {count} bytes; the count must not be negative")
+        self._draws += 1
+        number, drawn = self._draws.to_bytes(8, "big"), bytearray(count)
+        with expand("key of hedged coins", _ROOT_BYTES, self._root, Label.HEDGED_COINS, number) as key:
+            stream = Cipher(algorithms.AES(key.expose()), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
+            stream.update_into(bytes(count), drawn)
+        return drawn
+
+    def wipe(self) -> None:
+        """Overwrite the root; nothing can be drawn any more."""
+        self._root.wipe()
+
+    def __enter__(self) -> Self:
+        """Return these coins."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wipe()
+
+    def __repr__(self) -> str:
+        return f"<HedgedCoins, {self._draws} draws>"
