@@ -1,7 +1,7 @@
 """What whole-update codes cost in accuracy: 300 rounds on the bundled images, paired with uncompressed runs by seed.
 
 One process trains one run at a time and appends a line of JSON for each, so that a study that was stopped goes on where
-it was. Sums are computed in the clear, which is what every protocol computes to the bit (tests/training/test_driver.py).
+it was. Sums are computed in the clear, which is what every protocol computes to the bit.
 Besides the last model, each run tests its moving averages over 10, 20 and 40 rounds, which change nothing in it.
 
     python benchmarks/iso_accuracy.py build/iso.jsonl --seeds 10 11 --only none "peak 128"
@@ -26,8 +26,7 @@ import torch
 from secagg.training.models.server_optimizers import Parameters
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.rounds import Run
-from secagg.training.runs.sweep import Cell
-from secagg.training.settings.configuration import Configuration, changed, versions_here
+from secagg.training.settings.configuration import Configuration, changed
 from secagg.training.settings.presets import preset
 
 WINDOWS: Final = (10, 20, 40)
@@ -69,11 +68,18 @@ CELLS: Final = (
     ),
     StudyCell("sketch 1 bit", "fashion-sketch"),
     StudyCell("pq 30x", "fashion-pq30"),
-    StudyCell("pq 50x", "fashion-pq", ('compression.layers=["conv1.weight=64/3"]', "compression.vector_bits=6",
-                                       "compression.is_lengthened=true")),
+    StudyCell(
+        "pq 50x",
+        "fashion-pq",
+        ('compression.layers=["conv1.weight=64/3"]', "compression.vector_bits=6", "compression.is_lengthened=true"),
+    ),
     StudyCell("none, falling, 100", "fashion-none", (*HUNDRED, *_falling(THIRD))),
-    StudyCell("peak 1024, falling, 100", "fashion-peak", (*HUNDRED, *_falling(THIRD), "compression.places=1024"),
-              "none, falling, 100"),
+    StudyCell(
+        "peak 1024, falling, 100",
+        "fashion-peak",
+        (*HUNDRED, *_falling(THIRD), "compression.places=1024"),
+        "none, falling, 100",
+    ),
 )
 
 
