@@ -144,7 +144,7 @@ def test_a_host_cannot_put_one_clients_certificate_under_the_upload_of_another(n
     message, known = shortened(session.seal(1)), certificates(session)
     putting_back(session, certificates={FIRST: known[SECOND]})
     error = is_refused(session, message)
-    assert (type(error), error.culprits) == (AuthenticationFailed, {SECOND, HOST})
+    assert (type(error), error.culprits) == (AuthenticationFailed, frozenset({SECOND, HOST}))
     # Under the first one's name with the key of the second, which the authority never certified.
     mixed = Certificate(FIRST, known[SECOND].public_key, known[SECOND].signature)
     putting_back(session, certificates={FIRST: mixed})
@@ -174,7 +174,7 @@ def test_a_client_that_the_host_does_not_know_is_named() -> None:
     session = opened(INDICES)
     putting_back(session, certificates={SECOND: certificates(session)[SECOND]})
     error = is_refused(session, shortened(session.seal(1)))
-    assert (error.reason, error.culprits) == (Reason.NOT_ELIGIBLE, {FIRST})
+    assert (error.reason, error.culprits) == (Reason.NOT_ELIGIBLE, frozenset({FIRST}))
 
 
 def test_nobody_hands_over_the_short_upload_of_another() -> None:
