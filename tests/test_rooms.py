@@ -27,7 +27,7 @@ BUDGETS = {
     "secagg/conformance": 2_050,
     "compression": 4_600,
     "protocols/pairwise_mask": 7_200,
-    "protocols/enclave": 6_400,
+    "protocols/enclave": 6_300,
     "protocols/two_servers": 8_600,
     "protocols/one_message": 5_400,
     "protocols/coded_mask": 1_350,
