@@ -13,7 +13,8 @@ schemes follow from their place and are not repeated. A scheme is its tag (1) an
 6. rotation: seed (32), block size (4), inner scheme;
 7. count sketch: seed (32), rows (1), columns (4), inner scheme;
 8. peak code: joined rotation, places (4), unit (float64);
-9. linear sketch: joined rotation, kept (8), bits (1), modulus bits (1), unit (float64).
+9. linear sketch: joined rotation, kept (8), bits (1), modulus bits (1), unit (float64);
+10. a scheme from outside: its name (length in 4 bytes, then UTF-8), cohort (8), seed (32).
 
 A joined rotation is its seed (32), the size of its blocks (4), the number of tensors (4), their sizes (8 each) and
 their scales (float32 each).
@@ -24,9 +25,11 @@ Integers and floats are big-endian.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, Final
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
@@ -34,6 +37,8 @@ from secagg.compression.count_sketch import CountSketch
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
 from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.outside import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
+from secagg.compression.outside import Factory, OutsideScheme
 from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import SEED_BYTES, PublicStream
@@ -56,6 +61,7 @@ SCALE_BYTES: Final = 4
 ZERO_POINT_BYTES: Final = 2
 
 _Scheme = LinearDecoder[Any]
+_NO_FACTORIES: Final[Mapping[str, Factory]] = MappingProxyType({})
 
 
 class _Tag(IntEnum):
@@ -68,6 +74,7 @@ class _Tag(IntEnum):
     COUNT_SKETCH = 7
     PEAK = 8
     SKETCH = 9
+    OUTSIDE = 10
 
 
 # --- What a round costs -----------------------------------------------------------------------------------------------
@@ -167,16 +174,20 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
             writer.integer(_Tag.COUNT_SKETCH, 1).fixed(scheme.seed, SEED_BYTES)
             writer.integer(scheme.rows, 1).integer(scheme.columns, 4)
             _write(writer, scheme.inner, depth + 1)
-        case PeakCode() | Sketch():
+        case PeakCode() | Sketch() | OutsideScheme():
             _write_whole_update(writer, scheme)
         case _:
             raise InvalidParameters(
-                f"the parameters of {type(scheme).__name__} have no encoding here; use a scheme of this library, or "
-                "send them in a message of your own"
+                f"the parameters of {type(scheme).__name__} have no encoding here; make it from a factory with "
+                "OutsideScheme, or send them in a message of your own"
             )
 
 
-def _write_whole_update(writer: Writer, scheme: PeakCode | Sketch) -> None:
+def _write_whole_update(writer: Writer, scheme: PeakCode | Sketch | OutsideScheme) -> None:
+    if isinstance(scheme, OutsideScheme):
+        writer.integer(_Tag.OUTSIDE, 1).variable(scheme.name.encode(), MAXIMUM_SCHEME_NAME_BYTES)
+        writer.integer(scheme.cohort, 8).fixed(scheme.seed, SEED_BYTES)
+        return
     rotation, count = scheme.rotation, len(scheme.rotation.sizes)
     writer.integer(_Tag.PEAK if isinstance(scheme, PeakCode) else _Tag.SKETCH, 1)
     writer.fixed(rotation.stream.seed, SEED_BYTES).integer(rotation.block_size, 4).integer(count, 4)
@@ -200,18 +211,22 @@ def _write_scalar_quantization(writer: Writer, scheme: ScalarQuantization) -> No
 # --- Decoding ---------------------------------------------------------------------------------------------------------
 
 
-def decode_parameters(message: bytes, *, maximum_elements: int = MAXIMUM_ELEMENTS) -> ModelUpdate:
+def decode_parameters(
+    message: bytes, *, maximum_elements: int = MAXIMUM_ELEMENTS, outside: Mapping[str, Factory] = _NO_FACTORIES
+) -> ModelUpdate:
     """Read a broadcast back; its layout, and so its version, is that of the update that was encoded.
 
     Args:
         maximum_elements: how many the tensors may have in all, with what they are filled or sketched to.
+        outside: factories of the reader's own choice, by name; a scheme from outside that is none of these is refused,
+            and nothing is imported because a message names it.
 
     Raises:
         MalformedMessage: anything that ``encode_parameters`` would not have written, or too many elements.
     """
     reader = Reader(message, MessageKind.PUBLIC_PARAMETERS)
     try:
-        update = _Parameters(reader, maximum_elements).read()
+        update = _Parameters(reader, maximum_elements, outside).read()
         reader.finish()
         is_canonical = encode_parameters(update) == bytes(message)
     except (InvalidParameters, CapacityExceeded, Misuse) as error:
@@ -224,10 +239,10 @@ def decode_parameters(message: bytes, *, maximum_elements: int = MAXIMUM_ELEMENT
 class _Parameters:
     """Reads schemes into their places, and counts elements before anything is made for them."""
 
-    __slots__ = ("_left", "_reader")
+    __slots__ = ("_left", "_outside", "_reader")
 
-    def __init__(self, reader: Reader, maximum_elements: int) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, maximum_elements: int, outside: Mapping[str, Factory]) -> None:
+        self._reader, self._outside = reader, outside
         self._left = maximum_elements
 
     def read(self) -> ModelUpdate:
@@ -271,12 +286,14 @@ class _Parameters:
                 return ProductQuantization(shape=place.shape, codebooks=tuple(map(Codebook.decode, encoded)))
             case _Tag.RANDOM_PRUNING | _Tag.ROTATION | _Tag.COUNT_SKETCH:
                 return self._nesting(tag, place, depth + 1)
-            case _Tag.PEAK | _Tag.SKETCH:
+            case _Tag.PEAK | _Tag.SKETCH | _Tag.OUTSIDE:
                 return self._whole_update(tag, place)
             case _:
                 raise InvalidParameters(f"{tag} is the tag of no scheme")
 
     def _whole_update(self, tag: int, place: PublicStream) -> _Scheme:
+        if tag == _Tag.OUTSIDE:
+            return self._made_outside(place)
         seed, block_size, count = self._reader.fixed(SEED_BYTES), self._reader.integer(4), self._reader.integer(4)
         numbers = struct.unpack(f">{count}Q{count}f", self._reader.fixed((8 + SCALE_BYTES) * count))
         rotation = JoinedRotation(
@@ -291,6 +308,19 @@ class _Parameters:
         kept, bits, modulus_bits = (self._reader.integer(size) for size in (8, 1, 1))
         unit = struct.unpack(">d", self._reader.fixed(8))[0]
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
+
+    def _made_outside(self, place: PublicStream) -> _Scheme:
+        encoded = self._reader.variable(MAXIMUM_SCHEME_NAME_BYTES)
+        cohort, seed = self._reader.integer(8), self._reader.fixed(SEED_BYTES)
+        factory = self._outside.get(name := encoded.decode(errors="replace"))
+        if factory is None:
+            raise InvalidParameters(
+                f"its scheme {name!r} is from outside, and this side was given "
+                f"{', '.join(self._outside) or 'none'}; name the same scheme at both ends"
+            )
+        return OutsideScheme(
+            name=name, values=place.size, cohort=cohort, seed=seed, epoch=place.round_number, factory=factory
+        )
 
     def _scalar_quantization(self, place: PublicStream) -> ScalarQuantization:
         bits, modulus_bits, rounding = (self._reader.integer(1) for _ in range(3))

@@ -21,7 +21,15 @@ from secagg.wire import MessageKind, Writer
 from .floors import EnclaveFloors
 from .ledger import SealLedger
 from .trusted.configuration import EnclaveConfiguration
-from .trusted.messages import SEED_BYTES, UPLOAD_ID_BYTES, WEIGHT_BYTES, ModelStamp, SealedUpload, UploadHeader
+from .trusted.messages import (
+    SEED_BYTES,
+    UPLOAD_ID_BYTES,
+    WEIGHT_BYTES,
+    ModelStamp,
+    SealedUpload,
+    UploadHeader,
+    has_one_seal,
+)
 from .trusted.upload_keys import mask_key, seal_indices, sealing_info
 from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 from .verified_enclave import VerifiedEnclave
@@ -146,7 +154,10 @@ class Client(Confined):
         self._require_fits(payload, configuration, weight, now)
         self.ledger.charge(configuration.task, model.version, is_noised=configuration.noise is not None)
         upload_id = bytes(draw_exactly(UPLOAD_ID_BYTES, self._coins))
-        nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, self._coins))
+        # Without vectors there is nothing to hide, and nothing to send.
+        nonce = bytes(VECTOR_NONCE_BYTES)
+        if configuration.ring_segments:
+            nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, self._coins))
         with Secret.random("upload_seed", SEED_BYTES, self._coins) as seed:
             masked = self._masked(payload, configuration, weight, seed, enclave.offer.epoch, upload_id)
             packed = [
@@ -161,12 +172,14 @@ class Client(Confined):
                 model=model,
                 vector_digest=vector_digest(nonce, packed),
             )
-            with _with_weight(seed, weight) as secret:
+            indices, is_one = _packed_indices(payload), has_one_seal(configuration)
+            with _with_weight(indices if is_one else seed.expose(), weight) as secret:
                 sealed_seed = enclave.seal(secret, sealing_info(header.digest(context)), now)
+            has_more = bool(len(indices)) and not is_one
             unsigned = SealedUpload(
                 header=header,
                 sealed_seed=sealed_seed,
-                sealed_indices=_sealed_indices(payload, seed, header.digest(context)),
+                sealed_indices=seal_indices(seed, header.digest(context), indices) if has_more else b"",
             )
         signed = unsigned.signed_with(self._signing_key, context)
         return Upload(signed, configuration.ring_segments, masked, nonce)
@@ -226,21 +239,19 @@ class Client(Confined):
         return f"<Client {self.client}, {self.ledger!r}>"
 
 
-def _with_weight(seed: Secret, weight: int) -> Secret:
-    joined = bytearray(SEED_BYTES + WEIGHT_BYTES)
-    joined[:SEED_BYTES] = seed.expose()
-    joined[SEED_BYTES:] = weight.to_bytes(WEIGHT_BYTES, "big")
+def _with_weight(body: bytes | memoryview, weight: int) -> Secret:
+    joined = bytearray(len(body) + WEIGHT_BYTES)
+    joined[: len(body)] = body
+    joined[len(body) :] = weight.to_bytes(WEIGHT_BYTES, "big")
     secret = Secret("upload_secret", joined)
     overwrite(joined)
     return secret
 
 
-def _sealed_indices(payload: Payload, seed: Secret, header_digest: bytes) -> bytes | memoryview:
+def _packed_indices(payload: Payload) -> bytes | memoryview:
     packed = [
         segment.ring.pack_view(vector)
         for segment, vector in zip(payload.layout.segments, payload.values, strict=True)
         if isinstance(segment, IndexSegment)
     ]
-    if not packed:
-        return b""
-    return seal_indices(seed, header_digest, packed[0] if len(packed) == 1 else b"".join(packed))
+    return packed[0] if len(packed) == 1 else b"".join(packed)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import RLock
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +18,22 @@ import numpy as np
 from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment
 from secagg.crypto.ring import RingVector, add_into, low_bits
-from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, Reason
+from secagg.errors import (
+    AuthenticationFailed,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    UnexpectedMessage,
+)
+from secagg.identifiers import ClientId
+from secagg.session.certificates import Certificate
 from secagg.wire import MessageKind, Reader
 
 from .client import Upload
+from .short_upload import KnownToHost, completed
 from .trusted.configuration import EnclaveConfiguration
-from .trusted.messages import BufferRelease, Receipt, SealedUpload
+from .trusted.messages import BufferRelease, ModelStamp, Receipt, SealedUpload
 from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 
 
@@ -49,10 +60,24 @@ class EnclaveConnection(Protocol):
 class Host:
     """One server in front of one enclave; memory for one model, however many clients there are."""
 
-    def __init__(self, configuration: EnclaveConfiguration, enclave: EnclaveConnection) -> None:
-        """Stand in front of an enclave that runs this configuration."""
+    def __init__(
+        self,
+        configuration: EnclaveConfiguration,
+        enclave: EnclaveConnection,
+        *,
+        epoch: bytes = b"",
+        certificates: Mapping[ClientId, Certificate] = MappingProxyType({}),
+    ) -> None:
+        """Stand in front of an enclave that runs this configuration.
+
+        Args:
+            epoch: the enclave's, where uploads may be short.
+            certificates: of the clients whose uploads may be.
+        """
         self.configuration = configuration
         self._enclave = enclave
+        self._epoch, self._certificates = epoch, certificates
+        self._known: KnownToHost | None = None
         self._sums: list[RingVector] | None = None
         self._lock = RLock()
         """What the enclave has taken and what is added here are one step, from whichever thread uploads come."""
@@ -61,16 +86,24 @@ class Host:
         """Begin to collect updates for a model, which every client of that version has to have."""
         with self._lock:
             self._enclave.open_buffer(version, model_digest)
+            model = ModelStamp(version=version, digest=model_digest)
+            self._known = KnownToHost(epoch=self._epoch, model=model, certificates=self._certificates)
             self._sums = [segment.ring.zeros(segment.length) for segment in self.configuration.ring_segments]
 
-    def receive(self, message: bytes) -> None:
+    def receive(self, message: bytes, sender: ClientId | None = None) -> None:
         """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.
 
+        Args:
+            sender: who handed it over, where that is known.
         Raises:
-            PeerError: the upload does not decode, its vectors are not those that its client signed for, or the enclave
-                does not take it; nothing has changed.
+            PeerError: the upload does not decode or is not its sender's, its vectors are not those that its client
+                signed for, or the enclave does not take it; nothing has changed.
         """
-        sealed, packed = split_upload(message, self.configuration)
+        sealed, certified, packed = self._whole(message)
+        if sender is not None and certified != sender:
+            raise PeerMisbehaved(
+                f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
+            )
         vectors = [
             segment.ring.unpack(piece, segment.length)
             for segment, piece in zip(self.configuration.ring_segments, packed, strict=True)
@@ -83,6 +116,18 @@ class Host:
                     # In place: nothing may fail between the enclave's taking an upload and its being added.
                     np.multiply(vector, segment.ring.word.type(age_weight & low_bits(segment.modulus_bits)), out=vector)
                 add_into(total, vector)
+
+    def _whole(self, message: bytes) -> tuple[bytes, ClientId, list[memoryview]]:
+        """Return the enclave's part of an upload, whose it says that it is, and the packed vectors."""
+        if self._known is not None and self._certificates:
+            try:
+                upload, packed = completed(message, self.configuration, self._known)
+            except UnexpectedMessage:
+                pass  # It is long.
+            else:
+                return upload.encode(), upload.header.certificate.client, packed
+        sealed, packed = split_upload(message, self.configuration)
+        return sealed, SealedUpload.decode(sealed, self.configuration).header.certificate.client, packed
 
     def relay(self, upload: Upload) -> None:
         """Relay the sealed part of an upload whose masked vectors another protocol sums.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import ClassVar, Final
@@ -13,7 +13,7 @@ from secagg.contract import IndexSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
+from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.noise import NoiseKind
@@ -28,13 +28,14 @@ from secagg.wire import MessageKind, Reader, Writer
 from .attestation import Evidence
 from .client import Client
 from .floors import EnclaveFloors
-from .host import EnclaveConnection, Host, split_upload
+from .host import EnclaveConnection, Host
 from .ledger import SealLedger
 from .plan import DEFAULT_LIFETIME, plan_enclave
 from .remote_enclave import decode_attested_offer
+from .short_upload import shortened
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.histogram import Accumulation
-from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp, SealedUpload
+from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 from .trusted.service import SIMULATED, encode_attested_offer
 from .unattested import SimulatedEvidence
 from .verified_enclave import Judge, VerifiedEnclave
@@ -107,6 +108,8 @@ class EnclaveHelpers:
     connection: EnclaveConnection
     offer: EnclaveOffer
     evidence: Evidence | SimulatedEvidence
+    certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
+    """Of all who may take part, where the host has them; uploads leave out then what it knows."""
 
 
 def open_session(
@@ -131,8 +134,12 @@ def open_session(
         raise InvalidParameters(
             f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
         )
-    host = Host(configuration, helpers.connection)
-    session = EnclaveServerSession(host, encode_offer(helpers.offer, helpers.evidence), subject, invited)
+    certificates = helpers.certificates
+    if invited is not None and not invited <= certificates.keys():
+        certificates = {}
+    host = Host(configuration, helpers.connection, epoch=helpers.offer.epoch, certificates=certificates)
+    attested = encode_offer(helpers.offer, helpers.evidence)
+    session = EnclaveServerSession(host, attested, subject, invited, is_short=bool(certificates))
     session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
     return session
 
@@ -157,15 +164,25 @@ class EnclaveServerSession(OneStageServerSession):
 
     name: ClassVar[str] = STAGE
 
-    def __init__(self, host: Host, attested: bytes, subject: Subject, invited: frozenset[ClientId] | None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        attested: bytes,
+        subject: Subject,
+        invited: frozenset[ClientId] | None,
+        *,
+        is_short: bool = False,
+    ) -> None:
         """Open the buffer.
 
         Args:
             attested: the epoch's offer with its evidence.
+            is_short: whether the host has every client's certificate, so that uploads may leave them out.
         """
         configuration, model = host.configuration, stamp_of(subject, subject.model_digest)
         self._attested = attested
-        super().__init__(_encode_invitation(configuration, attested, model), invited, configuration.minimum_cohort)
+        invitation = _encode_invitation(configuration, attested, model, is_short=is_short)
+        super().__init__(invitation, invited, configuration.minimum_cohort)
         self._host = host
         self._is_released = False
         self.is_simulated = False
@@ -179,16 +196,12 @@ class EnclaveServerSession(OneStageServerSession):
 
     def invitation_for(self, subject: Subject) -> bytes:
         """Return the invitation of an asynchronous client, whose subject is about the model that it started from."""
-        return _encode_invitation(self.configuration, self._attested, stamp_of(subject, subject.model_digest))
+        model = stamp_of(subject, subject.model_digest)
+        # The model may not be that of the buffer, which is what the host would put back.
+        return _encode_invitation(self.configuration, self._attested, model, is_short=False)
 
     def _take(self, sender: ClientId, message: bytes) -> None:
-        sealed, _ = split_upload(message, self._host.configuration)
-        certified = SealedUpload.decode(sealed, self._host.configuration).header.certificate.client
-        if certified != sender:
-            raise PeerMisbehaved(
-                f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
-            )
-        self._host.receive(message)
+        self._host.receive(message, sender)
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress  # One step.
@@ -253,7 +266,7 @@ class EnclaveClientSession(OneStageClientSession):
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject
-        configuration, offer, evidence, named = _decode_invitation(message)
+        configuration, offer, evidence, named, is_short = _decode_invitation(message)
         if configuration.task != subject.task:
             raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
         if named.version != subject.round_number:
@@ -287,24 +300,30 @@ class EnclaveClientSession(OneStageClientSession):
         _require_same(named, stamp_of(subject, made.model_digest))
         spent = Spent(configuration.task, named.version, values_digest(made.payload), made.model_digest)
         ledger.remember(spent, is_noised=is_noised)
-        return client.seal(made.payload, enclave=enclave, model=named, weight=made.weight, now=member.clock()).encode()
+        upload = client.seal(made.payload, enclave=enclave, model=named, weight=made.weight, now=member.clock())
+        return shortened(upload) if is_short else upload.encode()
 
 
-def _encode_invitation(configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp) -> bytes:
+def _encode_invitation(
+    configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp, *, is_short: bool
+) -> bytes:
     writer = Writer(MessageKind.ENCLAVE_INVITATION).variable(configuration.encode(), _MOST_BYTES)
     writer.variable(attested, _MOST_BYTES).integer(model.version, _VERSION_BYTES)
-    return writer.fixed(model.digest, DIGEST_BYTES).finish()
+    return writer.fixed(model.digest, DIGEST_BYTES).integer(is_short, 1).finish()
 
 
 def _decode_invitation(
     message: bytes,
-) -> tuple[EnclaveConfiguration, EnclaveOffer, Evidence | SimulatedEvidence, ModelStamp]:
+) -> tuple[EnclaveConfiguration, EnclaveOffer, Evidence | SimulatedEvidence, ModelStamp, bool]:
     reader = Reader(message, MessageKind.ENCLAVE_INVITATION)
     configuration = EnclaveConfiguration.decode(reader.variable(_MOST_BYTES))
     offer, evidence = decode_attested_offer(reader.variable(_MOST_BYTES))
     model = ModelStamp(version=reader.integer(_VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
+    is_short = reader.integer(1)
+    if is_short > 1:
+        raise MalformedMessage("whether uploads are short is 0 or 1", reason=Reason.NOT_CANONICAL)
     reader.finish()
-    return configuration, offer, evidence, model
+    return configuration, offer, evidence, model, bool(is_short)
 
 
 def _require_same(named: ModelStamp, own: ModelStamp) -> None:

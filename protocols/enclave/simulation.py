@@ -54,7 +54,11 @@ class EnclaveSimulation(Confined):
             running = self._enclave = _CountedEnclave(enclave, count)
         enclave = running.enclave
         helpers = EnclaveHelpers(
-            configuration=enclave.configuration, connection=running, offer=enclave.offer, evidence=enclave.evidence
+            configuration=enclave.configuration,
+            connection=running,
+            offer=enclave.offer,
+            evidence=enclave.evidence,
+            certificates={client: self._keys.of(client)[1] for client in invited or ()},
         )
         return open_session(subject, self._settings, invited, helpers)
 

@@ -59,6 +59,7 @@ class Label(Enum):
     GRAPH_PERMUTATION = b"secagg/1/graph-permutation"
     COMMITTEE = b"secagg/1/committee"
     COUNT_SKETCH_HASHES = b"secagg/1/count-sketch-hashes"
+    CODEBOOK_POINTS = b"secagg/1/codebook-points"
     CODEBOOK_SAMPLE = b"secagg/1/codebook-sample"
     CODEBOOK_SEEDING = b"secagg/1/codebook-seeding"
     PRUNING_MASK = b"secagg/1/pruning-mask"

@@ -47,14 +47,24 @@ def opened(side: ServerSide) -> ServerSession:
                 f"`secagg enclave serve --socket {path}`"
             ) from None
         offer, evidence = remote.start(configuration)
-        helpers = EnclaveHelpers(configuration=configuration, connection=remote, offer=offer, evidence=evidence)
+        helpers = EnclaveHelpers(
+            configuration=configuration,
+            connection=remote,
+            offer=offer,
+            evidence=evidence,
+            certificates=side.certificates,
+        )
     else:
         LOG.warning(
             "a simulated enclave protects no client from this server; %senclave-socket names a real one", PREFIX
         )
         enclave = SimulatedEnclave(configuration, coins=side.coins)
         helpers = EnclaveHelpers(
-            configuration=configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
+            configuration=configuration,
+            connection=enclave,
+            offer=enclave.offer,
+            evidence=enclave.evidence,
+            certificates=side.certificates,
         )
     return open_session(side.subject, settings, side.invited, helpers)
 

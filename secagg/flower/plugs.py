@@ -6,7 +6,7 @@ run as its own simulation has it, which protects nobody; a client takes part onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -17,6 +17,7 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
+from secagg.session.certificates import Certificate
 from secagg.session.registry import Clock, find
 from secagg.session.roles import Member, ServerSession, Subject
 
@@ -45,6 +46,11 @@ class ServerSide:
     def suite(self) -> Suite:
         """The suite of the run."""
         return SUITES[self.settings.suite]
+
+    @property
+    def certificates(self) -> Mapping[ClientId, Certificate]:
+        """Of all who may take part; none where clients are nodes."""
+        return {} if self.roster is None else self.roster.certificates
 
     @property
     def authority(self) -> bytes:

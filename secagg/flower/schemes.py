@@ -1,9 +1,13 @@
-"""Which scheme each tensor travels by, with public parameters that the server computes from the previous aggregate."""
+"""Which scheme each tensor travels by, with public parameters that the server computes from what clients told before.
+
+Scales are means over the clients: how far their values reach for scalar codes, how long they are for codebooks of no
+data, as ``stat`` and ``prior`` have it in training. A scheme from outside has all tensors of floats as one vector.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,17 +16,19 @@ import numpy.typing as npt
 
 from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
 from secagg.compression.model_update import (
-    Calibration,
     CalibrationSource,
-    Codebooks,
     ModelUpdate,
     Plain,
     Pruned,
-    Quantized,
     Recipe,
     TensorScheme,
     UpdatePlan,
 )
+from secagg.compression.model_update.recipes import Sample, Scheme
+from secagg.compression.model_update.tensors import Shape
+from secagg.compression.model_update.told_scales import ReachingQuantizer, ScaledCodebooks, length, reach
+from secagg.compression.outside import Factory, OutsideScheme
+from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.crypto.entropy import Coins
@@ -34,10 +40,13 @@ from secagg.errors import InvalidParameters
 from .model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
 from .settings import PREFIX, SecAggSettings
 
-HEADROOM: Final = 4.0
-"""How far scales reach beyond the previous mean: one client's update is larger than the mean of many."""
-CODEBOOK_HEADROOM: Final = 1.5
-"""How far codewords do; less, because what is between codewords is lost, and more than 1, or sums shrink each round."""
+UPDATE: Final = "secagg/update"
+"""The name of the vector that a scheme from outside encodes: all tensors of floats, joined in their order."""
+TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
+"""What clients tell of every tensor of floats of more than one dimension, by the name of the vector that it stands in;
+the means over the clients are the scales of the next round."""
+HEADROOM: Final = 1.5
+"""How far scalar codes reach beyond the mean of what clients told: some clients reach further than the mean."""
 COARSE: Final = 4.0
 """Changes whose root mean square is fewer steps than this are mostly rounding; both ends are warned."""
 _WIDE_RING: Final = 64
@@ -49,51 +58,78 @@ _KEY_BYTES: Final = 32
 _COINS: Final = Ring(32)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FromOutside:
+    """A recipe: a scheme of a factory from outside."""
+
+    name: str
+    factory: Factory
+    cohort: int
+
+    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- a recipe's
+        return True
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> OutsideScheme:  # noqa: ARG002
+        return OutsideScheme(
+            name=self.name,
+            values=place.size,
+            cohort=self.cohort,
+            seed=place.seed,
+            epoch=place.round_number,
+            factory=self.factory,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SchemeChoice:
     """How a model is encoded in a session whose total weight is at most ``total_weight``."""
 
     settings: SecAggSettings
     total_weight: int
+    factory: Factory | None = None
+    """Of the scheme from outside, where the settings name one."""
 
     def parameters(
-        self,
-        sent: Arrays,
-        *,
-        seed: bytes,
-        epoch: int,
-        mean: Mapping[str, npt.NDArray[Any]] | None,
-        previous: ModelUpdate | None = None,
+        self, sent: Arrays, *, seed: bytes, epoch: int, told: Mapping[str, float] | None = None
     ) -> ModelUpdate:
         """Return the public parameters of a round.
 
         Args:
-            mean: the previous round's mean difference; without one nothing is quantized.
-            previous: the parameters of an earlier round, from which codebooks go on.
+            told: of the round before, by the names of tensors; without it nothing is quantized.
         Raises:
             InvalidParameters: the ring is too narrow for the clip and the weights; the message names the keys.
         """
-        names = aggregated_names(sent, self.settings.tensor_patterns)
-        shapes = {TENSOR + name: sent[name].shape for name in names}
-        integers = {TENSOR + name: self._integers for name in names if is_integer(sent[name])}
-        shapes[METRICS] = (1 + len(self.settings.metric_names),)
-        chosen: dict[str, Recipe] = {**integers, METRICS: self._metrics}
-        calibration = None
-        if mean is not None and self.settings.is_calibrated:
-            headroom = CODEBOOK_HEADROOM if self.settings.codebook else HEADROOM
-            sample = {name: np.asarray(mean.get(name, np.zeros(shape))) * headroom for name, shape in shapes.items()}
+        settings = self.settings
+        joined = self.joined(sent)
+        names = [name for name in aggregated_names(sent, settings.tensor_patterns) if name not in joined]
+        shapes: dict[str, Shape] = {TENSOR + name: sent[name].shape for name in names}
+        chosen: dict[str, Recipe] = {TENSOR + name: self._integers for name in names if is_integer(sent[name])}
+        if joined and self.factory is not None:
+            shapes[UPDATE] = (sum(sent[name].size for name in joined),)
+            chosen[UPDATE] = _FromOutside(name=settings.compression, factory=self.factory, cohort=self.total_weight)
+        scaled = told_names(shapes, sent) if settings.is_calibrated else ()
+        if scaled:
+            kind = "secagg/length" if settings.codebook else "secagg/reach"
+            shapes[kind], chosen[kind] = (len(scaled),), self._fine(settings.clip)
             # What did not move has no scale; it may move in this round, and fixed point carries it.
-            chosen |= {name: self._plain for name in shapes if name not in chosen and not sample[name].any()}
-            calibration = Calibration(CalibrationSource.PREVIOUS_AGGREGATE, sample)
+            moved = {name: scale for name in scaled if told is not None and (scale := told.get(name, 0.0)) > 0}
+            recipes = {name: self._scaled(scale) for name, scale in moved.items()}
+            chosen |= {name: recipe for name, recipe in recipes.items() if recipe.fits(shapes[name])}
+        shapes[METRICS], chosen[METRICS] = (1 + len(settings.metric_names),), self._metrics
         compressed: Recipe = self._plain
-        if self.settings.sparsity is not None:
-            compressed = Pruned(sparsity=self.settings.sparsity, inner=self._plain)
-        elif calibration is not None:
-            compressed = self._compressed
+        if settings.sparsity is not None:
+            compressed = Pruned(sparsity=settings.sparsity, inner=self._plain)
         plan = UpdatePlan(shapes=shapes, plain=self._plain, compressed=compressed, chosen=chosen, seed=seed)
-        return plan.parameters(
-            epoch=epoch, calibration=calibration, previous=previous if calibration is not None else None
-        )
+        made = plan.parameters(epoch=epoch)
+        source = CalibrationSource.PREVIOUS_AGGREGATE if told else CalibrationSource.NONE
+        return ModelUpdate(tensors=made.tensors, epoch=epoch, source=source)
+
+    def joined(self, sent: Arrays) -> tuple[str, ...]:
+        """Return the names of the tensors that are encoded as one vector, in their order; none but from outside."""
+        if self.factory is None:
+            return ()
+        names = aggregated_names(sent, self.settings.tensor_patterns)
+        return tuple(name for name in names if not is_integer(sent[name]))
 
     def of_metrics(self) -> ModelUpdate:
         """Return the public parameters of a sum of evaluation metrics alone."""
@@ -117,13 +153,15 @@ class SchemeChoice:
 
     @property
     def _metrics(self) -> Plain:
-        bound = max(1.0, self.settings.metric_bound)
+        return self._fine(max(1.0, self.settings.metric_bound), "metric-bound")
+
+    def _fine(self, bound: float, key: str = "clip") -> Plain:
         room = EXACT_FLOAT // (math.ceil(bound) * self.total_weight)
         bits = min(_MOST_FRACTION_BITS, room.bit_length() - 1)
         if bits < _LEAST_METRIC_BITS:
             raise InvalidParameters(
-                f"metrics up to {bound} and a total weight of {self.total_weight} leave steps of 2^-{max(0, bits)}; "
-                f"lower {PREFIX}metric-bound or {PREFIX}maximum-weight, or raise {PREFIX}weight-unit"
+                f"numbers up to {bound} and a total weight of {self.total_weight} leave steps of 2^-{max(0, bits)}; "
+                f"lower {PREFIX}{key} or {PREFIX}maximum-weight, or raise {PREFIX}weight-unit"
             )
         return Plain(clip=bound, fraction_bits=bits, modulus_bits=_WIDE_RING)
 
@@ -132,11 +170,10 @@ class SchemeChoice:
         bound = min(_INTEGER_BOUND, EXACT_FLOAT // self.total_weight)
         return Plain(clip=float(bound), fraction_bits=0, modulus_bits=_WIDE_RING)
 
-    @property
-    def _compressed(self) -> Recipe:
+    def _scaled(self, scale: float) -> Recipe:
         if self.settings.codebook is not None:
             codewords, block_size = self.settings.codebook
-            return Codebooks(block_size=block_size, codewords=codewords)
+            return ScaledCodebooks(length=scale, codewords=codewords, block_size=block_size, stages=1)
         bits = self.settings.scalar_bits
         ring = bits + (self.total_weight - 1).bit_length()
         if ring > _WIDE_RING:
@@ -144,7 +181,54 @@ class SchemeChoice:
                 f"codes of {bits} bits and a total weight of {self.total_weight} need a ring of {ring} bits; lower "
                 f"{PREFIX}maximum-weight, or raise {PREFIX}weight-unit"
             )
-        return Quantized(bits=bits, modulus_bits=ring, rounding=Rounding.STOCHASTIC)
+        return ReachingQuantizer(
+            reach=HEADROOM * scale,
+            bits=bits,
+            modulus_bits=ring,
+            rounding=Rounding.STOCHASTIC,
+            wrapping_weight=None,
+        )
+
+
+def told_names(shapes: Mapping[str, Shape], sent: Arrays) -> tuple[str, ...]:
+    """Return the names of the tensors of which clients tell something, in their order."""
+    floats = {TENSOR + name for name, array in sent.items() if not is_integer(array)}
+    return tuple(name for name, shape in shapes.items() if name in floats and len(shape) > 1)
+
+
+def with_told(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Return the values with what the update asks clients to tell of them."""
+    found = dict(values)
+    names = told_names({tensor.name: tensor.shape for tensor in update.tensors}, sent)
+    for kind, measure in TOLD.items():
+        if kind in update.names:
+            found[kind] = np.array([measure(values[name]) for name in names], dtype=np.float64)
+    return found
+
+
+def taken_told(mean: dict[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, float]:
+    """Take what clients told out of a mean, and return it by the names of tensors."""
+    names = told_names({name: array.shape for name, array in mean.items()}, sent)
+    for kind in TOLD:
+        if kind in mean:
+            return dict(zip(names, map(float, mean.pop(kind)), strict=True))
+    return {}
+
+
+def with_joined(values: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return the values with those of these tensors joined to one vector."""
+    found, parts = dict(values), [TENSOR + name for name in names]
+    if parts:
+        found[UPDATE] = np.concatenate([found.pop(name).astype(np.float32).reshape(-1) for name in parts])
+    return found
+
+
+def part(mean: dict[str, npt.NDArray[Any]], names: Sequence[str], sent: Arrays) -> None:
+    """Put tensors in the place of the vector that they were joined to."""
+    if names:
+        edges = np.cumsum([sent[name].size for name in names])[:-1].tolist()
+        for name, values in zip(names, np.split(mean.pop(UPDATE), edges), strict=True):
+            mean[TENSOR + name] = values.reshape(sent[name].shape)
 
 
 def rounded_at_random(

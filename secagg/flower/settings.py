@@ -55,7 +55,8 @@ class SecAggSettings:
     """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
     compression: str = FIXED_POINT
     """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
-    part that is left of every matrix; where indices are counted ``pq``, or ``pq-64x8`` for 64 codewords of 8 values."""
+    part that is left of every matrix; where indices are counted ``pq``, or ``pq-64x8`` for 64 codewords of 8 values;
+    ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside, which SecAggMod(scheme=...) names too."""
     fraction_bits: int = 16
     """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort and the weights are."""
     modulus_bits: int = 0
@@ -137,12 +138,15 @@ class SecAggSettings:
                 )
 
     def _check_compression(self) -> None:
+        if self.outside is not None:
+            return
         found = _COMPRESSION.fullmatch(self.compression)
         if found is None or (found["bits"] and int(found["bits"]) not in SCALAR_BITS):
             raise _invalid(
                 "compression",
-                "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, or pq or "
-                f"pq-64x8 and the like where indices are counted; got {self.compression!r}",
+                "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, pq or "
+                "pq-64x8 and the like where indices are counted, or module:Name for a scheme from outside; got "
+                f"{self.compression!r}",
             )
         if self.codebook is not None and self.protocol == PAIRWISE:
             raise _invalid(
@@ -183,8 +187,13 @@ class SecAggSettings:
         return int(self._chosen("codewords") or CODEWORDS), int(self._chosen("block") or BLOCK_SIZE)
 
     @property
+    def outside(self) -> str | None:
+        """The name of a scheme from outside; nothing for other schemes."""
+        return self.compression if ":" in self.compression else None
+
+    @property
     def is_calibrated(self) -> bool:
-        """Whether scales or codebooks are taken from the round before."""
+        """Whether scales are taken from what clients told in the round before."""
         return bool(self.scalar_bits) or self.codebook is not None
 
     @classmethod

@@ -17,12 +17,14 @@ from secagg.contract.layout import IndexSegment, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.identifiers import AttemptContext, ClientId, ServerId
+from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, ServerId
 from secagg.parameters import LEAST_COHORT
 from secagg.protocols.enclave.trusted.messages import (
     EPOCH_BYTES,
-    SEALED_SECRET_BYTES,
+    MOST_SEALED_INDICES,
+    SEED_BYTES,
     UPLOAD_ID_BYTES,
+    WEIGHT_BYTES,
     EnclaveOffer,
     ModelStamp,
     SealedUpload,
@@ -42,7 +44,6 @@ from .pairwise_costs import ONE_IN, Work, mask_cipher_calls, pairwise_costs
 from .planned_update import INDEXED, Learned, PlanRequest, Scheme
 
 _HEADER_BYTES = 7
-_LENGTH_BYTES = 8
 _FRAME_BYTES = _HEADER_BYTES + 2 * 4
 """Of the message in which both halves travel to server 0."""
 
@@ -200,7 +201,13 @@ def _enclave(request: PlanRequest) -> Iterator[Option]:
         rings = tuple(segment for segment in layout.segments if isinstance(segment, RingSegment))
         indices = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
         index_bytes = sum(segment.payload_bytes for segment in indices)
-        sealed = len(_empty_upload(overhead).encode()) + (index_bytes + TAG_BYTES if indices else 0)
+        has_one_seal = bool(indices) and not rings and index_bytes <= MOST_SEALED_INDICES
+        secret = WEIGHT_BYTES + (index_bytes if has_one_seal else SEED_BYTES) + overhead
+        beside = index_bytes + TAG_BYTES if indices and not has_one_seal else 0
+        sealed = len(_empty_upload(secret).encode()) + beside
+        # The host has the roster, and puts back what it knows.
+        named = _HEADER_BYTES + CLIENT_ID_BYTES + UPLOAD_ID_BYTES + SIGNATURE_BYTES
+        short = named + secret + beside + (VECTOR_NONCE_BYTES if rings else 0)
         counters = sum(segment.blocks * segment.codewords for segment in indices)
         calls = mask_cipher_calls(rings) + -(-index_bytes // TAG_BYTES)
         # In its default form the enclave touches every counter, so that no address depends on an index.
@@ -212,15 +219,15 @@ def _enclave(request: PlanRequest) -> Iterator[Option]:
             learned=request.learn if scheme in INDEXED else Learned.SUM,
             weights=request.weights,
             payload_bytes=layout.payload_bytes,
-            up_bytes=_HEADER_BYTES + _LENGTH_BYTES + VECTOR_NONCE_BYTES + sealed + layout.payload_bytes - index_bytes,
+            up_bytes=short + layout.payload_bytes - index_bytes,
             down_bytes=len(offer.encode()) + request.public_bytes(scheme),
             between_bytes=sealed,
             work=Work(request.clients * calls, request.clients * operations),
         )
 
 
-def _empty_upload(overhead: int) -> SealedUpload:
-    """Return the sealed part of an upload without indices, of which only the length counts."""
+def _empty_upload(sealed: int) -> SealedUpload:
+    """Return the enclave's part of an upload without indices beside the seal, of which only the length counts."""
     return SealedUpload(
         header=UploadHeader(
             epoch=bytes(EPOCH_BYTES),
@@ -229,7 +236,7 @@ def _empty_upload(overhead: int) -> SealedUpload:
             model=ModelStamp(version=0, digest=bytes(DIGEST_BYTES)),
             vector_digest=bytes(DIGEST_BYTES),
         ),
-        sealed_seed=bytes(SEALED_SECRET_BYTES + overhead),
+        sealed_seed=bytes(sealed),
         sealed_indices=b"",
     )
 

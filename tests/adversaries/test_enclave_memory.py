@@ -29,7 +29,7 @@ from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.enclave.trusted.messages import SEALED_SECRET_BYTES, BufferRelease, SealedUpload
+from secagg.protocols.enclave.trusted.messages import BufferRelease, SealedUpload, secret_bytes
 from secagg.protocols.enclave.trusted.upload_keys import seal_indices, sealing_info
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
@@ -141,7 +141,7 @@ def test_opened_indices_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None
         return opened[-1]
 
     monkeypatch.setattr(trusted, "open_indices", recording)
-    session = InsecureEnclaveSession(replace(SETUP, layout=Layout((IndexSegment(200, 64),))))
+    session = InsecureEnclaveSession(replace(SETUP, layout=Layout((RingSegment(20, 6), IndexSegment(200, 64)))))
     session.host.open_buffer(0, bytes(32))
     session.upload(2)
     with pytest.raises(PeerError):
@@ -159,7 +159,7 @@ def test_a_destroyed_enclave_opens_and_signs_nothing(suite: Suite) -> None:
     session.enclave.destroy()
     info = sealing_info(upload.header.digest(session.configuration.context))
     uses: tuple[Callable[[], object], ...] = (
-        lambda: pair.open("upload_secret", upload.sealed_seed, SEALED_SECRET_BYTES, info),
+        lambda: pair.open("upload_secret", upload.sealed_seed, secret_bytes(session.configuration), info),
         lambda: key.sign(Label.ENCLAVE_RECEIPT, b""),
     )
     for use in uses:

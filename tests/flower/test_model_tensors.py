@@ -14,7 +14,17 @@ from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.flower.model_tensors import METRICS, TENSOR, aggregated_names, applied, differences, model_digest
-from secagg.flower.schemes import SchemeChoice, clipped_share, integer_bound, rounded_at_random, steps_in
+from secagg.flower.schemes import (
+    HEADROOM,
+    TOLD,
+    SchemeChoice,
+    clipped_share,
+    integer_bound,
+    rounded_at_random,
+    steps_in,
+    taken_told,
+    with_told,
+)
 from secagg.flower.settings import SecAggSettings
 
 SEED = bytes(32)
@@ -41,7 +51,7 @@ def trained(by: float, count: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def parameters(settings: SecAggSettings | None = None, weight: int = 100, **changes: Any) -> Any:
-    given: dict[str, Any] = {"seed": SEED, "epoch": 1, "mean": None, **changes}
+    given: dict[str, Any] = {"seed": SEED, "epoch": 1, **changes}
     return SchemeChoice(settings or SecAggSettings(), weight).parameters(model(), **given)
 
 
@@ -112,21 +122,34 @@ def test_the_digest_covers_names_dtypes_shapes_order_and_values() -> None:
     assert model_digest({**base}) == digests[0]
 
 
-def test_scales_come_from_the_previous_mean_and_travel_as_bytes() -> None:
+def test_scales_come_from_what_clients_told_and_travel_as_bytes() -> None:
     settings = SecAggSettings(compression="scalar-8")
     first = parameters(settings)
     assert not any(isinstance(tensor.scheme, ScalarQuantization) for tensor in first.tensors)
-    mean = {TENSOR + name: np.full(model()[name].shape, 0.01) for name in ("w", "b", "h", "n", "u")}
-    second = parameters(settings, mean=mean)
+    assert [tensor.shape for tensor in first.tensors if tensor.name in TOLD] == [(1,)]
+    second = parameters(settings, told={TENSOR + "w": 0.01})
     (quantized,) = [tensor for tensor in second.tensors if isinstance(tensor.scheme, ScalarQuantization)]
     assert quantized.name == TENSOR + "w"
+    assert quantized.scheme.scales[0] * 127.5 == pytest.approx(HEADROOM * 0.01)
     assert decode_parameters(encode_parameters(second)).layout == second.layout
     assert second.capacity >= 100
 
 
+@pytest.mark.parametrize(("compression", "told"), [("scalar-8", 0.5), ("pq-4x2", 0.25)])
+def test_clients_tell_how_far_a_tensor_reaches_or_how_long_it_is(compression: str, told: float) -> None:
+    settings = SecAggSettings(compression=compression, protocol="enclave", roster="keys/roster.json")
+    update, values = parameters(settings), differences(model(), trained(0.0, 0), 1000.0)
+    values[TENSOR + "w"] = np.full_like(values[TENSOR + "w"], 0.25)
+    values[TENSOR + "w"][0, 0] = 0.5 if compression == "scalar-8" else 0.0
+    values = with_told(update, values, model())
+    values[METRICS] = np.array([0.0])
+    mean = update.mean(ideal_aggregate(update.layout, [update.encode(values, SystemCoins())]))
+    assert taken_told(mean, model()) == {TENSOR + "w": pytest.approx(told, abs=1e-6)}
+    assert not mean.keys() & TOLD.keys()
+
+
 def test_what_did_not_move_has_no_scale_and_travels_in_fixed_point() -> None:
-    mean = {TENSOR + name: np.zeros(model()[name].shape) for name in ("w", "b", "h", "n", "u")}
-    still = parameters(SecAggSettings(compression="scalar-8"), mean=mean)
+    still = parameters(SecAggSettings(compression="scalar-8"), told={TENSOR + "w": 0.0})
     assert not any(isinstance(tensor.scheme, ScalarQuantization) for tensor in still.tensors)
 
 
@@ -143,7 +166,7 @@ def test_no_sum_leaves_its_ring_and_the_step_is_the_one_that_was_configured(weig
 
 def test_rounding_at_random_loses_nothing_on_average_and_moves_nothing_by_more_than_a_step() -> None:
     values = {TENSOR + "w": np.full((300, 300), 0.3 * 2**-16)}
-    update = SchemeChoice(SecAggSettings(), 8).parameters({"w": values[TENSOR + "w"]}, seed=SEED, epoch=1, mean=None)
+    update = SchemeChoice(SecAggSettings(), 8).parameters({"w": values[TENSOR + "w"]}, seed=SEED, epoch=1)
     rounded = rounded_at_random(update, values, SystemCoins())[TENSOR + "w"]
     assert set(np.unique(rounded)) == {0.0, 2**-16}
     # Six standard deviations of the mean of 90,000.
@@ -160,7 +183,9 @@ def test_a_ring_that_is_too_narrow_is_refused_with_the_keys_that_repair_it() -> 
     with pytest.raises(InvalidParameters, match="secagg-maximum-weight or secagg-clip"):
         parameters(SecAggSettings(modulus_bits=16), weight=8000)
     with pytest.raises(InvalidParameters, match="secagg-weight-unit"):
-        parameters(SecAggSettings(compression="scalar-16"), weight=1 << 49)
+        parameters(SecAggSettings(compression="scalar-16", clip=1.0), weight=1 << 36)
+    with pytest.raises(InvalidParameters, match="need a ring of 65 bits"):
+        SchemeChoice(SecAggSettings(compression="scalar-16"), 1 << 49)._scaled(1.0)  # noqa: SLF001 -- no sum is so large
 
 
 def test_what_is_cut_off_is_counted() -> None:

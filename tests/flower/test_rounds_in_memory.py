@@ -21,6 +21,7 @@ from secagg.flower.settings import SecAggSettings
 from secagg.identifiers import ClientId
 from secagg.session import registry
 from tests.harness.plain_sum import ENTRY
+from tests.harness.tutorial import tutorial_scheme
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 CLIENTS = 5
@@ -161,6 +162,86 @@ def test_a_registered_protocol_that_a_client_does_not_name_gets_nothing(folders:
         inner.round(grid, MODEL)
     assert "the server asks for plain, and this client accepts pairwise" in log.text
     assert "5 clients left with code 'terms'" in log.text
+
+
+# --- Schemes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> str:
+    """Return the name of the tutorial's scheme, in a file that is in no package."""
+    (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
+    return f"{tmp_path / 'my_scheme.py'}:Ternary"
+
+
+def moving(sizes: dict[str, float], seed: int = 1) -> Train:
+    """Move every client's tensors by values of these sizes at random, about a common change half as large."""
+
+    def train(sent: Any, node: int) -> dict[str, Any]:
+        drawn, common = np.random.default_rng([seed, node]), np.random.default_rng(seed)
+        return {
+            name: values + (size * (drawn.standard_normal(values.shape) + common.standard_normal(values.shape) / 2))
+            if (size := sizes.get(name, 0.0))
+            else values
+            for name, values in sent.items()
+        }
+
+    return train
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave", "plain"])
+def test_the_scheme_of_the_tutorial_sums_in_flower(folders: Path, protocol: str, outside: str, plain: None) -> None:
+    del plain
+    model: dict[str, Any] = {
+        "w": np.zeros((150, 100), dtype=np.float32),
+        "steps": np.array(7),
+        "b": np.ones(2, dtype=np.float64),
+    }
+
+    def train(sent: Any, node: int) -> dict[str, Any]:
+        return {n: v + (node if n == "steps" else 0.125) for n, v in sent.items()}
+
+    inner = MemoryGrid(lenient(folders, scheme=outside), train)
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol, compression=outside))  # type: ignore[arg-type]
+    arrays, _ = inner.round(grid, model)
+    assert {name: array.dtype for name, array in arrays.items()} == {n: a.dtype for n, a in model.items()}
+    assert arrays["steps"] == 7 + 2
+    # Half of the values of 1 quarter, by five clients each.
+    assert set(np.unique(np.rint(arrays["w"] * 20))) == set(range(6))
+    assert float(arrays["w"].mean()) == pytest.approx(0.125, abs=0.125 / np.sqrt(5 * 15_000) * 6)
+    assert np.abs(arrays["b"] - 1.125).max() <= 0.125 + 1e-6
+
+
+def test_clients_refuse_a_scheme_that_their_own_app_does_not_name(folders: Path, outside: str, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders), adding(0.125))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, "pairwise", compression=outside))  # type: ignore[arg-type]
+    with pytest.raises(SecAggError):
+        inner.round(grid, MODEL)
+    assert "is from outside, and this side was given none" in log.text
+
+
+def test_a_server_names_no_scheme_that_it_cannot_import(folders: Path) -> None:
+    inner = MemoryGrid(lenient(folders), adding(0.125))
+    with pytest.raises(InvalidParameters, match="the scheme 'absent:Scheme' cannot be imported"):
+        plugin.SecAggGrid(inner, settings=settings_of(folders, "pairwise", compression="absent:Scheme"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("protocol", "compression"), [("pairwise", "scalar-6"), ("enclave", "pq-64x4")])
+def test_scales_follow_what_clients_tell_and_not_the_mean_which_is_smaller(
+    folders: Path, protocol: str, compression: str, log: Any
+) -> None:
+    """Clients that hardly agree have a mean far shorter than each of them; scales of the mean would cut them off."""
+    sizes = {"w": 0.01}
+    inner = MemoryGrid(lenient(folders), moving(sizes))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol, compression=compression))  # type: ignore[arg-type]
+    model, exact = {"w": np.zeros((64, 32), dtype=np.float32)}, MemoryGrid(lenient(folders), moving(sizes), run=RUN + 1)
+    first, _ = inner.round(grid, model)
+    inner.train = exact.train = moving(sizes, seed=2)
+    second, _ = inner.round(grid, first)
+    wanted, _ = exact.round(plugin.SecAggGrid(exact, settings=settings_of(folders, "pairwise")), first)  # type: ignore[arg-type]
+    error = np.linalg.norm(second["w"] - wanted["w"]) / np.linalg.norm(wanted["w"] - first["w"])
+    assert error < (0.05 if protocol == "pairwise" else 0.38)
+    assert "were cut off" not in log.text
 
 
 # --- The ledger -------------------------------------------------------------------------------------------------------

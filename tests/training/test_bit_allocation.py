@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from secagg.compression.model_update.told_scales import kept_share, unit_codebooks
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.training.codec.calibration import kept_share, unit_codebooks
 from secagg.training.codec.operators import Operators
 from secagg.training.runs.driver import train
 from secagg.training.settings.configuration import changed

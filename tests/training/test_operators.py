@@ -10,12 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from secagg.compression.model_update import CalibrationSource
-from secagg.compression.product_quantization import ProductQuantization
-from secagg.compression.scalar_quantization import ScalarQuantization
-from secagg.contract import RingSegment, ideal_aggregate
-from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters
-from secagg.training.codec.calibration import (
+from secagg.compression.model_update.told_scales import (
     STATISTICS,
     decode_scales,
     encode_scales,
@@ -24,6 +19,11 @@ from secagg.training.codec.calibration import (
     rotated_reach,
     unit_codebooks,
 )
+from secagg.compression.product_quantization import ProductQuantization
+from secagg.compression.scalar_quantization import ScalarQuantization
+from secagg.contract import RingSegment, ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
 from secagg.training.codec.operators import Operators, RoundCodec
 from secagg.training.settings.sections import CompressionSettings, Scheme, Source
 

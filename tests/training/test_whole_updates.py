@@ -7,16 +7,22 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
+from secagg.compression.model_update import decode_parameters, encode_parameters
+from secagg.compression.outside import outside_factory
 from secagg.compression.peak import PeakCode
 from secagg.compression.sketch import Sketch
+from secagg.conformance import LAWS, Candidate
 from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec.whole_updates import NORMS, UPDATE, WholeUpdates
 from secagg.training.records.metrics import read_records
@@ -25,63 +31,18 @@ from secagg.training.runs.rounds import Pieces, Run, falling_rate
 from secagg.training.settings.configuration import Configuration, changed, from_tree, to_tree
 from secagg.training.settings.presets import preset
 from secagg.training.settings.sections import CompressionSettings, Lengths, Scheme
+from tests.harness.tutorial import tutorial_commands, tutorial_scheme
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
 SHAPES = {"embedding": (40, 10), "weight": (10, 5), "bias": (5,)}
 SIDES = {"embedding": 1e-4, "weight": 0.02, "bias": 0.5}
-OUTSIDE = '''"""A scheme that its author keeps in a file: random signs of random values, in a ring."""
-
-from dataclasses import dataclass
-
-import numpy as np
-
-from secagg.contract import Layout, Payload, RingSegment, public_parameters_digest
-from secagg.crypto.ring import Ring, capacity_between, require_capacity
-from secagg.errors import CapacityExceeded, Misuse, Reason
-
-
-@dataclass(frozen=True)
-class Ternary:
-    """Each value becomes -1, 0 or 1 times a quarter at random, so that its mean is the value itself."""
-
-    values: int
-    cohort: int
-    seed: bytes
-    epoch: int
-
-    @property
-    def layout(self):
-        encoded = self.values.to_bytes(8, "big") + self.cohort.to_bytes(8, "big") + self.seed
-        version = public_parameters_digest("example.org/ternary", encoded + self.epoch.to_bytes(8, "big"))
-        return Layout((RingSegment(1 + self.cohort.bit_length(), self.values),), version)
-
-    @property
-    def capacity(self):
-        return capacity_between(-1, 1, 1 + self.cohort.bit_length())
-
-    def encode(self, update, coins):
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.values,):
-            raise Misuse("an update is a vector of floats")
-        if not np.isfinite(update).all():
-            raise CapacityExceeded("a value is not finite", reason=Reason.INPUT_OUT_OF_RANGE)
-        share = np.minimum(np.abs(update.astype(np.float64)) * 4, 1)
-        drawn = np.frombuffer(coins.draw(4 * self.values), dtype="<u4")
-        codes = np.where(drawn < np.floor(share * 2.0**32), np.sign(update), 0).astype(np.int8)
-        return Payload(self.layout, (self.layout.segments[0].ring.from_integers(codes),))
-
-    def decode(self, aggregate):
-        if aggregate.layout != self.layout:
-            raise Misuse("another layout")
-        require_capacity(aggregate.total_weight, self.capacity)
-        return Ring(self.layout.segments[0].modulus_bits).lift(aggregate.values[0]) / 4.0
-'''
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> str:
-    """Return the name of a scheme of a file that is in no package."""
-    (tmp_path / "my_scheme.py").write_text(OUTSIDE, encoding="utf-8")
+    """Return the name of the tutorial's scheme, in a file that is in no package."""
+    (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
     return f"{tmp_path / 'my_scheme.py'}:Ternary"
 
 
@@ -305,8 +266,28 @@ def test_presets_send_what_their_names_promise() -> None:
 # --- From outside -----------------------------------------------------------------------------------------------------
 
 
+def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(outside: str) -> None:
+    assert len(tutorial_scheme().splitlines()) <= 60
+    factory = outside_factory(outside)
+    given: dict[str, Any] = {"values": 3, "cohort": 5, "seed": bytes(32), "epoch": 0}
+    other: dict[str, Any] = {"values": 4, "cohort": 9, "seed": bytes(31) + b"1", "epoch": 1}
+    candidate = Candidate(
+        name="tutorial",
+        make=lambda: factory(**given),
+        updates=arrays(np.float32, 3, elements=st.floats(-0.25, 0.25, width=32)),
+        error=0.25,
+        extremes=[np.full(3, -0.25, np.float32), np.full(3, 0.25, np.float32)],
+        others={key: partial(factory, **{**given, key: value}) for key, value in other.items()},
+        stochastic=True,
+        payload_bytes=2,
+        tight_capacity=False,
+    )
+    for law in LAWS:
+        law.check(candidate)
+
+
 def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path, outside: str) -> None:
-    """As a new user would: three commands, and no line of this library changed."""
+    """As a new user would: the tutorial's commands, with fewer rounds and clients."""
     command = [sys.executable, "-m", "secagg.cli"]
     begun = [*command, "train", "--preset", "fashion-none", "--out", str(tmp_path / "run")]
     for change in (
@@ -325,6 +306,7 @@ def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["rounds"] == 6
     assert summary["factor"] == pytest.approx(32 / 4, rel=0.01)
+    assert {"plot", "--resume", "compression.scheme=my_scheme.py:Ternary"} <= set(tutorial_commands().split())
     assert (tmp_path / "run" / "configuration.toml").read_text(encoding="utf-8").count("my_scheme.py:Ternary") == 1
     pytest.importorskip("matplotlib")
     shown = subprocess.run(  # noqa: S603 -- likewise
@@ -336,6 +318,27 @@ def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path
     )
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "figures" / "accuracy-uplink.png").stat().st_size > 0
+
+
+def test_what_a_scheme_from_outside_is_made_of_travels_and_comes_back(outside: str) -> None:
+    update = made(settings(Scheme.OUTSIDE, outside=outside)).planned()
+    encoded = encode_parameters(update)
+    assert decode_parameters(encoded, outside={outside: outside_factory(outside)}).layout == update.layout
+
+
+def test_no_message_makes_anybody_import_a_scheme(outside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = encode_parameters(made(settings(Scheme.OUTSIDE, outside=outside)).planned())
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    for known in ({}, {"mine.py:Ternary": outside_factory(outside)}):
+        with pytest.raises(MalformedMessage, match=r"from outside, and this side was given (none|mine\.py:Ternary)"):
+            decode_parameters(encoded, outside=known)
+
+
+def test_a_scheme_whose_ring_is_too_narrow_for_the_cohort_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    text = tutorial_scheme().replace("1 + self.cohort.bit_length()", "3")
+    (tmp_path / "narrow.py").write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidParameters, match="a capacity of 3, and a sum of this run may weigh 20"):
+        made(settings(Scheme.OUTSIDE, outside=f"{tmp_path / 'narrow.py'}:Ternary"))
 
 
 def test_a_scheme_from_outside_survives_a_file_of_settings(outside: str) -> None:

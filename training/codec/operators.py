@@ -27,14 +27,7 @@ from secagg.compression.model_update import (
     encode_parameters,
 )
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.product_quantization import ProductQuantization
-from secagg.contract import Aggregate, Payload
-from secagg.crypto.entropy import Coins
-from secagg.errors import InternalError, InvalidParameters
-from secagg.training.settings.parts import Update
-from secagg.training.settings.sections import SECURE_SOURCES, CompressionSettings, Scheme, Source
-
-from .calibration import (
+from secagg.compression.model_update.told_scales import (
     STATISTICS,
     ScaledCodebooks,
     encode_scales,
@@ -44,6 +37,13 @@ from .calibration import (
     reach,
     rotated_reach,
 )
+from secagg.compression.product_quantization import ProductQuantization
+from secagg.contract import Aggregate, Payload
+from secagg.crypto.entropy import Coins
+from secagg.errors import InternalError, InvalidParameters
+from secagg.training.settings.parts import Update
+from secagg.training.settings.sections import SECURE_SOURCES, CompressionSettings, Scheme, Source
+
 from .tensor_recipes import TensorRecipes
 
 _LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)

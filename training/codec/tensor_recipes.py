@@ -10,12 +10,11 @@ from typing import Final
 
 from secagg.compression.model_update import Codebooks, Plain, Pruned, Quantized, Recipe, Rotated
 from secagg.compression.model_update.tensors import Shape
+from secagg.compression.model_update.told_scales import ReachingQuantizer, ScaledCodebooks
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.scalar_quantization import Rounding
 from secagg.errors import InvalidParameters
 from secagg.training.settings.sections import CompressionSettings, Scheme, Source
-
-from .calibration import ReachingQuantizer, ScaledCodebooks
 
 PLAIN_BITS: Final = 32
 LEAST_CLIP: Final = 0.25

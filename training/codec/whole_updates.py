@@ -9,14 +9,9 @@ too, and under the sketch in fixed point.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -27,6 +22,8 @@ from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme
 from secagg.compression.model_update.tensors import Shape
+from secagg.compression.model_update.told_scales import encode_scales
+from secagg.compression.outside import Factory, OutsideScheme, outside_factory
 from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS, PeakCode, length_levels, level_votes, norm_levels
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.rounded_rotation import RoundedRotation
@@ -37,7 +34,6 @@ from secagg.errors import InvalidParameters
 from secagg.training.settings.parts import Update
 from secagg.training.settings.sections import CompressionSettings, Lengths, Scheme
 
-from .calibration import encode_scales
 from .operators import RoundCodec
 from .tensor_recipes import PLAIN_BITS
 
@@ -54,9 +50,6 @@ _BLOCK_SIZE: Final = 1024
 _SCALE_BYTES: Final = 4
 
 Vector = npt.NDArray[np.float32]
-Factory = Callable[..., LinearDecoder[Any]]
-"""Makes a scheme of ``values`` (how many), ``cohort`` (the largest total weight of a sum), ``seed`` (32 public bytes)
-and ``epoch`` (the number of the round)."""
 
 
 @dataclass(slots=True)
@@ -232,9 +225,14 @@ class WholeUpdates:
     def _made(self, round_number: int) -> ModelUpdate:
         shape = (self.values,)
         if self.made_by is not None:
-            scheme = self.made_by(
-                values=self.values, cohort=self.maximum_total_weight, seed=self.seed, epoch=round_number
-            )
+            given: dict[str, Any] = {
+                "values": self.values,
+                "cohort": self.maximum_total_weight,
+                "seed": self.seed,
+                "epoch": round_number,
+            }
+            named = self.settings.outside
+            scheme = OutsideScheme(name=named, factory=self.made_by, **given) if named else self.made_by(**given)
             return ModelUpdate(tensors=(TensorScheme(name=UPDATE, shape=shape, scheme=scheme),), epoch=round_number)
         tensors = [TensorScheme(name=UPDATE, shape=shape, scheme=self._direction(self._rotation(round_number)))]
         if not self._is_fixed:
@@ -297,37 +295,6 @@ def _block_size(values: int) -> int:
     return min(_BLOCK_SIZE, 1 << max(1, (values - 1).bit_length()))
 
 
-def _module_in(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"secagg_scheme_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ImportError(str(file))
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by its name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _scaled(norms: tuple[float, ...], scales: tuple[float, ...]) -> float:
     """Return the length of tensors of these lengths, each divided by its scale."""
     return math.hypot(*(norm / scale for norm, scale in zip(norms, scales, strict=True)))
-
-
-def outside_factory(named: str) -> Factory:
-    """Return what ``module:Name`` or ``path/to/file.py:Name`` names.
-
-    Raises:
-        InvalidParameters: it cannot be imported, or there is no such name in it.
-    """
-    place, _, name = named.rpartition(":")
-    try:
-        module = _module_in(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        factory: Any = getattr(module, name)
-    except (ImportError, OSError, AttributeError, ValueError) as error:
-        raise InvalidParameters(
-            f"compression.scheme = {named!r} cannot be imported ({error}); name a module on the path, or a file, as "
-            "module:Name or path/to/file.py:Name"
-        ) from None
-    if not callable(factory):
-        raise InvalidParameters(f"compression.scheme = {named!r} names no class or function that makes a scheme")
-    return cast("Factory", factory)

@@ -33,12 +33,13 @@ from .configuration import EnclaveConfiguration, ReleaseForm
 from .histogram import HistogramAccumulator
 from .messages import (
     EPOCH_BYTES,
-    SEALED_SECRET_BYTES,
-    SEED_BYTES,
+    WEIGHT_BYTES,
     BufferRelease,
     EnclaveOffer,
     Receipt,
     SealedUpload,
+    has_one_seal,
+    secret_bytes,
     uploads_digest,
 )
 from .upload_keys import mask_key, open_indices, sealing_info
@@ -170,11 +171,11 @@ class Enclave(Confined):
             self._verify_signature(upload)
             age_weight = self._rules.staleness_weight(entry)
             with self._opened(upload) as secret:
-                weight = int.from_bytes(secret.expose()[SEED_BYTES:], "big")
+                weight = int.from_bytes(secret.expose()[-WEIGHT_BYTES:], "big")
                 self._rules.require_weight(weight, client)
                 try:
-                    with Secret("upload_seed", secret.expose()[:SEED_BYTES]) as seed:
-                        self._add(upload, seed, weight * age_weight, age_weight)
+                    with Secret("upload_body", secret.expose()[:-WEIGHT_BYTES]) as body:
+                        self._add(upload, body, weight * age_weight, age_weight)
                     self._rules.enter(entry, weight * age_weight, age_weight)
                 except PeerError:
                     raise
@@ -253,12 +254,20 @@ class Enclave(Confined):
         """Open the sealed seed; its client has signed for it, so that a wrong one is the client's doing."""
         info = sealing_info(upload.header.digest(self.offer.context))
         culprits = self._rules.signer(upload.header.certificate.client)
-        return self._pair.open("upload_secret", upload.sealed_seed, SEALED_SECRET_BYTES, info, culprits=culprits)
+        length = secret_bytes(self.configuration)
+        return self._pair.open("upload_secret", upload.sealed_seed, length, info, culprits=culprits)
 
-    def _add(self, upload: SealedUpload, seed: Secret, weight: int, age_weight: int) -> None:
-        """Count the indices and keep the key of the mask; nothing is counted unless every index is in range."""
-        header, context = upload.header, self.offer.context
-        if self.configuration.index_segments:
+    def _add(self, upload: SealedUpload, body: Secret, weight: int, age_weight: int) -> None:
+        """Count the indices and keep the key of the mask; nothing is counted unless every index is in range.
+
+        Args:
+            body: the indices themselves, or the seed that the keys follow from.
+        """
+        header, context, seed = upload.header, self.offer.context, body
+        if has_one_seal(self.configuration):
+            with blaming(*self._rules.signer(header.certificate.client)):
+                self._count(memoryview(body.expose()), weight)
+        elif self.configuration.index_segments:
             client = header.certificate.client
             # The signature does not cover the sealed indices, which a host can alter; their tag does.
             opened = open_indices(seed, header.digest(context), upload.sealed_indices, culprits={client, ServerId()})

@@ -28,8 +28,8 @@ SEED_BYTES: Final = 32
 WEIGHT_BYTES: Final = 4
 _MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
 _MAXIMUM_KEY_BYTES: Final = 1 << 12
-SEALED_SECRET_BYTES: Final = SEED_BYTES + WEIGHT_BYTES
-"""What a client seals with HPKE: the seed of its mask and of its key, and its weight."""
+MOST_SEALED_INDICES: Final = 1 << 12
+"""Packed indices of up to so many bytes are sealed with HPKE themselves, where no mask needs a seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +129,10 @@ class SealedUpload:
 
     header: UploadHeader
     sealed_seed: bytes
+    """What the client seals with HPKE: a seed, or the packed indices themselves; then its weight."""
     signature: bytes = bytes(SIGNATURE_BYTES)
     sealed_indices: memoryview | bytes = field(repr=False)
-    """The packed indices under AES-256-GCM, or nothing where the layout has none."""
+    """The packed indices under AES-256-GCM; nothing where the layout has none, or they are sealed with HPKE."""
 
     def signed_parts(self, context: AttemptContext) -> tuple[bytes, bytes]:
         """Return what the client signs; the indices are authenticated under the seed that the signature covers."""
@@ -174,10 +175,9 @@ class SealedUpload:
             model=ModelStamp(version=reader.integer(8), digest=reader.fixed(DIGEST_BYTES)),
             vector_digest=reader.fixed(DIGEST_BYTES),
         )
-        overhead = sealing_sizes(configuration.suite)[1]
         upload = cls(
             header=header,
-            sealed_seed=reader.fixed(SEALED_SECRET_BYTES + overhead),
+            sealed_seed=reader.fixed(sealed_secret_bytes(configuration)),
             signature=reader.fixed(SIGNATURE_BYTES),
             sealed_indices=reader.view(sealed_indices_bytes(configuration)),
         )
@@ -188,14 +188,33 @@ class SealedUpload:
 def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
     """Return how long the sealed part of each upload is."""
     fixed = EPOCH_BYTES + UPLOAD_ID_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
-    fixed += 8 + 2 * DIGEST_BYTES + SEALED_SECRET_BYTES + sealing_sizes(configuration.suite)[1]
+    fixed += 8 + 2 * DIGEST_BYTES + sealed_secret_bytes(configuration)
     return HEADER_BYTES + fixed + sealed_indices_bytes(configuration)
 
 
+def has_one_seal(configuration: EnclaveConfiguration) -> bool:
+    """Whether an upload's indices are sealed with HPKE themselves: there is no mask, and they are few."""
+    return not configuration.ring_segments and _packed_bytes(configuration) <= MOST_SEALED_INDICES
+
+
+def secret_bytes(configuration: EnclaveConfiguration) -> int:
+    """Return how long what a client seals with HPKE is: a seed or all indices, and a weight."""
+    return (_packed_bytes(configuration) if has_one_seal(configuration) else SEED_BYTES) + WEIGHT_BYTES
+
+
+def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:
+    """Return how long the same is once it is sealed."""
+    return secret_bytes(configuration) + sealing_sizes(configuration.suite)[1]
+
+
 def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how many bytes the sealed indices of one client have."""
-    packed = sum(segment.payload_bytes for segment in configuration.index_segments)
-    return packed + TAG_BYTES if packed else 0
+    """Return how many bytes the indices of one client have beside that, under a key of the seed."""
+    packed = _packed_bytes(configuration)
+    return packed + TAG_BYTES if packed and not has_one_seal(configuration) else 0
+
+
+def _packed_bytes(configuration: EnclaveConfiguration) -> int:
+    return sum(segment.payload_bytes for segment in configuration.index_segments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
+from secagg.compression.outside import outside_factory
 from secagg.errors import SecAggError
 from secagg.flower.floors import NodeSettings
 from secagg.flower.logs import LOG, write_where_flower_does
@@ -54,6 +55,7 @@ class SecAggMod:
         allow_repeats: bool = False,
         identity: str | None = None,
         state_directory: str | None = None,
+        scheme: str | None = None,
     ) -> None:
         """Set the floors.
 
@@ -70,8 +72,10 @@ class SecAggMod:
             identity: this client's key file, or a folder of them for simulations, where the partition's number names
                 the client; for active mode, the enclave and two servers.
             state_directory: where the keys to sealed states stand; by default a folder in memory.
+            scheme: a scheme from outside, as the server's secagg-compression names it; none that a server names is
+                imported.
         Raises:
-            InvalidParameters: a floor that protects nobody.
+            InvalidParameters: a floor that protects nobody, or a scheme that cannot be imported.
         """
         self._settings = NodeSettings(
             minimum_cohort=minimum_cohort,
@@ -92,6 +96,7 @@ class SecAggMod:
             identity=identity,
         )
         floors_of(self._settings)
+        self._outside = {} if scheme is None else {scheme: outside_factory(scheme)}
         self._judge = enclave_judge
         self._folder = None if state_directory is None else Path(state_directory)
 
@@ -102,7 +107,7 @@ class SecAggMod:
         write_where_flower_does()
         try:
             settings = self._settings.raised_by(context.node_config)
-            return ClientRound(settings, self._judge, self._folder).answer(message, context, call_next)
+            return ClientRound(settings, self._judge, self._folder, self._outside).answer(message, context, call_next)
         except (SecAggError, OSError) as error:
             return _leave(message, context, error)
         except Exception as error:  # noqa: BLE001 -- what Flower raises where a server sent something unreadable

@@ -6,14 +6,17 @@ trains then, encodes the difference, and masks or seals it at once, so that no u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.model_update import decode_parameters
+from secagg.compression.outside import Factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
@@ -35,8 +38,19 @@ _LATCHES: Final = "latches"
 class ClientRound:
     """One message of a session, from its arrival to its answer."""
 
-    def __init__(self, settings: NodeSettings, judge: object | None, folder: Path | None) -> None:
-        """Prepare; the settings are those of the app, raised by the node."""
+    def __init__(
+        self,
+        settings: NodeSettings,
+        judge: object | None,
+        folder: Path | None,
+        outside: Mapping[str, Factory] = MappingProxyType({}),
+    ) -> None:
+        """Prepare; the settings are those of the app, raised by the node.
+
+        Args:
+            outside: schemes from outside that the app itself brings, by name.
+        """
+        self._outside = outside
         self._settings, self._judge, self._states = settings, judge, StateDirectory(folder, coins=SystemCoins())
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -104,7 +118,7 @@ class ClientRound:
         member, charges = self._member(context, terms, invitation)
         if suspended is None:
             charges.require_open(terms.task.encode(), terms.round_number)
-        update = decode_parameters(terms.parameters)
+        update = decode_parameters(terms.parameters, outside=self._outside)
         training: Training | None = None
         if any(name != LARGE_RECORD for name in message.content.array_records):
             training = Training.of(message, context, call_next, terms, update, charges)

@@ -101,6 +101,8 @@ class Terms:
     weight_unit: int
     maximum_weight: int
     metrics: tuple[str, ...]
+    joined: tuple[str, ...]
+    """The tensors that travel as one vector, in their order."""
     round_number: int
     task: str
     parameters: bytes = field(repr=False)
@@ -131,14 +133,15 @@ class Terms:
             return None
         try:
             given = cast("dict[str, object]", json.loads(str(small)))
-            given["metrics"] = tuple(cast("list[object]", given["metrics"]))
+            for name in ("metrics", "joined"):
+                given[name] = tuple(cast("list[object]", given[name]))
             terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
         except (ValueError, TypeError, KeyError, AttributeError):
             raise malformed("terms") from None
         kinds = {"str": str, "int": int, "bool": bool, "bytes": bytes, "tuple[str, ...]": tuple}
         if any(type(getattr(terms, item.name)) is not kinds[str(item.type)] for item in fields(cls)):
             raise malformed("terms")
-        if any(type(name) is not str for name in terms.metrics) or terms.round_number < 0:
+        if any(type(name) is not str for name in (*terms.metrics, *terms.joined)) or terms.round_number < 0:
             raise malformed("terms")
         return terms
 

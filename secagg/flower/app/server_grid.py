@@ -8,7 +8,7 @@ where ``secagg-evaluation-metrics`` names metrics of it; everything else passes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,12 +17,12 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from secagg.compression.model_update import ModelUpdate
+from secagg.compression.outside import outside_factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.flower.keys.identities import Roster, load_roster
 from secagg.flower.logs import LOG, write_where_flower_does
-from secagg.flower.model_tensors import TENSOR, Arrays, aggregated_names, applied, model_digest, restored
+from secagg.flower.model_tensors import applied, model_digest, restored
 from secagg.flower.schemes import SchemeChoice
 from secagg.flower.settings import SecAggSettings
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
@@ -66,9 +66,9 @@ class SecAggGrid(Grid):
         if not self.settings.is_certified:
             self._roster = None
         self._has_said = set[str]()
-        self._former: ModelUpdate | None = None
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
-        self._mean: dict[str, npt.NDArray[Any]] | None = None
+        self._factory = outside_factory(self.settings.outside) if self.settings.outside else None
+        self._told: Mapping[str, float] | None = None
         self._dtypes = dict[str, np.dtype[Any]]()
         if strategy is not None:
             require_sum_suffices(strategy)
@@ -111,13 +111,11 @@ class SecAggGrid(Grid):
         run = self._inner.run.run_id
         _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
-        choice = SchemeChoice(settings, total)
+        choice = SchemeChoice(settings, total, self._factory)
         update = (
             choice.of_metrics()
             if is_evaluation
-            else choice.parameters(
-                sent, seed=self._seed, epoch=number, mean=self._matching_mean(sent), previous=self._former
-            )
+            else choice.parameters(sent, seed=self._seed, epoch=number, told=self._known_scales())
         )
         task = RoundTask(
             settings=settings,
@@ -128,6 +126,7 @@ class SecAggGrid(Grid):
             metrics=settings.evaluated_names if is_evaluation else settings.metric_names,
             sent=sent,
             update=update,
+            joined=() if is_evaluation else choice.joined(sent),
         )
         self._say_what_is_in_the_clear()
         first = messages[0].metadata
@@ -138,7 +137,7 @@ class SecAggGrid(Grid):
         if is_evaluation:
             result.carrier.content = RecordDict({"metrics": metric_record({weighted_by: examples, **result.metrics})})
             return [result.carrier, *result.failures]
-        self._mean, self._former = dict(result.mean), task.update
+        self._told = result.told
         model = ArrayRecord({name: Array(np.asarray(array)) for name, array in applied(sent, result.mean).items()})
         content = _legacy_content if is_legacy else _content
         result.carrier.content = content(key, model, result, weighted_by, examples)
@@ -182,14 +181,10 @@ class SecAggGrid(Grid):
                 message.content = RecordDict({**message.content, key: replaced})
         return key, before
 
-    def _matching_mean(self, sent: Arrays) -> dict[str, npt.NDArray[Any]] | None:
-        """Return the previous mean if it is one of this model."""
-        if self._mean is None:
-            if self.settings.is_calibrated:
-                LOG.info("the first round travels in fixed point; scales or codebooks of later ones come from its mean")
-            return None
-        shapes = {TENSOR + name: sent[name].shape for name in aggregated_names(sent, self.settings.tensor_patterns)}
-        return self._mean if {name: array.shape for name, array in self._mean.items()} == shapes else None
+    def _known_scales(self) -> Mapping[str, float] | None:
+        if self._told is None and self.settings.is_calibrated:
+            LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
+        return self._told
 
     # --- Everything else is the inner grid's --------------------------------------------------------------------------
 

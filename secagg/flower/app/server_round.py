@@ -27,7 +27,7 @@ from secagg.flower.keys.identities import Roster
 from secagg.flower.logs import LOG
 from secagg.flower.model_tensors import METRICS, Arrays, model_digest
 from secagg.flower.plugs import ServerSide, plug_of
-from secagg.flower.schemes import COARSE, steps_in
+from secagg.flower.schemes import COARSE, part, steps_in, taken_told
 from secagg.flower.settings import SecAggSettings
 from secagg.identifiers import ClientId
 from secagg.session.patience import Limits, Patience
@@ -58,6 +58,8 @@ class RoundTask:
     metrics: tuple[str, ...]
     sent: Arrays
     update: ModelUpdate
+    joined: tuple[str, ...] = ()
+    """The tensors that travel as one vector."""
 
     @property
     def terms(self) -> Terms:
@@ -71,6 +73,7 @@ class RoundTask:
             weight_unit=settings.weight_unit,
             maximum_weight=settings.maximum_weight,
             metrics=self.metrics,
+            joined=self.joined,
             round_number=self.round_number,
             task=self.task,
             parameters=encode_parameters(self.update),
@@ -82,6 +85,8 @@ class RoundResult:
     """What a round gives: means alone."""
 
     mean: Mapping[str, npt.NDArray[Any]]
+    told: Mapping[str, float]
+    """What clients told of their tensors, as scales of the next round."""
     metrics: dict[str, float]
     contributors: int
     total_weight: int
@@ -292,7 +297,8 @@ class ServerRound:
     def _result(self, aggregate: Aggregate, carrier: Message) -> RoundResult:
         task = self._task
         mean = task.update.mean(aggregate)
-        vector = mean.pop(METRICS)
+        vector, told = mean.pop(METRICS), taken_told(mean, task.sent)
+        part(mean, task.joined, task.sent)
         if vector[0]:
             LOG.warning("%.3g of the clients' values were out of range and cut off; raise secagg-clip", vector[0])
         if (steps := steps_in(task.update, mean)) < COARSE / np.sqrt(aggregate.contributors):
@@ -305,6 +311,7 @@ class ServerRound:
         )
         return RoundResult(
             mean=mean,
+            told=told,
             metrics=dict(zip(task.metrics, map(float, vector[1:]), strict=True)),
             contributors=aggregate.contributors,
             total_weight=aggregate.total_weight,

@@ -16,7 +16,15 @@ from secagg.errors import InvalidParameters
 from secagg.flower.charges import Charges
 from secagg.flower.logs import LOG
 from secagg.flower.model_tensors import METRICS, TENSOR, Arrays, differences, model_digest, values_digest
-from secagg.flower.schemes import COARSE, clipped_share, integer_bound, rounded_at_random, steps_in
+from secagg.flower.schemes import (
+    COARSE,
+    clipped_share,
+    integer_bound,
+    rounded_at_random,
+    steps_in,
+    with_joined,
+    with_told,
+)
 from secagg.session.ledger import NO_MODEL
 from secagg.session.roles import Update
 
@@ -69,7 +77,8 @@ class Training:
     @property
     def _summed(self) -> list[str]:
         """The names of the tensors that are summed; none where metrics of an evaluation are."""
-        return [name.removeprefix(TENSOR) for name in self.update.names if name.startswith(TENSOR)]
+        alone = [name.removeprefix(TENSOR) for name in self.update.names if name.startswith(TENSOR)]
+        return [*self.terms.joined, *alone]
 
     def made(self) -> Update:
         """Train, charge, and return the encoded update and its weight.
@@ -82,6 +91,7 @@ class Training:
         try:
             values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
             share = clipped_share(self.update, values)
+            values = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
             values[METRICS] = np.array([share, *self._metrics(trained)], dtype=np.float64)
             weight = self._weight(trained)
         except InvalidParameters as error:

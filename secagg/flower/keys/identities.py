@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -55,7 +55,12 @@ class Roster:
     """Who may take part: the authority, and the identity keys that it certified."""
 
     authority: bytes
-    clients: frozenset[ClientId]
+    certificates: Mapping[ClientId, Certificate]
+
+    @property
+    def clients(self) -> frozenset[ClientId]:
+        """Who they are."""
+        return frozenset(self.certificates)
 
 
 def client_file(client: ClientId) -> str:
@@ -139,19 +144,15 @@ def load_roster(path: Path) -> Roster:
     fields = _read(path, "roster")
     try:
         authority = Authority(bytes.fromhex(fields["authority"]))
-        clients = frozenset(
-            authority.verify(
-                Certificate(
-                    ClientId(entry["id"]),
-                    bytes.fromhex(entry["public_key"]),
-                    bytes.fromhex(entry["certificate"]),
-                )
-            ).client
+        certificates = [
+            Certificate(ClientId(entry["id"]), bytes.fromhex(entry["public_key"]), bytes.fromhex(entry["certificate"]))
             for entry in fields["clients"]
-        )
+        ]
+        for certificate in certificates:
+            authority.verify(certificate)
     except (KeyError, TypeError, ValueError, AuthenticationFailed):
         raise _unreadable(path, "roster") from None
-    return Roster(authority.public_key, clients)
+    return Roster(authority.public_key, {certificate.client: certificate for certificate in certificates})
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -58,7 +58,7 @@ def coarser_parameters() -> bytes:
     """Return parameters of the same tensors in another layout."""
     settings = SecAggSettings(metrics="loss", fraction_bits=15)
     choice = SchemeChoice(settings, 8000)
-    return encode_parameters(choice.parameters(initial_model(), seed=bytes(32), epoch=1, mean=None))
+    return encode_parameters(choice.parameters(initial_model(), seed=bytes(32), epoch=1))
 
 
 def two_models(lab: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ only its length follows the updates.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from secagg.compression.product_quantization import (
 )
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.crypto.labels import Label, bind
 
 Floats = npt.NDArray[np.float32]
 STATISTICS: Final = "secagg/statistics"
@@ -70,9 +72,8 @@ def unit_codebooks(codewords: int, block_size: int, stages: int = 1) -> tuple[np
 
     Updates of models have heavier tails than normal values, and these fit them without having seen any.
     """
-    generator = np.random.default_rng([codewords, block_size])
     count = max(codewords, min(codewords * _BLOCKS_PER_CODEWORD, _MOST_BLOCKS))
-    points = _unit_points(generator, count, block_size)
+    points = _unit_points((codewords, block_size), count, block_size)
     books = list[npt.NDArray[np.float64]]()
     for _ in range(stages):
         learned = learn_codewords(points, codewords, seed=_SEED, iterations=_ITERATIONS, keep_zero=True)
@@ -90,7 +91,7 @@ def kept_share(codewords: int, block_size: int, stages: int = 1) -> float:
     A codeword is the mean of the blocks that choose it, and shorter than they are. A small change that many clients
     have in common is shortened likewise, so a mean that is divided by this share is nearly as long as it should be.
     """
-    points = _unit_points(np.random.default_rng([codewords, block_size, stages]), _MOST_BLOCKS >> 1, block_size)
+    points = _unit_points((codewords, block_size, stages), _MOST_BLOCKS >> 1, block_size)
     left = points.astype(np.float32)
     for book in unit_codebooks(codewords, block_size, stages):
         (nearest,) = nearest_codewords(left, [book.astype(np.float32)])
@@ -98,8 +99,13 @@ def kept_share(codewords: int, block_size: int, stages: int = 1) -> float:
     return float(np.vdot(points, points - left) / np.vdot(points, points))
 
 
-def _unit_points(generator: np.random.Generator, count: int, block_size: int) -> npt.NDArray[np.float64]:
-    points = generator.laplace(size=(count, block_size))
+def _unit_points(numbers: tuple[int, ...], count: int, block_size: int) -> npt.NDArray[np.float64]:
+    """Return blocks of Laplace values of length 1, the same ones for the same numbers."""
+    seed = bind(Label.CODEBOOK_POINTS, *(number.to_bytes(8, "big") for number in numbers))
+    drawn = np.frombuffer(hashlib.shake_256(seed).digest(4 * count * block_size), dtype="<u4")
+    # The middle of each cell, so that no logarithm is of zero; the sides are those of the distribution's median.
+    placed = (drawn.astype(np.float64) + 0.5) * 2.0**-31 - 1
+    points: npt.NDArray[np.float64] = (-np.sign(placed) * np.log1p(-np.abs(placed))).reshape(count, block_size)
     return points / math.sqrt(float(np.square(points).mean()))
 
 

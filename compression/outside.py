@@ -1,0 +1,137 @@
+"""A scheme that its author keeps outside of the library: found by its name, and made anew for every round.
+
+A factory is any class or function that takes ``values`` (how many an update has), ``cohort`` (the largest total
+weight of a sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. What
+travels is the name and these four; each side makes the scheme from a factory that it chose itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+import numpy.typing as npt
+
+from secagg.contract import Aggregate, IndexedDecoder, Layout, LinearDecoder, Payload
+from secagg.contract.codewords import Tables
+from secagg.crypto.entropy import Coins
+from secagg.errors import InvalidParameters
+
+from .public_stream import SEED_BYTES
+
+Factory = Callable[..., LinearDecoder[Any]]
+MAXIMUM_NAME_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OutsideScheme:
+    """A scheme of a factory, with all that it was made from."""
+
+    name: str
+    """``module:Name`` or ``path/to/file.py:Name``."""
+    values: int
+    cohort: int
+    seed: bytes
+    epoch: int
+    factory: Factory = field(repr=False)
+    scheme: LinearDecoder[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name.encode()) <= MAXIMUM_NAME_BYTES:
+            raise InvalidParameters(f"the name of a scheme has 1 to {MAXIMUM_NAME_BYTES} bytes; got {self.name!r}")
+        if len(self.seed) != SEED_BYTES:
+            raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; got {len(self.seed)}")
+        made = self.factory(values=self.values, cohort=self.cohort, seed=self.seed, epoch=self.epoch)
+        if made.capacity < self.cohort:
+            raise InvalidParameters(
+                f"{self.name} has a capacity of {made.capacity}, and a sum of this run may weigh {self.cohort}; widen "
+                "its ring with the cohort that it is given"
+            )
+        object.__setattr__(self, "scheme", made)
+
+    @property
+    def length(self) -> int:
+        """How many values an update has."""
+        return self.values
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the scheme itself."""
+        return self.scheme.layout
+
+    @property
+    def capacity(self) -> int:
+        """The capacity of the scheme itself."""
+        return self.scheme.capacity
+
+    @property
+    def tables(self) -> Tables:
+        """The codewords of the scheme itself.
+
+        Raises:
+            InvalidParameters: it has none, and is decoded from histograms alone.
+        """
+        return self._indexed.tables
+
+    def encode(self, update: npt.NDArray[Any], coins: Coins) -> Payload:
+        """Encode as the scheme itself."""
+        return self.scheme.encode(update, coins)
+
+    def decode(self, aggregate: Aggregate) -> npt.NDArray[Any]:
+        """Decode as the scheme itself."""
+        decoded: npt.NDArray[Any] = self.scheme.decode(aggregate)
+        return decoded
+
+    def decode_summed(self, aggregate: Aggregate) -> npt.NDArray[Any]:
+        """Decode sums of codewords as the scheme itself.
+
+        Raises:
+            InvalidParameters: as for ``tables``.
+        """
+        decoded: npt.NDArray[Any] = self._indexed.decode_summed(aggregate)
+        return decoded
+
+    @property
+    def _indexed(self) -> IndexedDecoder[Any]:
+        if not hasattr(self.scheme, "decode_summed"):
+            raise InvalidParameters(
+                f"{self.name} sends indices and decodes nothing but histograms; give it `tables` and `decode_summed`"
+            )
+        return cast("IndexedDecoder[Any]", self.scheme)
+
+
+def outside_factory(named: str) -> Factory:
+    """Return what ``module:Name`` or ``path/to/file.py:Name`` names; it is imported, so name nothing of a stranger.
+
+    Raises:
+        InvalidParameters: it cannot be imported, or there is no such name in it.
+    """
+    place, _, name = named.rpartition(":")
+    try:
+        module = _module_in(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        factory: Any = getattr(module, name)
+    except (ImportError, OSError, AttributeError, ValueError) as error:
+        raise InvalidParameters(
+            f"the scheme {named!r} cannot be imported ({error}); name a module on the path, or a file, as module:Name "
+            "or path/to/file.py:Name"
+        ) from None
+    if not callable(factory):
+        raise InvalidParameters(f"the scheme {named!r} names no class or function that makes one")
+    return cast("Factory", factory)
+
+
+def _module_in(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"secagg_scheme_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(str(file))
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by its name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,261 @@
+"""Short uploads, which leave out what the host puts back, and seals that hold the indices themselves.
+
+| attack | defence |
+|---|---|
+| the host puts back another epoch, model, or certificate | the client's signature and the seal cover all of them |
+| any byte is altered, cut off or added on the way | signature, HPKE and exact lengths |
+| a sealed secret is moved to another upload of its client | it is bound to its header |
+| a client hands over the short upload of another | the session knows who sent it |
+| a client that the host does not know | it is named, and nothing reaches the enclave |
+| an upload for an older model is sent short | only invitations for the buffer's own model allow it |
+| indices or a weight out of range inside of one seal | they are checked inside, before anything is counted |
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.crypto.secret import Secret
+from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.short_upload import KnownToHost, completed, shortened
+from secagg.protocols.enclave.trusted.buffer import ReleaseRules
+from secagg.protocols.enclave.trusted.configuration import ReleaseForm
+from secagg.protocols.enclave.trusted.messages import (
+    MOST_SEALED_INDICES,
+    ModelStamp,
+    SealedUpload,
+    has_one_seal,
+    sealed_indices_bytes,
+)
+from secagg.protocols.enclave.trusted.upload_keys import sealing_info
+from secagg.session.certificates import Certificate
+from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, InsecureEnclaveSession
+
+HOST = ServerId()
+FIRST, SECOND = ClientId(1), ClientId(2)
+MODEL = ModelStamp(version=0, digest=bytes(32))
+INDICES = Layout((IndexSegment(6, 5),))
+"""Indices of three bits, two of whose eight values name no codeword, and no mask."""
+LAYOUTS = {"rings and indices": MIXED_LAYOUT, "indices alone": INDICES}
+
+
+def certificates(session: InsecureEnclaveSession) -> dict[ClientId, Certificate]:
+    setup = session.setup
+    numbers = range(1, setup.population + 1)
+    return {ClientId(n): session.certificate_of(n, setup.signing_key_of(f"client {n}")) for n in numbers}
+
+
+def opened(layout: Layout = MIXED_LAYOUT, **named: Any) -> InsecureEnclaveSession:
+    """Return a session whose host knows every client, with one upload in its buffer."""
+    session = InsecureEnclaveSession(EnclaveSetup(layout=layout, **named))
+    session.host = Host(
+        session.configuration,
+        session.enclave,
+        epoch=session.enclave.offer.epoch,
+        certificates=certificates(session),
+    )
+    session.host.open_buffer(0, MODEL.digest)
+    session.host.receive(shortened(session.seal(6)))
+    return session
+
+
+def memory_of(session: InsecureEnclaveSession) -> Any:
+    """Return all that enclave and host remember of the buffer."""
+    inside: dict[str, Any] = vars(session.enclave)
+    judge: ReleaseRules = inside["_rules"]
+    rules = {name: copy.deepcopy(value) for name, value in vars(judge).items() if name != "_configuration"}
+    keys = {weight: len(keys) for weight, keys in inside["_mask_keys"].items() if keys}
+    counted = zip(inside["_histograms"], session.configuration.index_segments, strict=True)
+    sums: list[Any] = vars(session.host)["_sums"]
+    counts = [histogram.histogram(0, segment.blocks).tolist() for histogram, segment in counted]
+    return rules, keys, counts, [total.tolist() for total in sums]
+
+
+def is_refused(session: InsecureEnclaveSession, message: bytes) -> PeerError:
+    before = memory_of(session)
+    with pytest.raises(PeerError) as caught:
+        session.host.receive(message)
+    assert memory_of(session) == before
+    return caught.value
+
+
+def putting_back(session: InsecureEnclaveSession, **changes: Any) -> None:
+    """Let the host put back something else."""
+    host: Any = session.host
+    host._known = replace(host._known, **changes)  # noqa: SLF001 -- it is the attacker's
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("suite", Suite)
+def test_the_enclave_gets_a_short_upload_byte_for_byte_as_a_long_one(name: str, suite: Suite) -> None:
+    session = opened(LAYOUTS[name], suite=suite)
+    upload = session.seal(1)
+    known = KnownToHost(epoch=session.enclave.offer.epoch, model=MODEL, certificates=certificates(session))
+    whole, packed = completed(shortened(upload), session.configuration, known)
+    assert whole.encode() == upload.sealed.encode()
+    assert b"".join(packed) == b"".join(
+        segment.ring.pack(vector) for segment, vector in zip(upload.segments, upload.masked, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_short_and_long_uploads_give_one_sum(name: str) -> None:
+    session = opened(LAYOUTS[name], form=ReleaseForm.HISTOGRAM)
+    session.host.receive(shortened(session.seal(1)))
+    session.host.receive(session.seal(2).encode())
+    aggregate, _ = session.host.release()
+    wanted = session.ideal((6, 1, 2))
+    for found, due in zip(aggregate.values, wanted.values, strict=True):
+        assert np.array_equal(found, due)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": bytes(32)},
+        {"model": ModelStamp(version=1, digest=bytes(32))},
+        {"model": ModelStamp(version=0, digest=b"m" * 32)},
+    ],
+    ids=["epoch", "version", "digest"],
+)
+def test_what_a_host_puts_back_is_what_the_client_signed_or_the_upload_is_refused(
+    name: str, changes: Mapping[str, Any]
+) -> None:
+    session = opened(LAYOUTS[name])
+    message = shortened(session.seal(1))
+    putting_back(session, **changes)
+    is_refused(session, message)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_host_cannot_put_one_clients_certificate_under_the_upload_of_another(name: str) -> None:
+    session = opened(LAYOUTS[name])
+    message, known = shortened(session.seal(1)), certificates(session)
+    putting_back(session, certificates={FIRST: known[SECOND]})
+    error = is_refused(session, message)
+    assert (type(error), error.culprits) == (AuthenticationFailed, frozenset({SECOND, HOST}))
+    # Under the first one's name with the key of the second, which the authority never certified.
+    mixed = Certificate(FIRST, known[SECOND].public_key, known[SECOND].signature)
+    putting_back(session, certificates={FIRST: mixed})
+    assert type(is_refused(session, message)) is AuthenticationFailed
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_byte_that_is_altered_on_the_way_makes_an_upload_of_nobody(name: str) -> None:
+    session = opened(LAYOUTS[name])
+    message = bytearray(shortened(session.seal(1)))
+    for position in range(len(message)):
+        message[position] ^= 1
+        is_refused(session, bytes(message))
+        message[position] ^= 1
+    session.host.receive(bytes(message))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_short_upload_that_is_cut_or_extended_reaches_no_enclave(name: str) -> None:
+    session = opened(LAYOUTS[name])
+    message = shortened(session.seal(1))
+    for altered in (*(message[:length] for length in range(len(message))), message + b"\0"):
+        assert type(is_refused(session, altered)) is MalformedMessage
+
+
+def test_a_client_that_the_host_does_not_know_is_named() -> None:
+    session = opened(INDICES)
+    putting_back(session, certificates={SECOND: certificates(session)[SECOND]})
+    error = is_refused(session, shortened(session.seal(1)))
+    assert (error.reason, error.culprits) == (Reason.NOT_ELIGIBLE, frozenset({FIRST}))
+
+
+def test_nobody_hands_over_the_short_upload_of_another() -> None:
+    session = opened()
+    message, before = shortened(session.seal(1)), memory_of(session)
+    with pytest.raises(PeerMisbehaved, match="hands over an upload of") as caught:
+        session.host.receive(message, SECOND)
+    assert caught.value.culprits == {SECOND}
+    assert memory_of(session) == before
+
+
+def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, MODEL.digest)
+    with pytest.raises(PeerError):
+        session.host.receive(shortened(session.seal(1)))
+
+
+# --- One seal ---------------------------------------------------------------------------------------------------------
+
+
+def crafted(session: InsecureEnclaveSession, *, packed: bytes, weight: int) -> bytes:
+    """Seal what a corrupt client likes, in the name of the first, and sign it as it should be."""
+    upload, context = session.seal(1).sealed, session.configuration.context
+    with Secret("upload_secret", packed + weight.to_bytes(4, "big")) as both:
+        sealed = session.verified().seal(both, sealing_info(upload.header.digest(context)), NOW)
+    forged = replace(upload, sealed_seed=sealed)
+    return forged.signed_with(session.setup.signing_key_of("client 1"), context).encode()
+
+
+@pytest.mark.parametrize(
+    ("packed", "weight"),
+    [(b"\xff\xff", 1), (bytes(2), 0), (bytes(2), 2)],
+    ids=["an index", "a weight of 0", "a weight above the greatest"],
+)
+def test_what_one_seal_holds_is_checked_before_it_is_counted(packed: bytes, weight: int) -> None:
+    session = opened(INDICES)
+    assert has_one_seal(session.configuration)
+    message, before = crafted(session, packed=packed, weight=weight), memory_of(session)
+    with pytest.raises(PeerError) as caught:
+        session.enclave.receive(message)
+    assert caught.value.culprits == {FIRST}
+    assert memory_of(session) == before
+
+
+def test_a_seal_is_of_no_other_upload() -> None:
+    session = opened(INDICES)
+    first, second = session.seal(1).sealed, session.seal(2).sealed
+    key = session.setup.signing_key_of("client 1")
+    moved = replace(first, sealed_seed=second.sealed_seed).signed_with(key, session.configuration.context)
+    before = memory_of(session)
+    with pytest.raises(AuthenticationFailed) as caught:
+        session.enclave.receive(moved.encode())
+    assert caught.value.culprits == {FIRST}
+    assert memory_of(session) == before
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_indices_are_under_the_signature_and_nowhere_in_the_clear(suite: Suite) -> None:
+    session = opened(Layout((IndexSegment(256, 64),)), suite=suite)
+    upload = session.seal(1)
+    assert session.setup.payload_of(1).values[0].tobytes() not in shortened(upload)
+    assert sealed_indices_bytes(session.configuration) == 0
+    altered = bytearray(upload.sealed.sealed_seed)
+    altered[-20] ^= 1
+    with pytest.raises(AuthenticationFailed):
+        session.enclave.receive(replace(upload.sealed, sealed_seed=bytes(altered)).encode())
+
+
+@pytest.mark.parametrize(("blocks", "is_one"), [(MOST_SEALED_INDICES, True), (MOST_SEALED_INDICES + 1, False)])
+def test_more_indices_than_one_seal_holds_stand_beside_it(blocks: int, is_one: bool) -> None:  # noqa: FBT001
+    session = opened(Layout((IndexSegment(256, blocks),)))
+    assert has_one_seal(session.configuration) == is_one
+    upload = session.seal(1).sealed
+    assert len(upload.sealed_indices) == (0 if is_one else blocks + 16)
+    assert SealedUpload.decode(upload.encode(), session.configuration).encode() == upload.encode()
+    rings = Layout((RingSegment(8, 1), IndexSegment(256, 8)))
+    assert not has_one_seal(opened(rings).configuration)
+
+
+def test_an_upload_of_indices_has_147_bytes_beside_them() -> None:
+    """Header 7, client 8, id 16, encapsulation 32, weight 4, tag 16, signature 64."""
+    session = opened(Layout((IndexSegment(256, 155),)))
+    assert len(shortened(session.seal(1))) == 155 + 147
