@@ -13,6 +13,7 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Stage, Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
+from .costs import costs
 from .floors import EnclaveFloors
 from .ledger import SealLedger
 from .session import STAGE, EnclaveHelpers, EnclaveMember, EnclaveServerSession, EnclaveSettings, open_session
@@ -134,4 +135,6 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=EnclaveHelpers,
     simulate=EnclaveSimulation,
+    costs=costs,
+    trust="the enclave's hardware and its attestation; an authority apart from the host",
 )

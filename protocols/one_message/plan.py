@@ -1,21 +1,31 @@
-"""From what an operator knows to an epoch's record and to an offer."""
+"""From what an operator knows to an epoch's record and to an offer, and what a sum costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Final
 
-from secagg.parameters import SecurityMode, Suite
+from secagg.contract import Layout
+from secagg.crypto.hpke import sealing_sizes
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
+from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.roles import Subject
 
-from .configuration import NO_SUM, Configuration, Offer, SumTerms, masked_values
-from .epoch import NO_KEY, EpochRecord, HolderIdentity
+from .configuration import NO_SUM, SUM_ID_BYTES, Configuration, Offer, SumTerms, masked_values
+from .epoch import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderKeys
 from .fitting import Committee, choose_committee, plan
+from .messages import IDENTITY_BYTES, Upload, UploadHeader
 from .parameters import ThresholdRule
 
 Bounds = tuple[int, int] | None
+_WORDS_OF_A_PRODUCT: Final = 64
+"""What a client computes for a coefficient: a product of polynomials, noise, packing, and the digest."""
+_WORDS_OF_AN_ADDITION: Final = 4
 
 
 def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
@@ -122,3 +132,68 @@ class OneMessageSettings(NoiseSettings):
     """How many holders a simulation has; the epoch's record says how many there are elsewhere."""
     lifetime: timedelta = timedelta(hours=24)
     """Of an epoch."""
+
+
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Find the masks for five holders, and count.
+
+    Raises:
+        InvalidParameters: nothing fits; the message names the next parameters that do.
+    """
+    rare, settings = clients // ONE_IN, OneMessageSettings(suite=suite)
+    record = plan_epoch(
+        [HolderIdentity(number=place, public_key=_key(place)) for place in range(settings.holders)],
+        number=1,
+        expiry=1,
+        corrupted=settings.corrupted_holders,
+        suite=suite,
+        authority=_key(settings.holders),
+    )
+    sealing_key_bytes, overhead = sealing_sizes(suite)
+    keys = HolderKeys(
+        record=bytes(DIGEST_BYTES),
+        position=0,
+        sealing_key=bytes(sealing_key_bytes),
+        nonce=bytes(NONCE_BYTES),
+        signature=bytes(SIGNATURE_BYTES),
+    )
+    offer = plan_offer(
+        replace(record, signature=bytes(SIGNATURE_BYTES)),
+        [keys.encode()] * settings.holders,
+        Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients),
+        sum_id=bytes([1]) * SUM_ID_BYTES,
+        capacity=clients,
+        minimum_cohort=max(LEAST_COHORT, rare + 2),
+        corrupted_clients=rare,
+    )
+    parameters = offer.configuration.parameters
+    upload = Upload(
+        t0=bytes(DIGEST_BYTES),
+        header=UploadHeader(
+            client=ClientId(0), identity=bytes(IDENTITY_BYTES), terms=offer.terms, nonce=bytes(NONCE_BYTES)
+        ),
+        vector=b"",
+        polynomial=bytes(parameters.polynomial_bytes),
+        sealed=tuple(bytes(parameters.share_bytes(place) + overhead) for place in range(settings.holders)),
+        signature=bytes(SIGNATURE_BYTES),
+    )
+    sent = len(upload.encode())
+    padded = parameters.polynomials * parameters.degree
+    yield Costs(
+        plan=f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits} with {parameters.guard_bits} "
+        f"guard bits, {parameters.security_bits:.0f} bits of security by our estimate; {settings.holders} holders, of "
+        f"whom any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted ({parameters.rule}); "
+        "a coefficient for each value, because no bounds are set",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=sent + parameters.upload_bytes,
+        down_bytes=len(offer.encode()),
+        # Every holder is shown all of an upload but the vector and the shares of others.
+        between_bytes=settings.holders * sent - (settings.holders - 1) * sum(map(len, upload.sealed)),
+        client=Work(word_operations=_WORDS_OF_A_PRODUCT * padded),
+        server=Work(word_operations=(clients * _WORDS_OF_AN_ADDITION + _WORDS_OF_A_PRODUCT) * padded, steps=clients),
+    )
+
+
+def _key(number: int) -> bytes:
+    """Return a key that nobody has, of which only the length counts."""
+    return bytes([number + 1]) * IDENTITY_KEY_BYTES

@@ -23,7 +23,7 @@ from .floors import Floors
 from .holder import Holder
 from .journal import ROOT_BYTES, NoJournal
 from .ledger import Ledger
-from .plan import OneMessageSettings, plan_epoch
+from .plan import OneMessageSettings, costs, plan_epoch
 from .session import (
     UPLOAD,
     OneMessageHelpers,
@@ -187,4 +187,7 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=OneMessageHelpers,
     simulate=OneMessageSimulation,
+    costs=costs,
+    trust="an authority apart from the server and the holders; no more corrupted holders and clients than planned for; "
+    "the server may be active",
 )

@@ -15,6 +15,7 @@ from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
 from .configuration import NO_AUTHORITY
+from .costs import costs
 from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION
 from .session import (
@@ -116,4 +117,7 @@ ENTRY: Final = ProtocolEntry(
     helpers=PairwiseHelpers,
     simulate=PairwiseSimulation,
     restore=restore_session,
+    costs=costs,
+    trust="an authority apart from the server; no more corrupted clients than planned for (one in twenty); the "
+    "server may be active",
 )

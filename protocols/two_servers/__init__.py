@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .floors import IndexingFloors
+    from .lanes.fields import MODULI
+    from .lanes.groups import RingLanes
     from .ledger import UploadLedger
     from .less_protected import NoJournal, NoRoundFile
     from .message_sizes import exchange_bytes
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from .operators.server_keys import OperatorKeys, ServerKeys, trial_server_keys
     from .operators.standing_rules import StandingFloors, StandingRounds
     from .operators.standing_server import StandingServer, asking
+    from .point_functions.shape import MAXIMUM_CODEWORDS, PointFunctionShape, tree_bits
     from .session import (
         TwoServersHelpers,
         TwoServersMember,
@@ -25,10 +28,14 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "IndexingFloors": "floors",
+    "MAXIMUM_CODEWORDS": "point_functions.shape",
+    "MODULI": "lanes.fields",
     "NoJournal": "less_protected",
     "NoRoundFile": "less_protected",
     "OperatorKeys": "operators.server_keys",
     "PeerLink": "operators.process",
+    "PointFunctionShape": "point_functions.shape",
+    "RingLanes": "lanes.groups",
     "ServerKeys": "operators.server_keys",
     "StandingFloors": "operators.standing_rules",
     "StandingRounds": "operators.standing_rules",
@@ -42,15 +49,20 @@ _MODULES = {
     "exchange_bytes": "message_sizes",
     "open_session": "session",
     "simulated_servers": "session",
+    "tree_bits": "point_functions.shape",
     "trial_server_keys": "operators.server_keys",
 }
 
 __all__ = [
+    "MAXIMUM_CODEWORDS",
+    "MODULI",
     "IndexingFloors",
     "NoJournal",
     "NoRoundFile",
     "OperatorKeys",
     "PeerLink",
+    "PointFunctionShape",
+    "RingLanes",
     "ServerKeys",
     "StandingFloors",
     "StandingRounds",
@@ -64,6 +76,7 @@ __all__ = [
     "exchange_bytes",
     "open_session",
     "simulated_servers",
+    "tree_bits",
     "trial_server_keys",
 ]
 

@@ -16,6 +16,7 @@ from secagg.session.simulated_keys import SimulatedKeys
 
 from .cheating_client import InsecureCheatingClient
 from .client import Client
+from .costs import costs
 from .floors import IndexingFloors
 from .ledger import UploadLedger
 from .less_protected import NoJournal, NoRoundFile
@@ -148,4 +149,7 @@ ENTRY: Final = ProtocolEntry(
     helpers=TwoServersHelpers,
     simulate=TwoServersSimulation,
     reveals_weights=True,
+    costs=costs,
+    trust="two servers that do not collude, of which one may be active; a client that is not checked can vote as often "
+    "as it likes",
 )

@@ -109,6 +109,12 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--sparsity", default="0.9", help="the share that pruning leaves out (default: %(default)s)")
     command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
+    command.add_argument(
+        "--megabits", type=float, default=20.0, help="a client's connection per second (default: %(default)s)"
+    )
+    command.add_argument(
+        "--latency", type=float, default=0.1, help="seconds of an exchange, there and back (default: %(default)s)"
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     command.set_defaults(run=_plan)
 
@@ -164,6 +170,7 @@ def _plan(options: argparse.Namespace) -> int:
     from secagg.compression.random_pruning import exact_sparsity
     from secagg.parameters import Suite
     from secagg.planning.planned_update import Learned, PlanRequest
+    from secagg.planning.seconds import Network
 
     from .plan import run_plan, shapes_of
 
@@ -180,7 +187,7 @@ def _plan(options: argparse.Namespace) -> int:
         sparsity=exact_sparsity(options.sparsity),
         suite=Suite[options.suite.upper()],
     )
-    return run_plan(request, options.json)
+    return run_plan(request, Network(options.megabits, options.latency), options.json)
 
 
 def _flower_keys(options: argparse.Namespace) -> int:

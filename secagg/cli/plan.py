@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, cast
 
 from secagg.compression.byte_accounting import Shapes
 from secagg.errors import InvalidParameters
 from secagg.planning.advice import advice
-from secagg.planning.costs import TRUST, Comparison, Option, Protocol, compare
-from secagg.planning.pairwise_costs import ONE_IN
+from secagg.planning.costs import Comparison, Option, compare
 from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
 from secagg.planning.planned_update import WHOLE_UPDATES, PlanRequest, shapes_of_blocks
-from secagg.protocols.two_servers.server_messages import BATCH
+from secagg.planning.seconds import Network, Seconds, seconds_of
 
-from .figures import in_bytes
+from .figures import Column, in_bytes, in_seconds, table
 
 MOST_BLOCKS: Final = 1 << 32
 _MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}
@@ -38,14 +38,18 @@ def shapes_of(*, model: str | None, file: Path | None, blocks: int | None, block
     return shapes_of_blocks(blocks, block_size)
 
 
-def run_plan(request: PlanRequest, report: Path | None) -> int:
+def run_plan(request: PlanRequest, network: Network, report: Path | None) -> int:
     """Print the comparison and what follows from it."""
     comparison = compare(request)
-    said = list(advice(request, comparison))
-    print("\n".join(_text(request, comparison, said)))
+    options = comparison.giving(request.learn)
+    started = perf_counter()
+    rows = [_row(option, seconds_of(option, request.suite, network)) for option in options]
+    measuring, said = perf_counter() - started, list(advice(request, comparison))
+    print("\n".join(_text(request, comparison, rows, said)))
+    print("\n".join(_notes(network, measuring)))
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps(_summary(request, comparison, said), indent=2) + "\n", encoding="utf-8")
+        report.write_text(json.dumps(_summary(request, comparison, rows, said), indent=2) + "\n", encoding="utf-8")
         print(f"\nwritten to {report}")
     return 0
 
@@ -75,7 +79,9 @@ def _shapes_in(file: Path) -> Shapes:
     return shapes
 
 
-def _summary(request: PlanRequest, comparison: Comparison, said: list[str]) -> dict[str, Any]:
+def _summary(
+    request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any]], said: list[str]
+) -> dict[str, Any]:
     """Collect everything that is printed and written."""
     return {
         "weights": request.weights,
@@ -88,25 +94,32 @@ def _summary(request: PlanRequest, comparison: Comparison, said: list[str]) -> d
         "sparsity": float(request.sparsity),
         "suite": request.suite.value,
         "learn": request.learn.value,
-        "options": [_row(option) for option in comparison.giving(request.learn)],
+        "options": rows,
         "left out": list(_left_out(request, comparison)),
         "advice": said,
     }
 
 
-def _row(option: Option) -> dict[str, Any]:
+def _row(option: Option, seconds: Seconds) -> dict[str, Any]:
+    costs = option.costs
     return {
         "scheme": option.described,
-        "protocol": option.name,
+        "protocol": option.protocol,
+        "form": costs.variant,
+        "plan": costs.plan,
         "learned": option.learned.value,
         "bits per weight": round(option.bits_per_weight, 4),
-        "bytes of the packed values": option.payload_bytes,
-        "bytes up": option.up_bytes,
+        "bytes of the packed values": costs.payload_bytes,
+        "bytes up": costs.up_bytes,
         "bytes down": option.down_bytes,
-        "bytes between servers": option.between_bytes,
-        "AES blocks": option.work.cipher_calls,
-        "word operations": option.work.word_operations,
-        "trust": TRUST[option.protocol],
+        "bytes between servers": costs.between_bytes,
+        "exchanges": len(option.entry.stages),
+        "client seconds": seconds.client,
+        "server seconds": seconds.server,
+        "round seconds": seconds.round,
+        "AES blocks": costs.server.cipher_calls,
+        "word operations": costs.server.word_operations,
+        "trust": option.entry.trust,
         "status": option.status.value,
     }
 
@@ -121,23 +134,23 @@ def _left_out(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         )
 
 
-_COLUMNS: Final[Sequence[tuple[str, Callable[[Option], str]]]] = (
-    ("scheme", lambda option: option.described),
-    ("protocol", lambda option: option.name),
-    ("learned", lambda option: option.learned.value),
-    ("bits/weight", lambda option: f"{option.bits_per_weight:.2f}"),
-    ("up", lambda option: in_bytes(option.up_bytes)),
-    ("down", lambda option: in_bytes(option.down_bytes)),
-    ("between", lambda option: in_bytes(option.between_bytes) if option.between_bytes else "-"),
-    ("AES blocks", lambda option: _power(option.work.cipher_calls)),
-    ("word ops", lambda option: _power(option.work.word_operations)),
-    ("trust", lambda option: f"[{_number(option.protocol)}]"),
-    ("status", lambda option: option.status.value),
+_COLUMNS: Final[Sequence[Column]] = (
+    Column("protocol", lambda row: row["protocol"]),
+    Column("form", lambda row: row["form"], rank=2),
+    Column("learned", lambda row: row["learned"], rank=6),
+    Column("bits/weight", lambda row: f"{row['bits per weight']:.2f}", rank=1),
+    Column("up", lambda row: in_bytes(row["bytes up"])),
+    Column("down", lambda row: in_bytes(row["bytes down"]), rank=3),
+    Column("between", lambda row: in_bytes(row["bytes between servers"]), rank=5),
+    Column("exchanges", lambda row: str(row["exchanges"]), rank=5),
+    Column("a client", lambda row: in_seconds(row["client seconds"]), rank=2),
+    Column("server", lambda row: in_seconds(row["server seconds"]), rank=2),
+    Column("round", lambda row: in_seconds(row["round seconds"]), rank=1),
+    Column("status", lambda row: row["status"], rank=4),
 )
-_TEXT_COLUMNS = frozenset({"scheme", "protocol", "learned", "trust", "status"})
 
 
-def _text(request: PlanRequest, comparison: Comparison, said: list[str]) -> Iterator[str]:
+def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any]], said: list[str]) -> Iterator[str]:
     """Write the comparison for people."""
     yield (
         f"{request.weights:,} values, {request.clients:,} clients; codebooks of {request.codewords} codewords of "
@@ -146,52 +159,26 @@ def _text(request: PlanRequest, comparison: Comparison, said: list[str]) -> Iter
     if any((cut.codewords, cut.block_size) != (request.codewords, request.block_size) for cut in request.tensors):
         yield "some tensors have fewer codewords, for they have few blocks, or shorter blocks, which divide their rows"
     yield ""
-    options = comparison.giving(request.learn)
-    yield from _table(options)
+    yield from table("scheme", [(row["scheme"], row) for row in rows], _COLUMNS)
     yield ""
-    for protocol in Protocol:
-        if any(option.protocol is protocol for option in options):
-            yield f"[{_number(protocol)}] {TRUST[protocol]}"
+    for protocol in comparison.protocols:
+        if (shortest := comparison.shortest(protocol)) is not None:
+            yield f"{protocol} trusts {shortest.entry.trust}. For the {shortest.described}: {shortest.costs.plan}."
     yield ""
     yield from said
     yield from (f"Left out: {sentence}." for sentence in _left_out(request, comparison))
     yield ""
-    yield from _notes(request, {option.protocol for option in options})
 
 
-def _table(options: Sequence[Option]) -> Iterator[str]:
-    rows = [[name for name, _ in _COLUMNS], *([cell(option) for _, cell in _COLUMNS] for option in options)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            text.ljust(width) if name in _TEXT_COLUMNS else text.rjust(width)
-            for (name, _), text, width in zip(_COLUMNS, row, widths, strict=True)
-        )
-        yield "  ".join(cells).rstrip()
-
-
-def _notes(request: PlanRequest, protocols: set[Protocol]) -> Iterator[str]:
+def _notes(network: Network, measuring: float) -> Iterator[str]:
     """Say what is counted and what is not."""
-    yield "Bytes are those of one client, without the model itself. Cheapest means the shortest upload: what a scheme"
-    yield "loses is in compression/README.md. Work is counted and not measured, for all clients at the busiest machine:"
-    yield "AES blocks, of which one takes 1.4 ns at the 11.3 GB/s of benchmarks/README.md, and operations on words."
-    if Protocol.PAIRWISE in protocols:
-        yield (
-            f"Pairwise masks: active mode, {request.suite.value}, planned for {request.clients // ONE_IN} corrupted "
-            "clients and as many that drop out."
-        )
-    if Protocol.ENCLAVE in protocols:
-        yield "Enclave: between is what enters it. Its evidence, some kilobytes, more or less by vendor, comes on top."
-    if Protocol.POINT_FUNCTIONS in protocols:
-        yield f"Two servers: between is for batches of {BATCH} uploads."
-        yield "The shares of the sum, which are exchanged once a round, come on top."
-
-
-def _number(protocol: Protocol) -> int:
-    return list(Protocol).index(protocol) + 1
-
-
-def _power(count: int) -> str:
-    """Write a large count with two digits and a power of ten."""
-    digits, _, exponent = f"{count:.1e}".partition("e")
-    return f"{digits}e{int(exponent)}"
+    yield (
+        "Bytes are those of one client, without the model itself. Cheapest means the shortest upload: what a scheme "
+        "loses is in compression/README.md."
+    )
+    yield (
+        f"Seconds are estimates without encoding: small sessions were run on this machine, in {in_seconds(measuring)}, "
+        "and scaled by counted work. Expect a factor of four. The server's are those of all clients and include its "
+        f"helpers'. A round adds one client's seconds, its bytes at {network.megabits:g} Mbit/s, and "
+        f"{network.latency:g} s for each exchange."
+    )

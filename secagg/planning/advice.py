@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from secagg.compression.byte_accounting import PLAIN_BITS
 from secagg.compression.cohort_bits import MOST_NOISE
 from secagg.compression.scalar_quantization import modulus_bits_for
-from secagg.protocols.two_servers.lanes.fields import MODULI
-from secagg.protocols.two_servers.lanes.groups import RingLanes
-from secagg.protocols.two_servers.point_functions.shape import MAXIMUM_CODEWORDS, PointFunctionShape, tree_bits
+from secagg.protocols.two_servers import MAXIMUM_CODEWORDS, MODULI, PointFunctionShape, RingLanes, tree_bits
 
 from .bounds import bounds
-from .costs import Comparison, Option, Protocol, Status
+from .costs import Comparison, Option, Status
 from .planned_update import CODEBOOK_BITS, WHOLE_UPDATES, Learned, PlanRequest, Scheme
 
 
@@ -51,9 +49,9 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
 
 def _against(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     """Compare packed values alone; what the messages around them add is a matter of the protocol."""
-    counted = comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
-    decoded = comparison.shortest(Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)
-    quantized = comparison.shortest(Protocol.PAIRWISE, Scheme.SCALAR)
+    counted = comparison.shortest("two-servers", Scheme.PRODUCT)
+    decoded = comparison.shortest("pairwise", Scheme.DECODED_CODEWORDS)
+    quantized = comparison.shortest("pairwise", Scheme.SCALAR)
     if counted is None or decoded is None or quantized is None:
         return
     only = "; it gives the sum alone" if request.learn is Learned.HISTOGRAM else ", and gives the same sum"
@@ -70,11 +68,11 @@ def _against(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
 
 
 def _is_cheaper(one: Option, other: Option) -> str:
-    return "cheaper" if one.payload_bytes <= other.payload_bytes else "dearer"
+    return "cheaper" if one.costs.payload_bytes <= other.costs.payload_bytes else "dearer"
 
 
 def _packed_bits(option: Option) -> str:
-    return f"{8 * option.payload_bytes / option.weights:.2f}"
+    return f"{8 * option.costs.payload_bytes / option.weights:.2f}"
 
 
 def _break_even(request: PlanRequest) -> str:
@@ -111,20 +109,19 @@ def _form(request: PlanRequest) -> str:
 
 
 def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    giving = comparison.giving(request.learn)
     # Nobody uses an unchecked round unless told to, so it is no choice of today's.
-    usable = [option for option in giving if option.status is Status.AVAILABLE and option.is_checked]
-    for protocol, name in (
-        (Protocol.PAIRWISE, "pairwise masks"),
-        (Protocol.ENCLAVE, "the enclave"),
-        (Protocol.POINT_FUNCTIONS, "two servers"),
-    ):
-        found = next((option for option in usable if option.protocol is protocol), None)
-        if found is None and comparison.shortest(protocol) is not None:
-            yield f"No scheme of this library gives the {request.learn} with {name}."
-        if found is not None:
+    usable = [
+        option
+        for option in comparison.giving(request.learn)
+        if option.status is Status.AVAILABLE and option.costs.is_checked
+    ]
+    for protocol in comparison.protocols:
+        found = next((option for option in usable if option.protocol == protocol), None)
+        if found is None:
+            yield f"No scheme of this library gives the {request.learn} with {protocol}."
+        else:
             yield (
-                f"Of what can be used today with {name}, {found.described} has the shortest upload: "
+                f"Of what can be used today with {protocol}, {found.described} has the shortest upload: "
                 f"{found.bits_per_weight:.2f} bits a weight."
             )
 
@@ -132,18 +129,15 @@ def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
 def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     """Say how noisy the schemes for whole updates are, what they cost by each protocol, and where that jumps."""
     for scheme in WHOLE_UPDATES:
-        options = [
-            option
-            for protocol in Protocol
-            for option in comparison.options
-            if option.protocol is protocol and option.scheme is scheme and option.is_checked
-        ]
         # Sorted by upload, so the first of a protocol is its shortest.
-        first = {option.protocol: option for option in reversed(options)}
+        first = dict[str, Option]()
+        for option in comparison.options:
+            if option.scheme is scheme and option.costs.is_checked:
+                first.setdefault(option.protocol, option)
         costs = "; ".join(
-            f"{option.name} {option.up_bytes:,} bytes up, {4 * option.weights / option.up_bytes:.1f} times less than "
-            "float32"
-            for option in (first[protocol] for protocol in Protocol if protocol in first)
+            f"{option.name} {option.costs.up_bytes:,} bytes up, "
+            f"{4 * option.weights / option.costs.up_bytes:.1f} times less than float32"
+            for option in (first[protocol] for protocol in comparison.protocols if protocol in first)
         )
         noise = request.noise(scheme)
         yield f"The {request.describe(scheme)}, has noise of nu = {noise:.2f} of one client's energy: {costs}."
@@ -152,14 +146,13 @@ def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
                 f"Warning: nu = {noise:.2f} of the {scheme} is above {MOST_NOISE:g}, so accuracy suffers; raise "
                 "--cohort-bits above 1, or take more clients."
             )
-    peak, product = (
-        next((o for o in comparison.options if o.scheme is scheme and o.is_checked and "checked" in o.variant), None)
-        for scheme in (Scheme.PEAK, Scheme.PRODUCT)
-    )
+    checked = [o for o in comparison.options if o.costs.is_checked and o.costs.reveals_counts]
+    peak, product = (next((o for o in checked if o.scheme is scheme), None) for scheme in (Scheme.PEAK, Scheme.PRODUCT))
     if peak is not None and product is not None:
+        ratio = product.costs.up_bytes / peak.costs.up_bytes
         yield (
             f"By two servers that check clients the peak code takes {peak.bits_per_weight:.3f} bits a weight and "
-            f"product quantization {product.bits_per_weight:.3f}, {product.up_bytes / peak.up_bytes:.1f} times as many."
+            f"product quantization {product.bits_per_weight:.3f}, {ratio:.1f} times as many."
         )
     for modulus in MODULI[:-1]:
         # A field holds weights below its modulus, and the next one is much larger.

@@ -38,13 +38,13 @@ from secagg.contract.layout import (
 )
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION
 
 CODEBOOK_BITS: Final = 8
 """The bits of an entry of a codebook whose codewords are masked after they are decoded."""
 _SCALE_BYTES = 4
 _LEAST_COHORT_BITS: Final = 1e-3
 _MOST_COHORT_BITS: Final = 1e6
+_MOST_CLIENTS: Final = 1 << 20
 
 
 class Learned(StrEnum):
@@ -97,7 +97,7 @@ class PlanRequest:
         for name, value, least, most in (
             ("codewords", self.codewords, 2, MAXIMUM_CODEWORDS),
             ("block-size", self.block_size, 1, 1 << 16),
-            ("clients", self.clients, 2, MAXIMUM_POPULATION),
+            ("clients", self.clients, 2, _MOST_CLIENTS),
             ("bits", self.bits, 2, 16),
         ):
             if type(value) is not int or not least <= value <= most:

@@ -11,7 +11,7 @@ A consumer (a command, a training driver, a platform's plug-in) names a protocol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -22,7 +22,9 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
+from secagg.parameters import Suite
 
+from .costs import Costs
 from .roles import Member, ServerSession, Stage, Subject
 
 Clock = Callable[[], datetime]
@@ -86,6 +88,10 @@ class ProtocolEntry:
     """What a person should know of a session that is open, a line each."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None
     """Returns a client of a simulation that breaks the rules, where others would notice."""
+    costs: Callable[[Layout, int, Suite], Iterable[Costs]] | None = None
+    """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none."""
+    trust: str = ""
+    """Whom a client has to believe, for a table of choices."""
     reveals_weights: bool = False
     """Whether the server sees what each client weighs."""
 

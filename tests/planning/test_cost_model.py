@@ -17,15 +17,16 @@ from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.peak import PeakCode, norm_levels
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.sketch import Sketch
+from secagg.contract import IndexSegment
 from secagg.errors import SecAggError
 from secagg.parameters import Suite
-from secagg.planning import costs as cost_model
 from secagg.planning.advice import break_even_block, masked_value_bits, point_function
-from secagg.planning.costs import PROTOCOL_STATUS, Comparison, Option, Protocol, Status, compare
-from secagg.planning.pairwise_costs import Work, pairwise_costs
+from secagg.planning.costs import Comparison, Option, Status, compare
 from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.planning.planned_update import Learned, PlanRequest, Scheme, shapes_of_blocks
+from secagg.planning.seconds import costs_of
 from secagg.protocols.two_servers.point_functions.shape import least_cipher_calls
+from secagg.session.registry import find, names
 
 BLOCKS = 1 << 14
 """Enough for 4096 codewords, each of which takes four blocks, and a multiple of eight, so that bits are whole bytes."""
@@ -35,17 +36,21 @@ def request_of(blocks: int = BLOCKS, block_size: int = 4, **options: Any) -> Pla
     return PlanRequest(shapes=shapes_of_blocks(blocks, block_size), block_size=block_size, **options)
 
 
-def the_only(comparison: Comparison, protocol: Protocol, scheme: Scheme, variant: str = "") -> Option:
+def the_only(comparison: Comparison, protocol: str, scheme: Scheme, variant: str = "") -> Option:
     (found,) = (
         option
         for option in comparison.options
-        if (option.protocol, option.scheme, option.variant) == (protocol, scheme, variant)
+        if (option.protocol, option.scheme, option.costs.variant) == (protocol, scheme, variant)
     )
     return found
 
 
+def work_of(option: Option) -> tuple[int, int]:
+    return option.costs.server.cipher_calls, option.costs.server.word_operations
+
+
 def block_bits(option: Option, blocks: int = BLOCKS) -> float:
-    return 8 * option.payload_bytes / blocks
+    return 8 * option.costs.payload_bytes / blocks
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------
@@ -76,30 +81,33 @@ HISTOGRAMS = [
 def test_histograms_take_the_bits_of_the_published_table(row: tuple[int, ...]) -> None:
     codewords, clients, explicit, tree, depth, index, calls = row
     comparison = compare(request_of(codewords=codewords, clients=clients))
-    flat = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0")
+    flat = the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0")
     assert block_bits(flat) == explicit
     deeper = f"depth {depth}"
     if explicit <= tree:
         # A tree that is no shorter is not offered.
-        assert comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PRODUCT) == flat
+        assert comparison.shortest("two-servers", Scheme.PRODUCT) == flat
         assert point_function(codewords, clients).depth == 0
     else:
-        option = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, deeper)
+        option = the_only(comparison, "two-servers", Scheme.PRODUCT, deeper)
         assert 0 <= block_bits(option) - tree < 16 / BLOCKS
-        assert option.work.cipher_calls >= least_cipher_calls(codewords, clients.bit_length(), depth) * BLOCKS * clients
+        assert (
+            option.costs.server.cipher_calls
+            >= least_cipher_calls(codewords, clients.bit_length(), depth) * BLOCKS * clients
+        )
         assert least_cipher_calls(codewords, clients.bit_length(), depth) == calls
-    assert block_bits(the_only(comparison, Protocol.PAIRWISE, Scheme.ONE_HOT)) == explicit
-    assert block_bits(the_only(comparison, Protocol.ENCLAVE, Scheme.PRODUCT)) == index
+    assert block_bits(the_only(comparison, "pairwise", Scheme.ONE_HOT)) == explicit
+    assert block_bits(the_only(comparison, "enclave", Scheme.PRODUCT)) == index
 
 
 def test_a_count_of_all_clients_has_room_where_their_number_is_a_power_of_two() -> None:
     comparison = compare(request_of(codewords=8, clients=128, bits=8))
-    assert block_bits(the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0")) == 7 * 8
-    assert block_bits(the_only(comparison, Protocol.PAIRWISE, Scheme.ONE_HOT)) == 7 * 8
+    assert block_bits(the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0")) == 7 * 8
+    assert block_bits(the_only(comparison, "pairwise", Scheme.ONE_HOT)) == 7 * 8
     # The sum of 128 values of 8 bits takes seven more.
-    assert block_bits(the_only(comparison, Protocol.PAIRWISE, Scheme.SCALAR)) == 4 * 15
+    assert block_bits(the_only(comparison, "pairwise", Scheme.SCALAR)) == 4 * 15
     # The smallest prime that counts to 128 is 8191.
-    checked = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0, checked")
+    checked = the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0, checked")
     assert block_bits(checked) == 7 * 13
 
 
@@ -118,10 +126,10 @@ def test_masked_values_take_the_bits_of_the_published_table(row: tuple[Any, ...]
     for place, clients in enumerate((100, 100_000)):
         for bits, expected in zip((8, 4, 2), by_width, strict=True):
             comparison = compare(request_of(block_size=block_size, clients=clients, bits=bits, codewords=32))
-            for protocol in (Protocol.PAIRWISE, Protocol.ENCLAVE):
+            for protocol in ("pairwise", "enclave"):
                 assert block_bits(the_only(comparison, protocol, Scheme.FIXED_POINT)) == plain
                 assert block_bits(the_only(comparison, protocol, Scheme.SCALAR)) == expected[place]
-            decoded = the_only(comparison, Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)
+            decoded = the_only(comparison, "pairwise", Scheme.DECODED_CODEWORDS)
             assert block_bits(decoded) == by_width[0][place]
 
 
@@ -153,21 +161,21 @@ def test_point_functions_pay_from_the_published_lengths_on(
 # Scheme, protocol, and the megabytes of one client that has 100,000 blocks of four values, for 32 codewords and 100
 # clients.
 TOTALS = [
-    (Scheme.FIXED_POINT, Protocol.PAIRWISE, "", 1.60),
-    (Scheme.PRODUCT, Protocol.POINT_FUNCTIONS, "depth 0", 2.71),
-    (Scheme.ONE_HOT, Protocol.PAIRWISE, "", 2.71),
-    (Scheme.DECODED_CODEWORDS, Protocol.PAIRWISE, "", 0.75),
-    (Scheme.SCALAR, Protocol.PAIRWISE, "", 0.55),
-    (Scheme.PRODUCT, Protocol.ENCLAVE, "", 0.0625),
+    (Scheme.FIXED_POINT, "pairwise", "", 1.60),
+    (Scheme.PRODUCT, "two-servers", "depth 0", 2.71),
+    (Scheme.ONE_HOT, "pairwise", "", 2.71),
+    (Scheme.DECODED_CODEWORDS, "pairwise", "", 0.75),
+    (Scheme.SCALAR, "pairwise", "", 0.55),
+    (Scheme.PRODUCT, "enclave", "", 0.0625),
 ]
 
 
 @pytest.mark.parametrize(("scheme", "protocol", "variant", "megabytes"), TOTALS)
-def test_a_client_sends_the_published_total(scheme: Scheme, protocol: Protocol, variant: str, megabytes: float) -> None:
+def test_a_client_sends_the_published_total(scheme: Scheme, protocol: str, variant: str, megabytes: float) -> None:
     comparison = compare(request_of(blocks=100_000, codewords=32, bits=4))
     option = the_only(comparison, protocol, scheme, variant)
-    assert option.payload_bytes / 1e6 == pytest.approx(megabytes, abs=0.005 if megabytes > 0.1 else 0)
-    assert 0 < option.up_bytes - option.payload_bytes < 5000
+    assert option.costs.payload_bytes / 1e6 == pytest.approx(megabytes, abs=0.005 if megabytes > 0.1 else 0)
+    assert 0 < option.costs.up_bytes - option.costs.payload_bytes < 5000
 
 
 # --- What is really sent ----------------------------------------------------------------------------------------------
@@ -201,9 +209,9 @@ def test_an_upload_to_an_enclave_has_the_length_that_the_model_says(
     )
     shapes: Shapes = {"matrix": (100, 144), "biases": (16,)}
     request = PlanRequest(shapes=shapes, codewords=16, clients=3, suite=Suite[suite.upper()])
-    option = the_only(compare(request), Protocol.ENCLAVE, scheme)
-    assert option.up_bytes == report["bytes sent by a client"]
-    assert option.between_bytes == report["stages"][0]["bytes between"] / 3
+    option = the_only(compare(request), "enclave", scheme)
+    assert option.costs.up_bytes == report["bytes sent by a client"]
+    assert option.costs.between_bytes == report["stages"][0]["bytes between"] / 3
     assert_received(option.down_bytes - request.public_bytes(scheme), report)
 
 
@@ -225,19 +233,19 @@ def test_a_round_of_two_servers_sends_what_the_model_says(
     options = [
         option
         for option in compare(request).options
-        if (option.protocol, option.scheme) == (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
+        if (option.protocol, option.scheme) == ("two-servers", Scheme.PRODUCT)
     ]
     (option,) = (
         option
         for option in options
-        if option.variant.endswith("checked") == (mode == "checked")
-        and option.variant.startswith("depth 0") == (depth == 0)
+        if option.costs.variant.endswith("checked") == (mode == "checked")
+        and option.costs.variant.startswith("depth 0") == (depth == 0)
     )
-    assert option.up_bytes == report["bytes sent by a client"]
+    assert option.costs.up_bytes == report["bytes sent by a client"]
     # Beginning the round, and frames, come on top.
-    assert report["stages"][0]["bytes between"] / 19 == pytest.approx(option.between_bytes, rel=0.05, abs=300)
+    assert report["stages"][0]["bytes between"] / 19 == pytest.approx(option.costs.between_bytes, rel=0.05, abs=300)
     assert_received(option.down_bytes - request.public_bytes(Scheme.PRODUCT), report)
-    assert option.payload_bytes < option.up_bytes < option.payload_bytes + 8000
+    assert option.costs.payload_bytes < option.costs.up_bytes < option.costs.payload_bytes + 8000
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
@@ -247,10 +255,10 @@ def test_a_round_of_two_servers_sends_what_the_model_says(
 def test_layouts_of_a_model_are_those_of_the_papers_tables(scheme: Scheme) -> None:
     request = PlanRequest(shapes=FEMNIST_3_CHANNEL, codewords=64, block_size=18)
     wire = upload_bytes(request.layout(scheme), Accounting.WIRE)
-    option = the_only(compare(request), Protocol.ENCLAVE, scheme)
-    assert option.payload_bytes == wire - 39
+    option = the_only(compare(request), "enclave", scheme)
+    assert option.costs.payload_bytes == wire - 39
     if scheme is Scheme.PRODUCT:
-        assert option.payload_bytes == 506_975 - 39
+        assert option.costs.payload_bytes == 506_975 - 39
         assert request.public_bytes(scheme) == codebook_bytes(FEMNIST_3_CHANNEL, 64, 18)
 
 
@@ -270,12 +278,12 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
         Scheme.SKETCH: 36,
     }
     for option in compare(request).options:
-        if option.protocol is Protocol.POINT_FUNCTIONS:
+        if option.protocol == "two-servers":
             # Two offers: a key and a signature, stamped.
             assert option.down_bytes == told[option.scheme] + 2 * (7 + 32 + 8 + 1 + 32 + 64)
     difference = {
-        scheme: the_only(compare(request), Protocol.PAIRWISE, scheme).down_bytes
-        - pairwise_costs(request.layout(scheme), 100, Suite.CLASSIC).received
+        scheme: the_only(compare(request), "pairwise", scheme).down_bytes
+        - costs_of(find("pairwise"), request.layout(scheme), 100, Suite.CLASSIC).down_bytes
         for scheme in (Scheme.FIXED_POINT, Scheme.SCALAR, Scheme.DECODED_CODEWORDS)
     }
     assert difference == {scheme: told[scheme] for scheme in difference}
@@ -299,14 +307,14 @@ def test_work_is_that_of_the_busiest_machine_for_all_clients() -> None:
     shapes: Shapes = {"matrix": (1600, 4), "bias": (40,)}
     comparison = compare(PlanRequest(shapes=shapes, codewords=32, block_size=4))
     # 1600 indices of 5 bits are 1000 bytes, or 63 cipher blocks; a plain word has 32 bits.
-    counted = the_only(comparison, Protocol.ENCLAVE, Scheme.PRODUCT)
-    assert counted.work == Work(100 * (63 + 10), 100 * (1600 * 32 + 40))
-    masked = the_only(comparison, Protocol.ENCLAVE, Scheme.SCALAR)
+    counted = the_only(comparison, "enclave", Scheme.PRODUCT)
+    assert work_of(counted) == (100 * (63 + 10), 100 * (1600 * 32 + 40))
+    masked = the_only(comparison, "enclave", Scheme.SCALAR)
     # Values of 15 bits are words of 16.
-    assert masked.work == Work(100 * (800 + 10), 100 * 6440)
-    flat = the_only(comparison, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0")
+    assert work_of(masked) == (100 * (800 + 10), 100 * 6440)
+    flat = the_only(comparison, "two-servers", Scheme.PRODUCT, "depth 0")
     # 31 lanes, each a word of 8 bits.
-    assert flat.work == Work(100 * (1600 * 31 // 16 + 10), 100 * (1600 * 32 + 40))
+    assert work_of(flat) == (100 * (1600 * 31 // 16 + 10), 100 * (1600 * 32 + 40))
 
 
 def test_what_is_plain_is_sent_once_because_a_seed_stands_for_the_other_share() -> None:
@@ -314,8 +322,8 @@ def test_what_is_plain_is_sent_once_because_a_seed_stands_for_the_other_share() 
         compare(PlanRequest(shapes={"matrix": (1600, 4), **more}, codewords=32, block_size=4))
         for more in ({}, {"bias": (40,)})
     )
-    without, beside = (the_only(both, Protocol.POINT_FUNCTIONS, Scheme.PRODUCT, "depth 0") for both in (bare, biased))
-    assert beside.up_bytes - without.up_bytes == 40 * 4
+    without, beside = (the_only(both, "two-servers", Scheme.PRODUCT, "depth 0") for both in (bare, biased))
+    assert beside.costs.up_bytes - without.costs.up_bytes == 40 * 4
 
 
 def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
@@ -324,19 +332,22 @@ def test_what_has_no_codebook_is_sent_plain_everywhere() -> None:
     assert plain == 4 * 32 + 2 * 32 + 2
     comparison = compare(request)
     indices = sum(cut.blocks * 4 for cut in request.tensors) // 8
-    option = the_only(comparison, Protocol.ENCLAVE, Scheme.PRODUCT)
-    assert option.payload_bytes == indices + 4 * plain
-    flat = comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
+    option = the_only(comparison, "enclave", Scheme.PRODUCT)
+    assert option.costs.payload_bytes == indices + 4 * plain
+    flat = comparison.shortest("two-servers", Scheme.PRODUCT)
     assert flat is not None
-    assert flat.payload_bytes == sum(cut.blocks * (cut.codewords - 1) * 7 for cut in request.tensors) // 8 + 4 * plain
+    assert (
+        flat.costs.payload_bytes
+        == sum(cut.blocks * (cut.codewords - 1) * 7 for cut in request.tensors) // 8 + 4 * plain
+    )
 
 
 def test_small_tensors_have_fewer_codewords_and_trees_of_other_depths() -> None:
     comparison = compare(PlanRequest(shapes=CELEBA, codewords=64, clients=100_000))
     variants = {
-        option.variant
+        option.costs.variant
         for option in comparison.options
-        if (option.protocol, option.scheme) == (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT)
+        if (option.protocol, option.scheme) == ("two-servers", Scheme.PRODUCT)
     }
     assert variants == {"depth 0", "depths 0 to 3", "depth 0, checked", "depths 0 to 3, checked"}
 
@@ -351,10 +362,10 @@ def test_by_two_servers_a_peak_code_is_ten_times_cheaper_than_product_quantizati
 ) -> None:
     comparison = compare(PlanRequest(shapes=shapes, codewords=64, block_size=9, clients=clients))
     peak, product = (
-        next(o for o in comparison.options if o.scheme is scheme and o.variant.endswith(" checked"))
+        next(o for o in comparison.options if o.scheme is scheme and o.costs.variant.endswith(" checked"))
         for scheme in (Scheme.PEAK, Scheme.PRODUCT)
     )
-    assert product.up_bytes > (10 if clients >= 100 else 4) * peak.up_bytes
+    assert product.costs.up_bytes > (10 if clients >= 100 else 4) * peak.costs.up_bytes
 
 
 def test_the_layouts_of_whole_updates_are_those_of_the_schemes() -> None:
@@ -379,7 +390,7 @@ def test_the_layouts_of_whole_updates_are_those_of_the_schemes() -> None:
 @pytest.mark.parametrize("clients", [3, 1000])
 def test_the_shortest_upload_comes_first(learn: Learned, clients: int) -> None:
     options = compare(request_of(codewords=256, clients=clients, learn=learn)).options
-    assert [option.up_bytes for option in options] == sorted(option.up_bytes for option in options)
+    assert [option.costs.up_bytes for option in options] == sorted(option.costs.up_bytes for option in options)
 
 
 def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
@@ -387,73 +398,73 @@ def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
     giving = comparison.giving(Learned.HISTOGRAM)
     assert {option.learned for option in giving} == {Learned.HISTOGRAM}
     assert {(option.protocol, option.scheme) for option in giving} == {
-        (Protocol.PAIRWISE, Scheme.ONE_HOT),
-        (Protocol.ENCLAVE, Scheme.PRODUCT),
-        (Protocol.ENCLAVE, Scheme.PEAK),
-        (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT),
-        (Protocol.POINT_FUNCTIONS, Scheme.PEAK),
+        *((name, Scheme.ONE_HOT) for name in names() if IndexSegment not in find(name).segments),
+        ("enclave", Scheme.PRODUCT),
+        ("enclave", Scheme.PEAK),
+        ("two-servers", Scheme.PRODUCT),
+        ("two-servers", Scheme.PEAK),
     }
     assert comparison.giving(Learned.SUM) == list(comparison.options)
 
 
 def test_an_enclave_that_is_asked_for_the_sum_releases_no_histogram() -> None:
     learned = {
-        learn: the_only(compare(request_of(learn=learn)), Protocol.ENCLAVE, Scheme.PRODUCT).learned for learn in Learned
+        learn: the_only(compare(request_of(learn=learn)), "enclave", Scheme.PRODUCT).learned for learn in Learned
     }
     assert learned == {learn: learn for learn in Learned}
 
 
 def test_what_is_not_there_is_not_called_available() -> None:
     status = {(option.protocol, option.scheme): option.status for option in compare(request_of()).options}
-    assert status.pop((Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)) is Status.PROTOCOL_ONLY
-    assert status.pop((Protocol.PAIRWISE, Scheme.ONE_HOT)) is Status.PROTOCOL_ONLY
+    rings_alone = [name for name in names() if IndexSegment not in find(name).segments]
+    for protocol in rings_alone:
+        for scheme in (Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT):
+            assert status.pop((protocol, scheme)) is Status.PROTOCOL_ONLY
     assert set(status.values()) == {Status.AVAILABLE}
-    # Two schemes with indices and four without by two, and rings by pairwise masks as well.
-    assert len(status) == 2 * (2 + 4) + 4
+    # Two schemes with indices and four without by two, and rings by the others as well.
+    assert len(status) == 2 * (2 + 4) + 4 * len(rings_alone)
 
 
-def test_one_entry_makes_a_protocol_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROTOCOL_STATUS, Protocol.POINT_FUNCTIONS, Status.NOT_BUILT)
-    for option in compare(request_of()).options:
-        if option.protocol is Protocol.POINT_FUNCTIONS:
-            assert option.status is Status.NOT_BUILT
-
-
-def test_every_protocol_has_a_status_and_says_whom_it_trusts() -> None:
-    assert set(PROTOCOL_STATUS) == set(cost_model.TRUST) == set(Protocol)
+def test_every_protocol_has_costs_and_says_whom_it_trusts() -> None:
+    for entry in map(find, names()):
+        assert entry.costs is not None, entry.name
+        assert entry.trust, entry.name
 
 
 # --- What is left out, and what is refused ----------------------------------------------------------------------------
 
 
+def left_out_of(protocol: str, comparison: Comparison) -> list[str]:
+    return [sentence for sentence in comparison.left_out if sentence.startswith(f"{protocol}, ")]
+
+
 def test_more_clients_than_a_field_counts_leave_the_check_out() -> None:
     comparison = compare(request_of(clients=131_071))
-    assert not [option for option in comparison.options if option.variant.endswith("checked")]
-    assert [sentence for sentence in comparison.left_out if sentence.startswith("checked point functions: ")]
-    assert compare(request_of(clients=131_070)).left_out == ()
+    assert not [option for option in comparison.options if option.costs.variant.endswith("checked")]
+    assert left_out_of("two-servers", comparison)
+    assert not left_out_of("two-servers", compare(request_of(clients=131_070)))
 
 
 def test_more_codewords_than_a_point_function_has_leave_two_servers_out() -> None:
     comparison = compare(request_of(blocks=1 << 15, codewords=8192))
-    assert {option.protocol for option in comparison.options if option.scheme is Scheme.PRODUCT} == {Protocol.ENCLAVE}
-    assert comparison.shortest(Protocol.POINT_FUNCTIONS, Scheme.PEAK) is not None
-    assert [sentence.partition(":")[0] for sentence in comparison.left_out] == [
-        "point functions",
-        "checked point functions",
-    ]
+    assert {option.protocol for option in comparison.options if option.scheme is Scheme.PRODUCT} == {"enclave"}
+    assert comparison.shortest("two-servers", Scheme.PEAK) is not None
+    (sentence,) = left_out_of("two-servers", comparison)
+    assert sentence.startswith("two-servers, product quantization: ")
 
 
-def test_two_clients_have_no_session_of_pairwise_masks() -> None:
+def test_what_no_session_can_do_is_said_once_for_all_schemes() -> None:
     comparison = compare(request_of(clients=2))
-    assert comparison.shortest(Protocol.PAIRWISE) is None
-    assert any(sentence.startswith("pairwise masks: ") for sentence in comparison.left_out)
+    assert comparison.shortest("pairwise") is None
+    (sentence,) = left_out_of("pairwise", comparison)
+    assert sentence.startswith("pairwise, fixed point, scalar quantization, random pruning, decoded codewords, ")
 
 
 def test_more_blocks_than_the_kernels_take_leave_two_servers_out() -> None:
     within, beyond = (compare(request_of(blocks=(1 << 26) + more)) for more in (0, 1))
-    assert within.left_out == ()
-    assert {option.protocol for option in beyond.options if option.scheme is Scheme.PRODUCT} == {Protocol.ENCLAVE}
-    assert len(beyond.left_out) == 2
+    assert not left_out_of("two-servers", within)
+    assert {option.protocol for option in beyond.options if option.scheme is Scheme.PRODUCT} == {"enclave"}
+    assert len(left_out_of("two-servers", beyond)) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from secagg.contract.layout import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.planning.pairwise_costs import Work, pairwise_costs
 from secagg.protocols.pairwise_mask import ServerState
+from secagg.protocols.pairwise_mask.costs import costs as pairwise_costs
 from secagg.simulation.synthetic_updates import WindowedInputs
 from tests.harness.pairwise_cohort import Setting, gather
 
@@ -30,24 +30,25 @@ def test_a_session_of_pairwise_masks_sends_what_the_model_says(clients: int, sui
     if clients > 128:
         # Few are asked to certify the survivors; the model counts a client that is not.
         rounds = [figures for figures in rounds if figures.state is not ServerState.AWAITING_SURVIVOR_SIGNATURES]
-    costs = pairwise_costs(inputs.layout, clients, suite)
-    assert costs.sent == pytest.approx(sum(figures.bytes_up / figures.messages_up for figures in rounds), abs=1)
+    (costs,) = pairwise_costs(inputs.layout, clients, suite)
+    assert costs.up_bytes == pytest.approx(sum(figures.bytes_up / figures.messages_up for figures in rounds), abs=1)
     received = sum(figures.bytes_down / figures.messages_down for figures in rounds)
     # The model takes the neighbours to stand evenly in the roster, where the proof of their keys is longest.
-    assert costs.received == pytest.approx(received, rel=0.04)
+    assert costs.down_bytes == pytest.approx(received, rel=0.04)
 
 
 def test_a_server_removes_a_mask_of_each_contributor_and_those_of_dropouts_edges() -> None:
-    costs = pairwise_costs(Layout((RingSegment(32, 1000),)), 100, Suite.CLASSIC)
+    (costs,) = pairwise_costs(Layout((RingSegment(32, 1000),)), 100, Suite.CLASSIC)
     masks = 95 + 5 * 16
     # The weight has a ring of its own, of one word.
-    assert costs.work == Work(masks * (1000 * 4 // 16 + 1), (95 + masks) * 1001)
-    assert costs.corrupted == 5
+    assert costs.server.cipher_calls == masks * (1000 * 4 // 16 + 1)
+    assert costs.server.word_operations == (95 + masks) * 1001
+    assert "for 5 corrupted clients" in costs.plan
 
 
 def test_a_session_without_a_sparse_graph_has_a_full_one() -> None:
-    costs = {clients: pairwise_costs(Layout((RingSegment(32, 8),)), clients, Suite.CLASSIC) for clients in (3, 4)}
-    assert costs[3].work.cipher_calls == 3 * 3
-    assert costs[3].sent < costs[4].sent + 200
+    (three,), (four,) = (pairwise_costs(Layout((RingSegment(32, 8),)), clients, Suite.CLASSIC) for clients in (3, 4))
+    assert three.server.cipher_calls == 3 * 3
+    assert three.up_bytes < four.up_bytes + 200
     with pytest.raises(InvalidParameters, match="plan for fewer of these, or invite more"):
-        pairwise_costs(Layout((RingSegment(32, 8),)), 2, Suite.CLASSIC)
+        next(iter(pairwise_costs(Layout((RingSegment(32, 8),)), 2, Suite.CLASSIC)))

@@ -1,55 +1,34 @@
-"""What a session of pairwise masks sends and computes, from message lengths and without running it.
-
-The session is in active mode and planned for one corrupted and one dropped client in twenty, over a sparse graph where
-there is one. Bytes are those of a client that answers everywhere while nobody drops out; the server's work is that of
-the dropouts it is planned for, which leave the masks of all their neighbours to be removed.
-"""
+"""What one client of a session of pairwise masks sends, receives and computes, by lengths and degrees alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
-from secagg.contract.layout import Layout, RingSegment
+from secagg.contract import Layout
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import SessionConfiguration, Topology, plan_session
+from secagg.session.costs import AES_BLOCK_BYTES, ONE_IN, Costs, Work, mask_cipher_calls, ring_length
 
-ONE_IN: Final = 20
-"""One client in so many is corrupted, and one drops out."""
-AES_BLOCK_BYTES: Final = 16
+from .configuration import SessionConfiguration
+from .graph import Topology
+from .plan import plan_session
 
 _HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7, 32, 32, 64, 4, 8
 _CREDENTIAL = _DIGEST + 2 * _SIGNATURE
 """An identity key, the authority's signature on it, and a signature made with it."""
 _AUTHORITY = b"\x01" * _DIGEST
 """Stands for the key of an authority, of which only the length counts here."""
+_OWN_STEPS: Final = 8
+"""What a client does for itself, in units of what it does for a neighbour."""
+_PASSES: Final = 8
+"""How often an upload is read beside its masks: packed, hashed, checked, sent, read and added."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the busiest machine computes for all clients of a round together."""
-
-    cipher_calls: int
-    """Blocks of 16 bytes that AES expands masks, shares or indices into."""
-    word_operations: int
-    """Additions of words; also multiplications with additions where clients are checked."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairwiseCosts:
-    """One client's bytes, the server's work, and what the session was planned for."""
-
-    sent: int
-    received: int
-    work: Work
-    corrupted: int
-
-
-def pairwise_costs(layout: Layout, clients: int, suite: Suite) -> PairwiseCosts:
-    """Plan a session for a layout, and count.
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Plan a session, with a sparse graph where one is safe, and count.
 
     Raises:
         InvalidParameters: no such session is safe; the message says what to relax.
@@ -59,14 +38,22 @@ def pairwise_costs(layout: Layout, clients: int, suite: Suite) -> PairwiseCosts:
     degree = configuration.degree_among(clients)
     # Everybody who uploads leaves a self mask, everybody who vanishes before that the masks of its edges.
     masks = clients - rare + rare * degree
-    length = sum(segment.length for segment in configuration.segments)
-    work = Work(masks * mask_cipher_calls(configuration.segments), (clients - rare + masks) * length)
-    return PairwiseCosts(_sent(configuration, degree), _received(configuration, clients, degree), work, rare)
-
-
-def mask_cipher_calls(segments: tuple[RingSegment, ...]) -> int:
-    """Return how many cipher calls one mask takes: its words have the bytes of the machine's, not of the wire's."""
-    return sum(-(-segment.length * segment.ring.word_bytes // AES_BLOCK_BYTES) for segment in segments)
+    calls, length = mask_cipher_calls(configuration.segments), ring_length(configuration.segments)
+    yield Costs(
+        plan=f"active mode, {suite.value}, for {rare} corrupted clients and as many that drop out; "
+        f"{degree} neighbours, of whom {configuration.threshold} recover a secret",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=_sent(configuration, degree),
+        down_bytes=_received(configuration, clients, degree),
+        client=Work(
+            cipher_calls=(1 + degree) * calls, word_operations=(_PASSES + degree) * length, steps=_OWN_STEPS + degree
+        ),
+        server=Work(
+            cipher_calls=masks * calls,
+            word_operations=(clients - rare + masks) * length,
+            steps=clients * (_OWN_STEPS + degree),
+        ),
+    )
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""What a client of coded masks sends, receives and computes, from the configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from secagg.contract import Layout
+from secagg.crypto.hpke import sealing_sizes
+from secagg.parameters import Suite
+from secagg.session.costs import ONE_IN, Costs, Work
+
+from .configuration import DIGEST_BYTES, Configuration
+from .field import ELEMENT_BYTES
+
+_HEADER, _COUNT, _ENTRY = 7 + 32, 4, 8 + 4
+"""Of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
+_PASSES: Final = 8
+"""How often an element is read beside its code: drawn, added, taken modulo, written, sent and read."""
+
+
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Count for one client in twenty that is curious with the server, and as many that drop out.
+
+    Raises:
+        InvalidParameters: the sums leave the field, or there are too few or too many clients.
+    """
+    rare = max(1, clients // ONE_IN)
+    configuration = Configuration(
+        task=b"a plan",
+        round_number=1,
+        model_digest=bytes(DIGEST_BYTES),
+        suite=suite,
+        layout=layout,
+        population=clients,
+        privacy=rare,
+        target=clients - rare,
+    )
+    key, overhead = sealing_sizes(suite)
+    piece, masked = ELEMENT_BYTES * configuration.piece_length, ELEMENT_BYTES * configuration.length
+    pieces = _entries(clients, piece + overhead)
+    coded = configuration.target * configuration.piece_length
+    yield Costs(
+        plan=f"a curious server, {suite.value}, {rare} clients that tell it what they know; "
+        f"{configuration.target} must stay to the end",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=3 * (_HEADER + _COUNT) + key + pieces + masked + piece,
+        down_bytes=len(configuration.encode()) + _entries(clients, key) + pieces + _entries(clients, 0),
+        client=Work(
+            word_operations=clients * (coded + configuration.piece_length) + _PASSES * configuration.length,
+            steps=clients,
+        ),
+        server=Work(
+            word_operations=(clients + configuration.target) * configuration.length + clients * pieces // ELEMENT_BYTES,
+            steps=clients * clients,
+        ),
+    )
+
+
+def _entries(count: int, length: int) -> int:
+    """Return the bytes of a message with so many entries of one length."""
+    return _HEADER + _COUNT + count * (_ENTRY + length)

@@ -1,0 +1,162 @@
+"""How long a session takes on the machine at hand: small sessions are run, and their seconds scaled by counted work.
+
+Of each protocol and kind of layout two sessions run, a short one and a longer one. The difference gives the seconds of
+a word, and what is left of the short one those of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.codewords import CodewordTable, Tables
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.costs import ONE_IN, Costs, Work
+from secagg.session.registry import ProtocolEntry, find
+from secagg.session.settings import chosen_settings
+from secagg.simulation.rehearsal import Rehearsal
+
+from .costs import Option
+
+_CLIENTS: Final = 5
+_RUNS: Final = 2
+_SHORT, _LONG = 16, 1 << 17
+"""Values of a session."""
+_RING_BITS: Final = 24
+_CODEWORDS: Final = 16
+_COUNTERS: Final = 4 * _CODEWORDS
+"""Values for which a block stands, so that sessions with indices take as long as others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The seconds of one party's step and of one of its words."""
+
+    step: float
+    word: float
+
+    def of(self, work: Work) -> float:
+        """Return how long some work takes."""
+        return self.step * work.steps + self.word * work.words
+
+    @classmethod
+    def between(cls, short: tuple[Work, float], long: tuple[Work, float]) -> Rates:
+        """Return the rates that give both measured times."""
+        word = max(0.0, long[1] - short[1]) / max(1, long[0].words - short[0].words)
+        return cls(max(0.0, short[1] - word * short[0].words) / short[0].steps, word)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """An estimate for one option."""
+
+    client: float
+    server: float
+    """The server's for all clients, with what its helpers do, one after another."""
+    round: float
+    """From the first message to the sum: clients work beside each other, and wait for the network and the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A client's connection."""
+
+    megabits: float = 20.0
+    """Per second, each way."""
+    latency: float = 0.1
+    """Seconds there and back, of each exchange."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.megabits < inf or not 0 <= self.latency < inf:
+            raise InvalidParameters("--megabits is above 0 and --latency at least 0; correct them")
+
+
+def seconds_of(option: Option, suite: Suite, network: Network) -> Seconds:
+    """Return the estimate for an option."""
+    has_indices = any(isinstance(segment, IndexSegment) for segment in option.layout.segments)
+    client_rates, server_rates = rates(option.protocol, suite, has_indices, option.costs.is_checked)
+    client, server = client_rates.of(option.costs.client), server_rates.of(option.costs.server)
+    sending = 8e-6 * (option.costs.up_bytes + option.down_bytes) / network.megabits
+    waiting = len(option.entry.stages) * network.latency
+    return Seconds(client, server, waiting + sending + client + server)
+
+
+@cache
+def rates(protocol: str, suite: Suite, has_indices: bool, is_checked: bool) -> tuple[Rates, Rates]:  # noqa: FBT001
+    """Return the rates of a client and of the server; sessions run when they are asked for first."""
+    entry, samples = find(protocol), list[tuple[Costs, tuple[float, float]]]()
+    for length in (_SHORT, _LONG):
+        layout = _layout(length, has_indices=has_indices)
+        # The first session of all imports modules and fills caches, and any may be disturbed.
+        runs = [measure(entry, layout, _CLIENTS, suite, is_checked=is_checked) for _ in range(_RUNS)]
+        client, server = (min(taken) for taken in zip(*runs, strict=True))
+        samples.append((costs_of(entry, layout, _CLIENTS, suite, is_checked=is_checked), (client, server)))
+    short, long = samples
+    return (
+        Rates.between((short[0].client, short[1][0]), (long[0].client, long[1][0])),
+        Rates.between((short[0].server, short[1][1]), (long[0].server, long[1][1])),
+    )
+
+
+def costs_of(entry: ProtocolEntry, layout: Layout, clients: int, suite: Suite, *, is_checked: bool = True) -> Costs:
+    """Return what a protocol that has costs says of its form with the shortest upload."""
+    forms = () if entry.costs is None else entry.costs(layout, clients, suite)
+    return min((form for form in forms if form.is_checked == is_checked), key=lambda form: form.up_bytes)
+
+
+def measure(
+    entry: ProtocolEntry, layout: Layout, clients: int, suite: Suite, *, is_checked: bool = True
+) -> tuple[float, float]:
+    """Run a session in this process, and return the seconds of a client and of the server with its helpers."""
+    rare = clients // ONE_IN
+    facts = {
+        "suite": suite,
+        "population": clients,
+        "corrupted": rare,
+        "dropped": rare,
+        "minimum_cohort": max(LEAST_COHORT, rare + 2),
+        "maximum_cohort": clients,
+        "is_checked": is_checked,
+    }
+    settings = entry.settings(**chosen_settings(entry, facts, (), option="a setting"))
+    rehearsal = Rehearsal(entry=entry, settings=settings, inputs=_Zeros(layout), clients=clients, dropouts={})
+    figures = rehearsal.run().session.figures
+    return sum(stage.client_seconds for stage in figures) / clients, sum(stage.server_seconds for stage in figures)
+
+
+def _layout(values: int, *, has_indices: bool) -> Layout:
+    if has_indices:
+        return Layout((IndexSegment(_CODEWORDS, -(-values // _COUNTERS)),))
+    return Layout((RingSegment(_RING_BITS, values),))
+
+
+class _Zeros:
+    """Everybody's values are zero: no protocol may take less time for them."""
+
+    capacity = 1 << 20
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.values = layout, sum(segment.length for segment in layout.segments)
+        indexed = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
+        self.tables: Tables = tuple(
+            (CodewordTable(segment.blocks, np.eye(segment.codewords, dtype=np.int64)),) for segment in indexed
+        )
+        self._payload = Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
+
+    def payload_of(self, number: int) -> Payload:
+        """Return zeros."""
+        del number
+        return self._payload
+
+    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+        """Say nothing of the sum, which is not asked for."""
+        del aggregate, contributors
+        return True

@@ -1,0 +1,68 @@
+"""What a session costs by a protocol's own formulas: all that a planner knows of it beside its registration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from secagg.contract import RingSegment, Segment
+
+AES_BLOCK_BYTES: Final = 16
+ONE_IN: Final = 20
+"""A planned session withstands one corrupted client in so many, and as many that drop out."""
+_WORDS_OF_A_CALL: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one party computes in a session, counted."""
+
+    cipher_calls: int = 0
+    """Blocks of 16 bytes that AES expands masks, shares or indices into."""
+    word_operations: int = 0
+    """Additions of words; also multiplications with additions where clients are checked."""
+    steps: int = 1
+    """What does not grow with the layout, in units of the protocol's own: clients, or edges of its graph."""
+
+    @property
+    def words(self) -> int:
+        """What grows with the layout, in one number: a cipher call takes about as long as two words."""
+        return _WORDS_OF_A_CALL * self.cipher_calls + self.word_operations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """One form of a protocol, for one layout and cohort; bytes are those of one client."""
+
+    plan: str
+    """The parameters, in a sentence, and what is not counted."""
+    payload_bytes: int
+    """The values alone, packed."""
+    up_bytes: int
+    down_bytes: int
+    between_bytes: int = 0
+    """Between the server and its helpers, for one client."""
+    client: Work
+    server: Work
+    """Of the server for all clients together, with what its helpers do."""
+    variant: str = ""
+    """Which of several forms of the protocol."""
+    is_checked: bool = True
+    """Whether a client cannot vote more than once, where it votes at all."""
+    reveals_counts: bool = False
+    """Whether the server learns how often each index was chosen, whoever asks for the sum alone."""
+
+
+def mask_cipher_calls(segments: Iterable[Segment]) -> int:
+    """Return how many cipher calls one mask takes: its words have the bytes of the machine's, not of the wire's."""
+    return sum(-(-ring.length * ring.ring.word_bytes // AES_BLOCK_BYTES) for ring in _rings(segments))
+
+
+def ring_length(segments: Iterable[Segment]) -> int:
+    """Return how many ring elements there are."""
+    return sum(ring.length for ring in _rings(segments))
+
+
+def _rings(segments: Iterable[Segment]) -> Iterable[RingSegment]:
+    return (segment for segment in segments if isinstance(segment, RingSegment))
