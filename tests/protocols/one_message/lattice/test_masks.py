@@ -1,6 +1,7 @@
 """Sums opened exactly, over configurations; and secrets that do not belong, refused."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice import coefficients, masks, packing
 from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret, energy_factor
 from secagg.protocols.one_message.lattice.planes import Accumulator
-from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, Values
+from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, Values, least_guard_bits
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 EPOCH = bytes(range(32))
@@ -205,6 +206,20 @@ def test_adding_2_to_the_g_to_one_entry_leaves_the_guard_bits_and_is_refused_by_
     monkeypatch.setattr(EpochRing, "_require_plausible", accepted)
     right = [sum(range(24))] * 64
     assert ring.open(total, secrets).vector(0, 24).tolist() != right
+
+
+def test_one_large_entry_is_refused_by_its_size_alone() -> None:
+    """With as many clients as fill their guard bits, 2^g is so small that neither length nor noise shows it."""
+    clients = 32
+    filled = plan([Values(64, 16, (-128, 127))], clients, 5, 1, degrees=(2048,))
+    filled = replace(filled, dropped_bits=0, guard_bits=least_guard_bits(clients, 0))
+    ring = EpochRing(filled, EPOCH)
+    total, secrets = summed(filled, [[[client] * 64] for client in range(clients)], [1] * clients)
+    secrets[5] += 1 << filled.guard_bits
+    squared = float(np.square(secrets, dtype=np.float64).sum())
+    assert squared < 0.9 * 1.5 * 2048 * clients * 4.5**2
+    with pytest.raises(WrongSecret, match="an entry is too large"):
+        ring.open(total, secrets)
 
 
 def test_a_sum_of_secrets_that_is_long_and_flat_is_refused() -> None:
