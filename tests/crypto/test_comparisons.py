@@ -1,0 +1,78 @@
+"""Rule K6: what a secret went into is compared in constant time; no timing test sees that, so the sources are read.
+
+For each comparison that there is, the rule is shown to notice the same one written with ``==``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.house import report, shipped_modules
+
+ROOMS = ("secagg.crypto", "secagg.session", "secagg.protocols")
+OF_SECRETS = re.compile(
+    r"expose\(\)|\b_tag\(|commit_to|commitment\b|vector_digest\(|recover_root\(|keys\.mask\.encoded|\bbefore\b"
+)
+"""What a tag, a commitment, or a digest of what a client sent before looks like in this house."""
+OPENED_BY_WHO_COMMITTED = {
+    "OneHotCommitment.to(self.peer, self.context.statement, opening) != commitment",
+    "OutputCommitment.to(self._peer_stamp, digest, peer_share) != self.peer_commitment",
+    "self._release.commitment(share) != commitment",
+}
+"""One party sent both sides, or wrote both itself, so the time tells it nothing."""
+
+
+def faults_in(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and any(isinstance(one, ast.Eq | ast.NotEq) for one in node.ops):
+            text = ast.unparse(node)
+            if OF_SECRETS.search(text) and not text.startswith("len(") and text not in OPENED_BY_WHO_COMMITTED:
+                yield f"{text}: compare with hmac.compare_digest"
+
+
+def sources(root: Path) -> dict[str, str]:
+    return {
+        name: module.file.read_text(encoding="utf-8")
+        for name, module in shipped_modules(root).items()
+        if name.startswith(ROOMS)
+    }
+
+
+def test_what_a_secret_went_into_is_compared_in_constant_time(repository: Path) -> None:
+    report(f"{name}: {fault}" for name, source in sources(repository).items() for fault in faults_in(source))
+
+
+class Plainly(ast.NodeTransformer):
+    """Writes one call of ``compare_digest`` as ``==``."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func).endswith("compare_digest"):
+            self.left -= 1
+            if self.left == -1:
+                return ast.Compare(left=node.args[0], ops=[ast.Eq()], comparators=[node.args[1]])
+        return node
+
+
+def test_each_comparison_is_missed_when_it_is_written_plainly(repository: Path) -> None:
+    """A comparison that the rule would not miss is one that somebody could take away unnoticed."""
+    count = 0
+    for name, source in sources(repository).items():
+        for number in range(source.count("compare_digest(")):
+            count += 1
+            changed = ast.unparse(ast.fix_missing_locations(Plainly(number).visit(ast.parse(source))))
+            assert [*faults_in(changed)], f"{name}: comparison {number} is not covered"
+    assert count >= 14
+
+
+@pytest.mark.parametrize("line", ["key.expose() == guess", "place.commit_to(x) != commitment", "_tag(k, m) == tag"])
+def test_a_plain_comparison_is_noticed(line: str) -> None:
+    assert [*faults_in(f"is_right = {line}")]
