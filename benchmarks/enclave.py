@@ -38,6 +38,7 @@ from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
+from secagg.session.ledger import Spent, SpentUpdates
 
 _CLIENTS: Final = 40
 _ROUNDS: Final = 12
@@ -57,6 +58,13 @@ def measure() -> Iterator[Figure]:
 
 
 @dataclass(slots=True)
+class _InsecureSpentUpdates(SpentUpdates):
+    """Takes one payload again and again, which costs what different ones do."""
+
+    def require_new(self, spent: Spent) -> None:
+        """Refuse nothing."""
+
+
 class _Bench:
     """An enclave and certified clients for one layout."""
 
@@ -108,7 +116,7 @@ class _Bench:
             layout=self.layout,
             tables=self.tables,
             capacity=1 << 20,
-            ledger=SealLedger(_TASK),
+            ledger=SealLedger(_TASK, spent=_InsecureSpentUpdates()),
             coins=_COINS,
         )
 

@@ -16,6 +16,7 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.privacy.norm import clip_into
 from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.ledger import Spent, values_digest
 from secagg.wire import MessageKind, Writer
 
 from .floors import EnclaveFloors
@@ -126,8 +127,15 @@ class Client(Confined):
         """Who this is."""
         return self._certificate.client
 
-    def seal(
-        self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, weight: int = 1
+    def seal(  # noqa: PLR0913 -- what an upload is about
+        self,
+        payload: Payload,
+        *,
+        enclave: VerifiedEnclave,
+        model: ModelStamp,
+        now: datetime,
+        weight: int = 1,
+        trained_from: bytes = b"",
     ) -> Upload:
         """Seal and mask one update, for one enclave.
 
@@ -138,6 +146,7 @@ class Client(Confined):
             model: what the update was trained from.
             now: the client's own time, with a time zone.
             weight: how often the update counts; a positive integer that the configuration allows.
+            trained_from: the digest of the model itself, where that of the stamp covers more.
         Raises:
             InvalidParameters: the enclave's configuration goes below this client's floors, or the update does not fit.
             PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
@@ -152,7 +161,8 @@ class Client(Confined):
         configuration = enclave.configuration
         enclave.require_current(now)
         self._require_fits(payload, configuration, weight, now)
-        self.ledger.charge(configuration.task, model.version, is_noised=configuration.noise is not None)
+        spent = Spent(configuration.task, model.version, values_digest(payload), trained_from or model.digest)
+        self.ledger.charge(spent, is_noised=configuration.noise is not None)
         upload_id = bytes(draw_exactly(UPLOAD_ID_BYTES, self._coins))
         # Without vectors there is nothing to hide, and nothing to send.
         nonce = bytes(VECTOR_NONCE_BYTES)

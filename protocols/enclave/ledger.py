@@ -52,29 +52,19 @@ class SealLedger(Confined):
         self.last_version = self._durable.last(task)
         self._lock = Lock()
 
-    def charge(self, task: bytes, version: int, *, is_noised: bool) -> None:
-        """Count one upload, or refuse it; nothing is given back if the upload fails later.
+    def charge(self, spent: Spent, *, is_noised: bool) -> None:
+        """Remember an update and its model for good, or refuse them; nothing is given back if the upload fails later.
 
         Raises:
-            Misuse: the ledger is for another task.
-            PeerMisbehaved: the model was answered before, or the budget is spent.
-        """
-        with self._lock:
-            self.require_open(task, version, is_noised=is_noised)
-            self.seals += 1
-            self.last_version = version
-
-    def remember(self, spent: Spent, *, is_noised: bool) -> None:
-        """Remember an update and its model for good, before it is sealed, or refuse it; ``charge`` follows.
-
-        Raises:
-            Misuse, PeerMisbehaved: the ledger refuses the version, or the update or its model was sealed before, under
-                whatever version or task.
+            Misuse, PeerMisbehaved: the ledger is for another task, the budget is spent, the version does not go up, or
+                the update or its model was sealed before, under whatever version or task.
         """
         with self._lock:
             self.require_open(spent.task, spent.number, is_noised=is_noised)
             is_repeat_allowed = self.repeats_allowed and is_noised
             self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
+            self.seals += 1
+            self.last_version = spent.number
 
     def require_open(self, task: bytes, version: int, *, is_noised: bool) -> None:
         """Refuse what ``charge`` would refuse, before anything is trained; nothing changes."""

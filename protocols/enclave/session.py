@@ -19,7 +19,6 @@ from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.noise import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.ledger import Spent, values_digest
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock
 from secagg.session.roles import LateUpdate, Released, Subject
@@ -298,9 +297,14 @@ class EnclaveClientSession(OneStageClientSession):
         ledger.require_open(configuration.task, named.version, is_noised=is_noised)
         made = update.take()
         _require_same(named, stamp_of(subject, made.model_digest))
-        spent = Spent(configuration.task, named.version, values_digest(made.payload), made.model_digest)
-        ledger.remember(spent, is_noised=is_noised)
-        upload = client.seal(made.payload, enclave=enclave, model=named, weight=made.weight, now=member.clock())
+        upload = client.seal(
+            made.payload,
+            enclave=enclave,
+            model=named,
+            weight=made.weight,
+            now=member.clock(),
+            trained_from=made.model_digest,
+        )
         return shortened(upload) if is_short else upload.encode()
 
 

@@ -74,17 +74,18 @@ def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
         UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, payload_of(client_ids(2)[1]))
     seals = SealLedger(b"versions", spent=spent, maximum_seals=1)
     with pytest.raises(Misuse, match="train again"):
-        seals.remember(Spent(b"versions", 1, values_digest(payload), A), is_noised=False)
-    seals.remember(Spent(b"versions", 1, bytes(32), A), is_noised=False)
-    seals.charge(b"versions", 1, is_noised=False)
+        seals.charge(Spent(b"versions", 1, values_digest(payload), A), is_noised=False)
+    seals.charge(Spent(b"versions", 1, bytes(32), A), is_noised=False)
     spent = reopened(spent, path)
     with pytest.raises(PeerMisbehaved) as caught:
-        SealLedger(b"versions", spent=spent, maximum_seals=2).remember(
+        SealLedger(b"versions", spent=spent, maximum_seals=2).charge(
             Spent(b"versions", 1, bytes([9]) * 32, B), is_noised=False
         )
     assert caught.value.reason is Reason.ALREADY_ANSWERED
     with pytest.raises(PeerMisbehaved) as caught:
-        SealLedger(b"versions", spent=spent, maximum_seals=1).charge(b"versions", 2, is_noised=False)
+        SealLedger(b"versions", spent=spent, maximum_seals=1).charge(
+            Spent(b"versions", 2, bytes([9]) * 32, B), is_noised=False
+        )
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
@@ -179,10 +180,10 @@ def test_of_two_ledgers_of_one_file_one_has_the_upload_of_a_round() -> None:
 def test_of_two_ledgers_of_one_file_both_have_one_budget() -> None:
     spent = SpentUpdates()
     ledgers = [SealLedger(b"versions", spent=spent, maximum_seals=1) for _ in range(2)]
-    ledgers[0].remember(Spent(b"versions", 1, bytes([1]) * 32, A), is_noised=False)
+    ledgers[0].charge(Spent(b"versions", 1, bytes([1]) * 32, A), is_noised=False)
     for number, model in ((1, A), (2, B)):
         with pytest.raises(PeerMisbehaved):
-            ledgers[1].remember(Spent(b"versions", number, bytes([2]) * 32, model), is_noised=False)
+            ledgers[1].charge(Spent(b"versions", number, bytes([2]) * 32, model), is_noised=False)
     assert spent.count(b"versions") == 1
 
 
@@ -190,9 +191,9 @@ def test_with_noise_an_update_is_charged_again_as_long_as_its_budget_lasts() -> 
     spent = SpentUpdates()
     ledgers = [SealLedger(b"v", spent=spent, maximum_seals=2, repeats_allowed=True) for _ in range(3)]
     for ledger in ledgers[:2]:
-        ledger.remember(Spent(b"v", 1, bytes(32), A), is_noised=True)
+        ledger.charge(Spent(b"v", 1, bytes(32), A), is_noised=True)
     with pytest.raises(PeerMisbehaved) as caught:
-        ledgers[2].remember(Spent(b"v", 1, bytes(32), A), is_noised=True)
+        ledgers[2].charge(Spent(b"v", 1, bytes(32), A), is_noised=True)
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 

@@ -39,6 +39,7 @@ from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave
+from secagg.session.ledger import Spent
 from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 
 MODEL = ModelStamp(version=0, digest=bytes(32))
@@ -432,9 +433,14 @@ def test_a_client_is_whom_its_authority_certified() -> None:
 # --- The ledger -------------------------------------------------------------------------------------------------------
 
 
+def update_of(version: int, task: bytes = b"t") -> Spent:
+    """Return an update that has the values of no other version."""
+    return Spent(task, version, version.to_bytes(32, "big"))
+
+
 def spent(ledger: SealLedger, version: int, *, is_noised: bool = False) -> Reason | None:
     try:
-        ledger.charge(b"t", version, is_noised=is_noised)
+        ledger.charge(update_of(version), is_noised=is_noised)
     except PeerMisbehaved as error:
         return error.reason
     return None
@@ -473,10 +479,10 @@ def test_a_ledger_is_one_and_is_not_copied(attempt: Callable[[object], object]) 
 def test_a_ledger_that_refuses_names_nobody() -> None:
     """A client refuses itself; the server need not have asked twice."""
     ledger = SealLedger(b"t", maximum_seals=1)
-    ledger.charge(b"t", 4, is_noised=False)
+    ledger.charge(update_of(4), is_noised=False)
     for version, reason in ((4, Reason.ALREADY_ANSWERED), (5, Reason.BUDGET_SPENT)):
         with pytest.raises(PeerMisbehaved) as caught:
-            ledger.charge(b"t", version, is_noised=False)
+            ledger.charge(update_of(version), is_noised=False)
         assert (caught.value.reason, caught.value.culprits) == (reason, frozenset())
 
 
@@ -497,7 +503,7 @@ def test_a_budget_is_spent_by_every_seal() -> None:
 
 def test_a_ledger_is_for_one_task() -> None:
     with pytest.raises(Misuse, match="keep one for each task"):
-        SealLedger(b"t").charge(b"u", 0, is_noised=False)
+        SealLedger(b"t").charge(update_of(0, b"u"), is_noised=False)
     session = InsecureEnclaveSession(EnclaveSetup())
     seals_nothing(session, Misuse, "keep one for each task", of={"ledger": SealLedger(b"another task")})
 
@@ -507,7 +513,7 @@ def test_a_ledger_is_for_one_task() -> None:
 def test_a_stored_ledger_is_the_ledger(maximum: int | None, versions: tuple[int, ...]) -> None:
     ledger = SealLedger(b"t", maximum_seals=maximum, repeats_allowed=maximum is None)
     for version in versions[: maximum or None]:
-        ledger.charge(b"t", version, is_noised=False)
+        ledger.charge(update_of(version), is_noised=False)
     again = SealLedger.decode(ledger.encode())
     assert again.encode() == ledger.encode()
     assert repr(again) == repr(ledger)
@@ -570,6 +576,35 @@ def test_a_seal_is_charged_even_if_it_fails_later() -> None:
     with pytest.raises(MemoryError):
         sealing(session, client)()
     assert client.ledger.seals == 1
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_client_seals_no_update_twice_whatever_number_its_model_has(version: int) -> None:
+    """By itself, without an adapter that remembers for it."""
+    session = InsecureEnclaveSession(EnclaveSetup())
+    client = client_of(session)
+    sealing(session, client)()
+    with pytest.raises(Misuse, match="train again") as caught:
+        sealing(session, client, model=ModelStamp(version=version, digest=bytes([version]) * 32))()
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    assert client.ledger.seals == 1
+
+
+def test_a_client_seals_for_no_model_under_a_second_number() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    client, digest = client_of(session), b"m" * 32
+    sealing(session, client, model=ModelStamp(version=0, digest=digest))()
+    with pytest.raises(PeerMisbehaved, match="under another number or task"):
+        sealing(session, client, payload=session.setup.payload_of(2), model=ModelStamp(version=1, digest=digest))()
+    # What the stamp covers besides the model changes nothing.
+    with pytest.raises(PeerMisbehaved, match="under another number or task"):
+        sealing(
+            session,
+            client,
+            payload=session.setup.payload_of(2),
+            model=ModelStamp(version=1, digest=b"t" * 32),
+            trained_from=digest,
+        )()
 
 
 # --- What is sealed ---------------------------------------------------------------------------------------------------

@@ -381,7 +381,7 @@ def test_a_killed_program_leaves_a_socket_that_the_next_one_replaces(
 
 
 HARDENED = """
-import os, socket, subprocess, sys, threading
+import ctypes, errno, os, platform, socket, subprocess, sys, threading
 from secagg.protocols.enclave.trusted.hardening import give_up_privileges
 import numpy
 left, right = socket.socketpair()
@@ -400,6 +400,13 @@ each()
 inner = threading.Thread(target=each)
 inner.start()
 inner.join()
+libc = ctypes.CDLL(None, use_errno=True)
+PR_GET_DUMPABLE = 3
+if libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 0:
+    found.append("undumpable")
+X32_GETPID = (1 << 30) + 39
+if platform.machine() != "x86_64" or (libc.syscall(X32_GETPID) == -1 and ctypes.get_errno() == errno.EPERM):
+    found.append("x32")
 left.send(b"still")
 assert right.recv(9) == b"still"
 print(*found, "|", *without)
@@ -417,7 +424,7 @@ def test_code_inside_the_process_starts_nothing_and_connects_to_nobody(repositor
     )
     found, _, without = done.stdout.strip().partition("|")
     if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and "open connections" not in without:
-        assert found.split() == ["socket", "fork", "program"] * 2
+        assert found.split() == [*["socket", "fork", "program"] * 2, "undumpable", "x32"]
     else:
         # What cannot be had is said, and nothing is claimed.
         assert "start programs and open connections" in without or "Linux" in without

@@ -350,7 +350,7 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
             relay.give_up_buffer()
             relay.open_buffer(2, model(2).digest)
             for number, each in enumerate(clients, 1):
-                fresh = each.seal(update_of(number), enclave=trusted_again, model=model(2), now=NOW)
+                fresh = each.seal(update_of(10 + number), enclave=trusted_again, model=model(2), now=NOW)
                 relay.receive(fresh.encode())
             assert relay.release()[0].contributors == 3
     finally:
