@@ -9,9 +9,11 @@ from secagg.contract import Layout
 from secagg.crypto.hpke import sealing_sizes
 from secagg.parameters import Suite
 from secagg.session.costs import ONE_IN, Costs, Work
+from secagg.session.roles import Subject
 
-from .configuration import DIGEST_BYTES, Configuration
+from .configuration import NONCE_BYTES
 from .field import ELEMENT_BYTES
+from .settings import CodedMaskSettings
 
 _HEADER, _COUNT, _ENTRY = 7 + 32, 4, 8 + 4
 """Of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
@@ -23,25 +25,18 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     """Count for one client in twenty that is curious with the server, and as many that drop out.
 
     Raises:
-        InvalidParameters: the sums leave the field, or there are too few or too many clients.
+        InvalidParameters: there are too few or too many clients.
     """
-    rare = max(1, clients // ONE_IN)
-    configuration = Configuration(
-        task=b"a plan",
-        round_number=1,
-        model_digest=bytes(DIGEST_BYTES),
-        suite=suite,
-        layout=layout,
-        population=clients,
-        privacy=rare,
-        target=clients - rare,
-    )
+    rare = clients // ONE_IN
+    settings = CodedMaskSettings(suite=suite, corrupted=rare, dropped=rare)
+    subject = Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients)
+    configuration = settings.plan(subject, clients, bytes(NONCE_BYTES))
     key, overhead = sealing_sizes(suite)
     piece, masked = ELEMENT_BYTES * configuration.piece_length, ELEMENT_BYTES * configuration.length
     pieces = _entries(clients, piece + overhead)
     coded = configuration.target * configuration.piece_length
     yield Costs(
-        plan=f"a curious server, {suite.value}, {rare} clients that tell it what they know; "
+        plan=f"a curious server, {suite.value}, {configuration.privacy} clients that tell it what they know; "
         f"{configuration.target} must stay to the end",
         payload_bytes=layout.payload_bytes,
         up_bytes=3 * (_HEADER + _COUNT) + key + pieces + masked + piece,

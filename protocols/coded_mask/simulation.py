@@ -14,6 +14,7 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 
 from .configuration import MAXIMUM_CLIENTS
+from .costs import costs
 from .floors import Floors
 from .session import STAGES, CodedMaskHelpers, CodedMaskMember, CodedMaskServerSession, open_session
 from .settings import CodedMaskSettings
@@ -86,4 +87,7 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=CodedMaskHelpers,
     simulate=CodedMaskSimulation,
+    costs=costs,
+    trust="a server that follows the protocol, with no more corrupted clients than planned for; a server "
+    "that lies learns inputs",
 )

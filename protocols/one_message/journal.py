@@ -152,12 +152,12 @@ class FileJournal(Confined):
         return iter(entries)
 
     def close(self) -> None:
-        """Close the folder, which stays."""
+        """Close the folder, which stays; what was read of its secret is overwritten."""
+        self.root.wipe()
         self._file.close()
 
     def erase(self) -> None:
         """Overwrite the files with zeros and remove them; what the file system keeps of them is beyond reach."""
-        self.root.wipe()
         self.close()
         for name in ("secret", "records", "head"):
             erase(self._folder / name)

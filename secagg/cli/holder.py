@@ -145,11 +145,15 @@ def serve_holder(options: argparse.Namespace) -> int:
                 clock=lambda: datetime.now(UTC),
                 signing_key=key,
             )
-            Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
+            try:
+                Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
+            finally:
+                holder.close()
         except PeerError as error:
             raise InvalidParameters(f"{options.journal}: {error}") from None
         finally:
             journal.close()
+            key.wipe()
     return 0
 
 

@@ -97,6 +97,7 @@ def serve(options: argparse.Namespace) -> int:
             raise InvalidParameters(f"{options.journal}: {error}") from None
         finally:
             journal.close()
+    return 0
 
 
 def erase(options: argparse.Namespace) -> int:

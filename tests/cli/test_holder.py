@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from secagg.cli import main
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import ThresholdNotMet
+from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.epoch import EpochRecord
@@ -213,6 +215,43 @@ def test_too_few_holders_release_nothing_until_they_are_back(deployment: Deploym
     deployment.start(0)
     deployment.start(4)
     assert is_exact(session.release())
+
+
+def test_a_holder_that_is_told_to_end_wipes_its_keys_and_keeps_its_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = list[str]()
+    for name in ("authority", *map(str, range(4))):
+        assert main(["holder", "keys", "--out", str(tmp_path / name)]) == 0
+        public.append(capsys.readouterr().out.strip())
+    listed = [part for key in public[1:] for part in ("--holder", key)]
+    record = ["--authority", str(tmp_path / "authority"), "--number", "1", "--out", str(tmp_path / "record")]
+    assert main(["holder", "record", *record, *listed]) == 0
+    served = list[dict[str, Any]]()
+
+    def serve(service: Any, *_: object, **__: object) -> None:
+        inside = vars(vars(service)["_helper"])
+        served.append(inside)
+        assert not inside["_journal"].root.is_wiped
+        raise InvalidParameters("somebody listens there")
+
+    monkeypatch.setattr("secagg.cli.holder.Service.serve", serve)
+    assert (
+        main(
+            [
+                *("holder", "serve", "--record", str(tmp_path / "record"), "--socket", str(tmp_path / "socket")),
+                *("--journal", str(tmp_path / "journal"), "--authority", public[0], "--key", str(tmp_path / "0")),
+            ]
+        )
+        == 2
+    )
+    (inside,) = served
+    with pytest.raises(Misuse, match="wiped"):
+        inside["_key"].sign(Label.ONE_MESSAGE_RECORD, b"")
+    with pytest.raises(Misuse, match="wiped"):
+        inside["_pair"].open("share", bytes(64), 16, b"", culprits=())
+    assert inside["_journal"].root.is_wiped
+    assert (tmp_path / "journal" / "secret").exists()
 
 
 def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

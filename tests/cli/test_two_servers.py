@@ -8,15 +8,18 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
 from secagg.flower.keys.identities import make_identities
 from secagg.flower.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers.journal import Event, FileJournal
+from secagg.protocols.two_servers.operators.standing_server import StandingServer
 from tests.harness.indexing_rounds import IndexingSetup
 
 if sys.platform == "win32":
@@ -192,6 +195,21 @@ def test_it_says_when_it_stands_whether_it_is_new_and_ends_when_it_is_told_to(
     assert "server/1 stands at" in said[0]
     assert ", new. Two servers in one hand protect nobody" in said[0]
     assert ", one of which ran and left 1 records" in said[1]
+
+
+def test_keys_are_wiped_when_it_has_stood(arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stood = list[Any]()
+
+    def stand(server: StandingServer, *_: object, **__: object) -> None:
+        stood.append(vars(server)["_keys"])
+        assert not stood[0].signing_seed.is_wiped
+        raise InvalidParameters("somebody listens there")
+
+    monkeypatch.setattr("secagg.cli.two_servers.serve_standing", stand)
+    assert main(command(arguments)) == 2
+    (keys,) = stood
+    assert keys.signing_seed.is_wiped
+    assert keys.exchange_seed.is_wiped
 
 
 # --- What files say ---------------------------------------------------------------------------------------------------

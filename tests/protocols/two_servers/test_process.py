@@ -41,9 +41,11 @@ from pathlib import Path
 from secagg.cli.serving import serving
 from secagg.crypto.entropy import SystemCoins
 from secagg.protocols.two_servers.journal import FileJournal, RoundFile
+from secagg.protocols.two_servers.operators import standing_server
 from secagg.protocols.two_servers.operators.process import serve_standing
 from secagg.protocols.two_servers.operators.standing_rules import StandingRounds
 from secagg.protocols.two_servers.operators.standing_server import StandingServer
+from secagg.protocols.two_servers.server import IndexingServer
 from tests.harness.indexing_rounds import NOW
 from tests.protocols.two_servers.test_process import SETUP
 from tests.protocols.two_servers.test_standing_server import Pair, keys_of
@@ -64,6 +66,12 @@ class DeadlyFile(RoundFile):
         self._journal = Deadly(self.path)
         return self._journal
 
+class Wiped(IndexingServer):
+    def wipe(self):
+        super().wipe()
+        print("wiped", flush=True)
+
+standing_server.IndexingServer = Wiped
 rounds = StandingRounds(Pair(SETUP).floors, FileJournal(folder / "rounds"))
 server = StandingServer(
     keys_of(SETUP, 1), keys_of(SETUP, 0).public, rounds, DeadlyFile(folder / "round"), coins=SystemCoins(),
@@ -161,6 +169,20 @@ def test_a_process_that_is_killed_at_any_record_goes_on_when_it_is_started_again
     kept = FileJournal(operator.folder / "rounds")
     assert kept.count == 1
     kept.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_is_told_to_end_wipes_its_round_and_keeps_its_journal(
+    operator: Operator, number: signal.Signals
+) -> None:
+    process, pair = operator.start(), Pair(SETUP)
+    pair.zero = RelayingServer(pair.rig.zero, link_to(operator.path, pair).ask)
+    pair.begin()
+    pair.zero.receive(pair.halves(1))
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said) == (0, "wiped\n")
+    assert (operator.folder / "round").exists()
 
 
 # --- Strangers and silence --------------------------------------------------------------------------------------------
