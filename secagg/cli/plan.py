@@ -16,7 +16,7 @@ from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
 from secagg.planning.planned_update import WHOLE_UPDATES, PlanRequest, shapes_of_blocks
 from secagg.planning.seconds import Network, Seconds, seconds_of
 
-from .figures import Column, in_bytes, in_seconds, table
+from .figures import Column, in_bytes, in_seconds, table, writable
 
 MOST_BLOCKS: Final = 1 << 32
 _MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}
@@ -40,6 +40,8 @@ def shapes_of(*, model: str | None, file: Path | None, blocks: int | None, block
 
 def run_plan(request: PlanRequest, network: Network, report: Path | None) -> int:
     """Print the comparison and what follows from it."""
+    if report is not None:
+        writable(report)
     comparison = compare(request)
     options = comparison.giving(request.learn)
     started = perf_counter()
@@ -48,7 +50,6 @@ def run_plan(request: PlanRequest, network: Network, report: Path | None) -> int
     print("\n".join(_text(request, comparison, rows, said)))
     print("\n".join(_notes(network, measuring)))
     if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(_summary(request, comparison, rows, said), indent=2) + "\n", encoding="utf-8")
         print(f"\nwritten to {report}")
     return 0

@@ -20,6 +20,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -319,6 +320,18 @@ def test_a_message_that_drips_has_one_time_in_which_it_comes(served: Path) -> No
         assert time.monotonic() - began < len(message) * 0.05
     with connected(served) as following:
         assert is_served(following)
+
+
+def test_a_host_that_reads_no_answer_is_let_go(served: Path) -> None:
+    with connected(served) as deaf:
+        deaf.settimeout(0.2)
+        question = (1).to_bytes(8, "big") + b"?"
+        with suppress(TimeoutError):
+            while True:
+                deaf.sendall(question * 1000)
+        time.sleep(0.6)
+        with connected(served) as following:
+            assert is_served(following)
 
 
 def test_a_silent_host_gives_way_to_one_that_speaks_and_to_no_probe(served: Path) -> None:
