@@ -273,7 +273,7 @@ def _row(number: int, figures: StageFigures, rehearsal: Rehearsal) -> dict[str, 
 
 _COLUMNS: Final[Sequence[Column]] = (
     Column("answered", lambda row: f"{row['answered']:,}"),
-    Column("gone", lambda row: f"{len(row['dropped']) + len(row['failed']):,}"),
+    Column("gone", lambda row: f"{len(row['dropped']) + len(row['failed']):,}", rank=1),
     Column("messages", lambda row: f"{row['messages up'] + row['messages down']:,}", rank=3),
     Column("up each", lambda row: in_bytes(row["bytes up"] / max(1, row["messages up"]))),
     Column("up", lambda row: in_bytes(row["bytes up"]), rank=2),

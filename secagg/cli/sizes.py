@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from secagg.compression.byte_accounting import Accounting
 from secagg.planning.paper.tables import Cell, Table, cells
+
+from . import figures
+from .figures import Column
 
 _TITLES = {
     Table.SQ: "scalar quantization, weighted aggregation",
@@ -15,6 +19,7 @@ _TITLES = {
     Table.PQ: "product quantization",
     Table.CODEBOOKS: "codebooks that are broadcast",
 }
+_RANKS = {"wire bytes": 1, "": 2}
 
 
 def run_sizes(*, table: str | None, as_json: bool) -> int:
@@ -59,24 +64,21 @@ def _as_text(computed: Sequence[Cell]) -> Iterator[str]:
 
 def _table(table: Table, of_table: Sequence[Cell]) -> Iterator[str]:
     """Write a table, a line for each pair of a size and a ratio, and below it what its differing cells mean."""
-    notes = list[str]()
+    notes, rows = list[str](), list[tuple[str, dict[str, str]]]()
     ratio_head = "percent" if table is Table.CODEBOOKS else "factor"
-    yield f"{table}: {_TITLES[table]}"
-    yield _line("dataset", *of_table[0].parameters, "KB", "printed", ratio_head, "printed", "wire bytes")
     for size, ratio in zip(of_table[::2], of_table[1::2], strict=True):
-        wire = "-" if size.wire_bytes is None else str(size.wire_bytes)
-        cells_of_row = (size.computed, size.printed, ratio.computed, ratio.printed, wire)
-        line = _line(size.dataset, *size.parameters.values(), *cells_of_row)
+        row = {**size.parameters, "KB": size.computed, "printed": size.printed, ratio_head: ratio.computed}
+        row |= {" printed": ratio.printed, "wire bytes": "-" if size.wire_bytes is None else str(size.wire_bytes)}
+        row[""] = ""
         for cell in (size, ratio):
             if not cell.match:
                 notes.append(cell.explanation or "nothing explains this difference")
-                line += f"  {cell.quantity} differs: [{len(notes)}]"
-        yield line
+                row[""] += f"  {cell.quantity} differs: [{len(notes)}]"
+        rows.append((size.dataset, row))
+    yield f"{table}: {_TITLES[table]}"
+    columns = [Column(name, itemgetter(name), rank=_RANKS.get(name, 0)) for name in rows[0][1]]
+    yield from (line.rstrip() for line in figures.table("dataset", rows, columns))
     yield from (f"[{number}] {note}" for number, note in enumerate(notes, start=1))
-
-
-def _line(first: str, *others: str) -> str:
-    return f"  {first:8}" + "".join(f"{other:>11}" for other in others)
 
 
 def _matches(computed: Iterable[Cell], *, sizes: bool) -> str:

@@ -111,6 +111,25 @@ def test_what_is_printed_names_the_dropouts_the_revealed_set_and_the_verdict(
     assert captured.err == ""
 
 
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("protocol", ["pairwise", "two-servers"])
+def test_the_table_is_as_narrow_as_the_terminal(
+    width: int, protocol: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "dumb")
+    assert main(["round", "--protocol", protocol, "--clients", "5", "--dimension", "300"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("stage"))
+    table = lines[start : next(number for number, line in enumerate(lines) if line.startswith("  release"))]
+    assert max(map(len, table)) <= width
+    assert ("gone" in table[0]) == (width >= 80)
+    assert "\033" not in printed.out + printed.err
+
+
 def test_what_is_simulated_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--protocol", "enclave"]) == 0
     assert "the enclave is simulated: it protects nobody from this machine" in capsys.readouterr().out
