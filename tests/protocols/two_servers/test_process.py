@@ -21,6 +21,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, UnexpectedMessage
 from secagg.protocols.two_servers.journal import FileJournal
 from secagg.protocols.two_servers.message_sizes import exchange_bytes
+from secagg.protocols.two_servers.operators import process as process_module
 from secagg.protocols.two_servers.operators.greeting import Challenge, Proof
 from secagg.protocols.two_servers.operators.process import PeerLink, serve_standing
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
@@ -212,6 +213,12 @@ def relayed(pair: Pair, path: Path) -> PeerLink:
     return link
 
 
+def relayed_and_begun(pair: Pair, path: Path) -> PeerLink:
+    link = relayed(pair, path)
+    pair.begin()
+    return link
+
+
 def underneath(link: PeerLink) -> socket.socket:
     ask = link._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert ask is not None
@@ -250,6 +257,21 @@ def test_the_newest_peer_is_served_and_a_silent_one_is_let_go(served: tuple[Pair
     is_exact(pair)
     with pytest.raises(ConnectionError):
         receive_frame(underneath(earlier), 1 << 10)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "PEER_PATIENCE", 2.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_server_0_that_stops_in_the_midst_of_a_message_is_let_go(served: tuple[Pair, Path]) -> None:
+    pair, path = served
+    connection = underneath(relayed_and_begun(pair, path))
+    connection.settimeout(PATIENCE)
+    connection.sendall((1 << 6).to_bytes(8, "big") + b"half")
+    with pytest.raises(ConnectionError):
+        receive_frame(connection, 1 << 10)
 
 
 def test_a_stranger_is_answered_nothing_and_ends_no_round(served: tuple[Pair, Path]) -> None:
