@@ -57,7 +57,6 @@ def measure() -> Iterator[Figure]:
     yield from _uplink()
 
 
-@dataclass(slots=True)
 class _InsecureSpentUpdates(SpentUpdates):
     """Takes one payload again and again, which costs what different ones do."""
 
@@ -65,6 +64,7 @@ class _InsecureSpentUpdates(SpentUpdates):
         """Refuse nothing."""
 
 
+@dataclass(slots=True)
 class _Bench:
     """An enclave and certified clients for one layout."""
 

@@ -6,10 +6,11 @@ a word, and what is left of the short one those of a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -142,6 +143,7 @@ class _Zeros:
     """Everybody's values are zero: no protocol may take less time for them."""
 
     capacity = 1 << 20
+    bounds: Mapping[str, float | None] = MappingProxyType({})
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.values = layout, sum(segment.length for segment in layout.segments)
@@ -156,7 +158,9 @@ class _Zeros:
         del number
         return self._payload
 
-    def is_sum_of(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> bool:
+    def is_sum_of(
+        self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
+    ) -> bool:
         """Say nothing of the sum, which is not asked for."""
-        del aggregate, contributors
+        del aggregate, contributors, deviations
         return True
