@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .generate import to_text
+from . import generate
 from .one_message_cases import NEGATIVES, Negative
 from .one_message_play import Play, Vector, result_of
 
@@ -24,7 +24,7 @@ POSITIVE = (
     "tests/vectors/generate_one_message.py, from the library; computed again by tests/protocols/one_message/plain"
 )
 NEGATIVE = "tests/vectors/generate_one_message.py, one change to a base; the expectation is written by hand"
-USUAL: Mapping[str, Any] = {
+USUAL: Vector = {
     "rule": "one_answer",
     "mode": "active",
     "suite": "x25519-aes128",
@@ -38,7 +38,7 @@ USUAL: Mapping[str, Any] = {
     "round_number": 7,
     "sum_id": "sum number one..",
 }
-SCENARIOS: Mapping[str, Mapping[str, Any]] = {
+SCENARIOS: Mapping[str, Vector] = {
     "one_answer": USUAL,
     "certified": USUAL | {"rule": "certified", "holders": 4, "sum_id": "sum number two.."},
     "semi_honest": USUAL
@@ -156,7 +156,7 @@ def main() -> None:
         if file.stem not in made:
             file.unlink()
     for name, vector in made.items():
-        (FOLDER / f"{name}.json").write_text(to_text(vector), encoding="utf-8")
+        (FOLDER / f"{name}.json").write_text(generate.to_text(vector), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -338,7 +338,10 @@ OFFERS: Cases = {
     "two_holders_with_one_sealing_key": (keyed(_one_sealing_key), "public_key_reused"),
     "cohort_below_the_floor": (configured(minimum_cohort=2, corrupted_clients=0), "below_floor"),
     "corrupted_clients_below_the_floor": (configured(corrupted_clients=0), "below_floor"),
-    "list_longer_than_the_floor": (planned(capacity=9, capacity_weight=9, guard_bits=9, modulus_bits=29), "below_floor"),
+    "list_longer_than_the_floor": (
+        planned(capacity=9, capacity_weight=9, guard_bits=9, modulus_bits=29),
+        "below_floor",
+    ),
     "fewer_guard_bits_than_the_noise": (numbered(2, 1), "not_canonical"),
     "degree_that_is_none": (numbered(0, 1000), "not_canonical"),
     "threshold_that_the_authority_did_not_sign": (planned(threshold=5), "parameter_out_of_range"),

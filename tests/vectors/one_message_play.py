@@ -126,7 +126,7 @@ class Play:
             coins=self.coins[role],
             clock=_clock,
             signing_key=key,
-            certificate=key and issue_certificate(self.keys["authority"], client, key.public_key),
+            certificate=issue_certificate(self.keys["authority"], client, key.public_key) if key else None,
         )
 
     def upload(self, client: ClientId, offer: bytes) -> bytes:
@@ -154,7 +154,7 @@ class Play:
             minimum_cohort=3,
             corrupted_clients=1,
             maximum_weight=self.setting["maximum_weight"],
-            bounds=bounds,  # type: ignore[arg-type]  # pairs, as JSON has them
+            bounds=bounds,
         )
 
     @property
@@ -200,7 +200,7 @@ class Play:
     def perform(self, operation: Vector, instead: bytes | None = None) -> None:
         """Let an operation happen, and keep what is said; ``instead`` is taken in the place of its message."""
         party, _, number = operation["party"].partition("/")
-        taken = operation.get("takes", "")
+        taken = str(operation.get("takes", ""))
         message = self.messages.get(taken, b"") if instead is None else instead
         if "does" in operation:
             self._do(operation["does"])
@@ -211,12 +211,12 @@ class Play:
             [said] = operation["says"]
             self.messages[said] = self.upload(ClientId(int(number)), message)
         elif taken.startswith("upload/"):
-            self.server.receive_upload(ClientId(int(operation.get("from", taken).partition("/")[2])), message)
+            self.server.receive_upload(ClientId(int(str(operation.get("from", taken)).partition("/")[2])), message)
         else:
             self.server.receive(int(taken.partition("/")[2]), message)
 
     def _do(self, what: str) -> None:
-        server, messages = self.server if what != "plan" else None, self.messages
+        messages = self.messages
         match what:
             case "plan":
                 messages["offer"] = self.offer().encode()
@@ -232,8 +232,7 @@ class Play:
                 self.server.certify()
                 messages["certified_list"] = self.server.requests()[0]
             case _:
-                assert server is not None
-                self.result = server.open().aggregate
+                self.result = self.server.open().aggregate
 
 
 def _operation(party: str, takes: str, says: list[str]) -> Vector:

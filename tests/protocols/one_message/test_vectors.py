@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from secagg.errors import Reason, SecAggError
 from secagg.protocols.one_message.messages import Receipt, Verdict
 from tests.protocols.one_message.plain import plain_one_message as plain
 from tests.protocols.one_message.plain import plain_replies
-from tests.vectors import generate_one_message
+from tests.vectors import generate, generate_one_message
 from tests.vectors.one_message_play import Play, Vector, result_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "vectors" / "one_message"
@@ -68,7 +66,8 @@ def test_the_plain_implementation_reproduces_what_follows_from_the_uploads(name:
     assert plain_replies.replies(vector) == {
         said: message
         for said, message in messages.items()
-        if said.partition("/")[0] in {"delivery", "greeting", "receipt", "list", "signature", "certified_list", "answer"}
+        if said.partition("/")[0]
+        in {"delivery", "greeting", "receipt", "list", "signature", "certified_list", "answer"}
     }
 
 
@@ -94,12 +93,10 @@ def refused(name: str) -> tuple[SecAggError | None, Play]:
     case = NEGATIVE[name]
     vector = POSITIVE[case["base"]]
     play, messages = Play(vector), recorded(vector)
-    for index, operation in enumerate(vector["operations"][: case["at"]]):
-        if operation["party"] == case["party"]:
-            play.messages.update(messages)
-            play.perform(operation)
-            del index
     play.messages.update(messages)
+    for operation in vector["operations"][: case["at"]]:
+        if operation["party"] == case["party"]:
+            play.perform(operation)
     operation = next(
         one for one in vector["operations"] if (one["party"], one.get("takes")) == (case["party"], case["takes"])
     )
@@ -135,9 +132,95 @@ def test_one_change_ends_in_its_reason_and_names_its_culprits(name: str) -> None
         assert {judged.verdict for judged in rest} == {Verdict.ACCEPTED}
     elif case["expect"] == "ok":
         assert error is None
-        assert result_of(play.server_result) == POSITIVE[case["base"]]["result"]
+        assert play.result is not None
+        assert result_of(play.result) == POSITIVE[case["base"]]["result"]
         assert [named(fault) for fault in play.server.faults] == [case["culprits"]]
     else:
         assert error is not None, "it was taken"
         assert error.reason is Reason(case["expect"])
         assert named(error) == case["culprits"]
+
+
+# --- The set of vectors -----------------------------------------------------------------------------------------------
+
+
+def test_a_negative_vector_is_one_change_to_its_base() -> None:
+    unchanged = {name for name, case in NEGATIVE.items() if case["change"]["removes"] == case["change"]["inserts"]}
+    assert unchanged == {name for name, case in NEGATIVE.items() if "from" in case}
+    assert all(altered(name) for name in NEGATIVE)
+
+
+def test_there_are_eighty_vectors_and_most_are_negative() -> None:
+    assert len(NEGATIVE) + len(POSITIVE) >= 80
+    assert {case["base"] for case in NEGATIVE.values()} == {"one_answer", "certified"}
+
+
+def test_every_message_that_a_party_takes_is_changed() -> None:
+    taken = {
+        operation["takes"].partition("/")[0]
+        for vector in POSITIVE.values()
+        for operation in vector["operations"]
+        if "takes" in operation
+    }
+    changed = {case["takes"].partition("/")[0] for case in NEGATIVE.values()}
+    # A receipt for an offer is one for a delivery of nothing.
+    assert changed == taken - {"greeting"}
+
+
+def test_the_vectors_have_both_rules_modes_and_suites() -> None:
+    settings = [vector["setting"] for vector in POSITIVE.values()]
+    for name, values in (
+        ("rule", {"one_answer", "certified"}),
+        ("mode", {"active", "semi_honest"}),
+        ("suite", {"x25519-aes128", "mlkem768x25519-aes256"}),
+    ):
+        assert {setting[name] for setting in settings} == values
+
+
+def test_every_verdict_and_reason_that_a_message_can_give_is_expected() -> None:
+    assert {case["expect"] for case in NEGATIVE.values()} == EXPECTED
+
+
+EXPECTED = {
+    "ok",
+    *(name for name, verdict in VERDICTS.items() if verdict is not Verdict.ACCEPTED),
+    *(
+        str(reason)
+        for reason in (
+            Reason.ALREADY_SPENT,
+            Reason.AUTHENTICATION_FAILED,
+            Reason.BELOW_FLOOR,
+            Reason.LAYOUT_MISMATCH,
+            Reason.MODEL_MISMATCH,
+            Reason.NOT_CANONICAL,
+            Reason.NOT_ELIGIBLE,
+            Reason.PARAMETER_OUT_OF_RANGE,
+            Reason.PUBLIC_KEY_REUSED,
+            Reason.QUORUM_NOT_MET,
+            Reason.ROSTER_INVALID,
+            Reason.SHARE_OUT_OF_RANGE,
+            Reason.SURVIVORS_INVALID,
+            Reason.TRAILING_BYTES,
+            Reason.TRUNCATED,
+            Reason.WRONG_KIND,
+            Reason.WRONG_SESSION,
+            Reason.WRONG_VERSION,
+        )
+    ),
+}
+
+
+def test_the_plain_implementation_imports_nothing_of_the_library() -> None:
+    for module in (plain, plain_replies):
+        text = Path(str(module.__file__)).read_text(encoding="utf-8")
+        assert "import secagg" not in text
+        assert "from secagg" not in text
+        assert "numpy" not in text
+
+
+def test_the_generator_makes_the_vectors_as_they_are() -> None:
+    made = dict(generate_one_message.vectors(generate_one_message.committed()))
+    assert made.keys() == {*POSITIVE, "negative"}
+    for name, vector in made.items():
+        text = (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+        assert json.loads(generate.to_text(vector)) == json.loads(text), name
