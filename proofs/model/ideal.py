@@ -128,7 +128,8 @@ class IdealSealingKey:
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
         seed = bytes(plaintext.expose())
         name = _name(b"sealed to", self.encoded, info, seed)
-        sealed = (name * 3)[: len(seed) + CLASSIC_OVERHEAD_BYTES]
+        length = len(seed) + CLASSIC_OVERHEAD_BYTES
+        sealed = (name * (length // len(name) + 1))[:length]
         _SEALED_TO[self.encoded, info, sealed] = seed
         return sealed
 

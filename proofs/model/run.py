@@ -15,12 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import enclave_release
+import one_message_cases
 import pairwise
 import server_cases
 import two_servers
 from schedules import Report, described
 
 ENCLAVE_CALLS = 9
+_REVEALS = ("steps release a share", "of them open a sum or are answered")
 
 
 def explore(name: str) -> tuple[Report, float]:
@@ -39,11 +41,16 @@ def explore_enclave(defect: str) -> tuple[enclave_release.Report, float]:
 
 
 def explore_servers(name: str) -> tuple[two_servers.Report, float]:
-    """Explore one case of the two servers."""
+    """Explore one case of the two servers, or of one message a client."""
     started = time.perf_counter()
-    (case,) = (case for case in server_cases.cases() if case.name == name)
+    (case,) = (case for case in driven_cases() if case.name == name)
     report = case.explore()
     return report, time.perf_counter() - started
+
+
+def driven_cases() -> tuple[server_cases.Case | one_message_cases.Case, ...]:
+    """Return the cases in which servers or holders are driven with their journals."""
+    return *server_cases.cases(), *one_message_cases.cases()
 
 
 def main(word: str = "") -> Iterator[str]:
@@ -81,14 +88,15 @@ def main(word: str = "") -> Iterator[str]:
             )
             if seen.fault:
                 yield f"      {', '.join(seen.trace)}"
-        served = [case for case in server_cases.cases() if word in case.name]
+        served = [case for case in driven_cases() if word in case.name]
         for server, (met, took) in zip(served, pool.map(explore_servers, [case.name for case in served]), strict=True):
             right = bool(met.fault) == server.attacked and (met.revealing > 0 or server.attacked)
             wrong += not right
             schedules += met.schedules
             attacks += bool(met.fault)
             clean += not met.fault
-            found = f"ATTACK: {met.fault}" if met.fault else f"none found, {met.revealing} steps release a share"
+            reveals = _REVEALS[isinstance(server, one_message_cases.Case)]
+            found = f"ATTACK: {met.fault}" if met.fault else f"none found, {met.revealing} {reveals}"
             yield (
                 f"  {server.name:48} {met.schedules:6} worlds,    {met.calls:6} calls, "
                 f"{met.refused:6} refused, {took:5.1f} s: {found}{'' if right else '  NOT EXPECTED'}"
@@ -96,7 +104,7 @@ def main(word: str = "") -> Iterator[str]:
             if met.fault:
                 yield f"      {', '.join(met.trace)}"
     ledger = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
-    known = {case.name for case in (*pairwise.cases(), *server_cases.cases())} | {"enclave: as released"}
+    known = {case.name for case in (*pairwise.cases(), *driven_cases())} | {"enclave: as released"}
     for stranger in {name for claim in ledger["claim"] for name in claim.get("cases", ())} - known:
         wrong += 1
         yield f"  claims.toml names a case that does not exist: {stranger}  NOT EXPECTED"

@@ -1,10 +1,12 @@
 """What a standing holder writes down before it acts: after a crash it goes on, and does nothing twice.
 
 A folder holds three files for one epoch: the records; the secret, with the boot id of the machine that drew it; and the
-head, the digest of the chain of records so far and the time at which the file system last changed the secret's entry.
+head, the digest of the chain of records so far and the times at which the file system last changed secret and records.
 A record is written and flushed, then the head, and only then is anything sent. A journal that is older than its head
 was restored from a copy, and what it has forgotten may have been answered: the epoch is over. So it is where the secret
-was put there after its head was written, because no copy of a folder can set that time, and after a reboot.
+or the records were put there after their head was written, because nobody who puts a file back can set that time, and
+after a reboot. A crash in the midst of writing leaves records that are newer than their head as well. Whoever goes on
+from there changes the secret's time, so that no copy of this state is gone on from again.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from .epoch import DIGEST_BYTES, NONCE_BYTES
 
 ROOT_BYTES: Final = 32
 _LENGTH_BYTES: Final = 8
-_HEAD_BYTES: Final = 8 + DIGEST_BYTES + 8
+_COUNT_BYTES: Final = 8
+_TIME_BYTES: Final = 8
+_NO_TIMES: Final = bytes(2 * _TIME_BYTES)
+_HEAD_BYTES: Final = _COUNT_BYTES + DIGEST_BYTES + 2 * _TIME_BYTES
 _OWNER_ONLY: Final = 0o600
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
 
@@ -176,16 +181,16 @@ class FileJournal(Confined):
 
     def _kept_secret(self, record: bytes, boot_id: bytes, coins: Coins) -> HolderSecret:
         path, head = self._folder / "secret", self._folder / "head"
-        if head.exists() and head.read_bytes() == bytes(8) + self._head + bytes(8):
+        if head.exists() and head.read_bytes() == bytes(_COUNT_BYTES) + self._head + _NO_TIMES:
             # A crash came before the secret was in its place for good, so nobody has heard of it.
             path.unlink(missing_ok=True)
         if not path.exists():
-            if os.fstat(self._file.fileno()).st_size or (head.exists() and any(head.read_bytes()[:8])):
+            if os.fstat(self._file.fileno()).st_size or (head.exists() and any(head.read_bytes()[:_COUNT_BYTES])):
                 raise InvalidParameters(f"{self._folder} has records and no secret; this holder's epoch is over")
             root, nonce = draw_exactly(ROOT_BYTES, coins), bytes(draw_exactly(NONCE_BYTES, coins))
             drawn = HolderSecret(record=record, boot_id=boot_id, root=bytes(root), nonce=nonce)
             overwrite(root)
-            replace(self._folder / "head", bytes(8) + self._head + bytes(8))
+            replace(self._folder / "head", bytes(_COUNT_BYTES) + self._head + _NO_TIMES)
             replace(self._folder / "secret", drawn.encode())
             self._write_head()
             return drawn
@@ -213,28 +218,33 @@ class FileJournal(Confined):
             entries.append(Entry.decode(record))
             self._step(record)
             heads.append(self._head)
-        count = int.from_bytes(head[:8], "big")
+        count, times = int.from_bytes(head[:_COUNT_BYTES], "big"), head[-2 * _TIME_BYTES :]
+        chain = head[_COUNT_BYTES : -2 * _TIME_BYTES]
         # A crash comes between a record and its head at most once.
-        if len(head) != _HEAD_BYTES or not count <= len(entries) <= count + 1 or heads[count] != head[8:-8]:
+        if len(head) != _HEAD_BYTES or not count <= len(entries) <= count + 1 or heads[count] != chain:
             raise InvalidParameters(
                 f"{self._folder} is older than what this holder has done; this holder's epoch is over"
             )
-        if head[-8:] != self._placed():
+        is_whole = (count, end) == (len(entries), len(data))
+        due = self._changed("secret") + self._changed("records")
+        if times[:_TIME_BYTES] != due[:_TIME_BYTES] or (is_whole and times != due):
             raise InvalidParameters(
                 f"{self._folder} was copied, and cannot show that it is the newest state; this holder's epoch is over"
             )
-        self._file.truncate(end)
-        self._file.seek(end)
-        if count != len(entries):
+        if not is_whole:
+            os.utime(self._folder / "secret")
+            self._file.truncate(end)
             self._write_head()
+        self._file.seek(end)
         return entries
 
     def _write_head(self) -> None:
-        replace(self._folder / "head", self._count.to_bytes(8, "big") + self._head + self._placed())
+        times = self._changed("secret") + self._changed("records")
+        replace(self._folder / "head", self._count.to_bytes(_COUNT_BYTES, "big") + self._head + times)
 
-    def _placed(self) -> bytes:
-        """Return when the file system last changed the entry of the secret, which is written once."""
-        return (self._folder / "secret").stat().st_ctime_ns.to_bytes(8, "big")
+    def _changed(self, name: str) -> bytes:
+        """Return when the file system last changed a file or its entry."""
+        return (self._folder / name).stat().st_ctime_ns.to_bytes(_TIME_BYTES, "big")
 
     def _step(self, record: bytes) -> None:
         self._head = hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, self._head, record)).digest()

@@ -64,6 +64,8 @@ class Ledger(Confined):
     def charge(self, task: bytes, epoch: int, round_number: int) -> None:
         """Count one upload, or refuse it; nothing is given back if it fails later.
 
+        Claim OM-6: a round has one upload and no update is in two, wherever the process ends.
+
         Raises:
             Misuse: the ledger is for another task.
             PeerMisbehaved: an epoch older than one that was seen, or a round that was answered.

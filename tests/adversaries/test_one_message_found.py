@@ -215,6 +215,27 @@ def test_a_folder_restored_while_the_machine_runs_ends_the_epoch(tmp_path: Path)
         standing.start()
 
 
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_records_and_head_put_back_beside_the_secret_end_the_epoch(tmp_path: Path, is_torn: bool) -> None:  # noqa: FBT001
+    """A tool that copies only what differs leaves the secret alone; it was once all that showed a restore."""
+    world, standing = standing_world(tmp_path)
+    world.holders[0] = standing.holder
+    server = world.collected()
+    server.fix_list()
+    standing.journal.close()
+    if is_torn:
+        with (standing.folder / "records").open("ab") as file:
+            file.write(bytes(3))
+    shutil.copytree(standing.folder, tmp_path / "backup")
+    standing.restart()
+    standing.holder.respond(server.requests()[0])
+    standing.journal.close()
+    for name in ("records", "head"):
+        shutil.copy2(tmp_path / "backup" / name, standing.folder / name)
+    with pytest.raises(InvalidParameters, match="was copied"):
+        standing.start()
+
+
 def test_a_secret_that_was_altered_is_noticed_before_anything_is_answered(tmp_path: Path) -> None:
     world, standing = standing_world(tmp_path)
     world.holders[0] = standing.holder

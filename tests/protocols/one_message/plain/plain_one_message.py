@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
 
 P = 65521
 CHECKS = 8
@@ -28,8 +29,12 @@ def h(label: str, *parts: bytes) -> bytes:
     return hashlib.sha256(bind(label, *parts)).digest()
 
 
-def expand(key: bytes, info: bytes) -> bytes:
-    return hmac.new(key, info + b"\1", hashlib.sha256).digest()
+def expand(key: bytes, info: bytes, blocks: int = 1) -> bytes:
+    data = block = b""
+    for count in range(1, blocks + 1):
+        block = hmac.new(key, block + info + bytes([count]), hashlib.sha256).digest()
+        data += block
+    return data
 
 
 def stream(key: bytes, count: int) -> bytes:
@@ -70,6 +75,10 @@ class Fields:
 class Offer:
     """What an offer says, and what follows from it: T0, the seed of the public polynomials, and D."""
 
+    is_active: bool
+    is_hybrid: bool
+    is_certified: bool
+    terms: bytes
     t0: bytes
     seed: bytes
     context: bytes
@@ -103,10 +112,11 @@ def read_offer(message: bytes) -> Offer:
     reader.fixed(2 + 2 + 2 + 2 + 1 + 2)
     reader.fixed(12)
     stated = reader.data[start : reader.at]
-    reader.fixed(16 + 8 + 32 + 32)
+    terms = reader.fixed(16 + 8 + 32 + 32)
     reader.end()
     of_record = Fields(record)
-    of_record.fixed(8 + 3)
+    of_record.fixed(8)
+    is_active, is_hybrid, is_certified = (bool(of_record.number(1)) for _ in range(3))
     _, threshold, packing, _ = (of_record.number(2) for _ in range(4))
     of_record.fixed(8 + 32)
     holders = list[int]()
@@ -116,6 +126,10 @@ def read_offer(message: bytes) -> Offer:
     unsigned = record[: of_record.at] + bytes(4)
     epoch = h("one-message-epoch", *keys)
     return Offer(
+        is_active=is_active,
+        is_hybrid=is_hybrid,
+        is_certified=is_certified,
+        terms=terms,
         t0=h("one-message-configuration", epoch, b"SAGG\1" + (110).to_bytes(2, "big") + stated),
         seed=h("one-message-public-seed", epoch),
         context=h("one-message-record", unsigned),
@@ -176,13 +190,23 @@ def holder_string(offer: Offer, position: int) -> bytes:
     return position.to_bytes(2, "big") + offer.holders[position].to_bytes(8, "big")
 
 
+def unseal(offer: Offer, root: bytes, sealed: bytes, info: bytes) -> bytes:
+    if not offer.is_hybrid:
+        key = X25519PrivateKey.from_private_bytes(expand(root, bind("sealing-x25519-key", offer.context)))
+        return Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM).decrypt(sealed, key, info)
+    seed = expand(root, bind("sealing-hybrid-mlkem768-seed", offer.context), 2)
+    scalar = expand(root, bind("sealing-hybrid-x25519-key", offer.context))
+    pair = MLKEM768X25519PrivateKey(
+        MLKEM768PrivateKey.from_seed_bytes(seed), X25519PrivateKey.from_private_bytes(scalar)
+    )
+    return Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM).decrypt(sealed, pair, info)
+
+
 def open_share(offer: Offer, position: int, root: bytes, upload: Upload) -> list[int]:
     """Open a holder's share, check it, and return its words of the secret."""
     client, t, nonce = upload.parts
     parts = (offer.t0, client, holder_string(offer, position), t, nonce)
-    key = X25519PrivateKey.from_private_bytes(expand(root, bind("sealing-x25519-key", offer.context)))
-    hpke = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
-    opened = hpke.decrypt(upload.sealed[position], key, bind("one-message-sealing", *parts))
+    opened = unseal(offer, root, upload.sealed[position], bind("one-message-sealing", *parts))
     columns = offer.degree // offer.packing
     if position < offer.threshold - offer.packing:
         label = bind("one-message-share", bind("one-message-dealt", *parts))

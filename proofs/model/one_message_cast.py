@@ -1,0 +1,407 @@
+"""Who takes part in sums of one message a client: an epoch, its holders, uploads, and what can be sent of them.
+
+Uploads are made by the library's own ``Client`` and shared over the library's own field; signatures and sealed shares
+are ideal. No two shares are alike, so the words of an answer name the uploads that were added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+
+import ideal
+from indexing_cast import signing_key_of
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.secret import Secret
+from secagg.errors import SecAggError
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.one_message import client as one_message_client
+from secagg.protocols.one_message import configuration, epoch, fields, messages, parameters
+from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.configuration import Agreement, Offer
+from secagg.protocols.one_message.floors import Floors
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.journal import Entry, Event, Journal
+from secagg.protocols.one_message.ledger import Ledger
+from secagg.protocols.one_message.messages import (
+    DeliveredShare,
+    Delivery,
+    Listed,
+    Upload,
+    UploadList,
+    verify_upload,
+)
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.plan import plan_offer
+from secagg.protocols.one_message.sharing import Dealing, deal
+from secagg.protocols.one_message.sharing_field import FIELD
+from secagg.session.certificates import issue_certificate
+from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TASK, MODEL = b"a task", bytes([7]) * 32
+SUM_IDS = (b"the first sum...", b"the second sum..", b"the third sum...")
+LAYOUT = Layout((RingSegment(20, 1),))
+CAPACITY = 8
+CROOKED = {
+    8: "off its polynomial for the last holder",
+    9: "of two polynomials",
+}
+"""Dealers that do not keep to one polynomial."""
+
+
+class Name(NamedTuple):
+    """An upload: whose it is, for which sum or round, and whether the server made it up."""
+
+    client: int
+    place: int
+    is_forged: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.client}{'abc'[self.place]}{'*' * self.is_forged}"
+
+
+Names = frozenset[Name]
+
+
+@dataclass
+class MemoryJournal:
+    """Records that outlast a process; what a class below this one loses, a crash loses."""
+
+    written: list[tuple[Event, tuple[bytes, ...]]] = field(default_factory=list[tuple[Event, tuple[bytes, ...]]])
+    fails: str = ""
+    """When the process ends in the midst of writing: ``before`` the record is on the disk, or ``after``."""
+
+    def append(self, event: Event, *parts: bytes) -> None:
+        """Write a record down."""
+        if self.fails != "before":
+            self.written.append((event, parts))
+        if self.fails:
+            raise OSError(self.fails)
+
+    def records(self) -> Iterator[Entry]:
+        """Return what was written before."""
+        return iter([Entry(event=event, parts=parts) for event, parts in self.written])
+
+    def erase(self) -> None:
+        """Forget everything."""
+        self.written.clear()
+
+    def copied(self) -> MemoryJournal:
+        """Return a journal in the same state."""
+        return type(self)(list(self.written))
+
+    def on_disk(self) -> MemoryJournal:
+        """Return what a process finds that starts again."""
+        return self.copied()
+
+    def remembered(self) -> list[tuple[Event, tuple[bytes, ...]]]:
+        """Return all that decides what comes."""
+        return self.written
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An upload that exists, and what each holder is shown of it."""
+
+    name: Name
+    digest: bytes
+    shares: tuple[DeliveredShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The holders, their rule, and who uploads for which sums."""
+
+    holders: int
+    corrupted: int
+    """As the authority signed it."""
+    rule: ThresholdRule
+    packing: int = 1
+    uploads: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (0,)), (2, (0,)), (3, (0,)))
+    """Each client, and for which sums it uploads; under the rule ``certified`` they are rounds."""
+    bad_clients: tuple[int, ...] = ()
+    """Clients that work with the server; the cohort allows for them."""
+    forged: tuple[tuple[int, int], ...] = ()
+    """Uploads that the server makes up in others' names."""
+    liars: int | None = None
+    """How many holders do work with the server, if not as many as are allowed for."""
+    sums: int = 1
+    """How many names of sums the server gives to lists under the rule ``certified``."""
+    asked: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """The lists that holders are shown, as sums and clients, where not every list is tried."""
+    at_once: bool = False
+    """Whether all shares for a sum or round come in one delivery; otherwise each comes by itself."""
+
+    @property
+    def lying(self) -> int:
+        """How many holders work with the server: the first ones."""
+        return self.corrupted if self.liars is None else self.liars
+
+    @property
+    def honest(self) -> range:
+        """The positions of the holders that follow the protocol."""
+        return range(self.lying, self.holders)
+
+    @property
+    def cohort(self) -> int:
+        """The fewest clients of a list."""
+        return len(self.bad_clients) + 2
+
+
+class Cast:
+    """One epoch, some sums in it, another configuration of the first, and the uploads that exist."""
+
+    def __init__(self, setting: Setting, number: int = 1) -> None:
+        """Begin the epoch."""
+        self.setting, self.sent = setting, dict[Name, Sent]()
+        self.authority = signing_key_of("authority")
+        self.keys = [signing_key_of(f"holder {position}") for position in range(setting.holders)]
+        count, corrupted, rho = setting.holders, setting.corrupted, setting.packing
+        is_certified = setting.rule is ThresholdRule.CERTIFIED
+        record = epoch.EpochRecord(
+            number=number,
+            mode=SecurityMode.ACTIVE,
+            suite=Suite.CLASSIC,
+            rule=setting.rule,
+            corrupted=corrupted,
+            threshold=parameters.least_threshold(setting.rule, count, corrupted, rho),
+            packing=rho,
+            quorum=parameters.least_quorum(count, corrupted) if is_certified else 0,
+            expiry=1 << 40,
+            authority=self.authority.public_key,
+            holders=tuple(
+                epoch.HolderIdentity(number=50 + position, public_key=key.public_key)
+                for position, key in enumerate(self.keys)
+            ),
+        )
+        self.record = record.signed(self.authority)
+        self.begin(tuple(self.holder(position, MemoryJournal()).keys for position in range(count)))
+
+    def begin(self, announced: tuple[bytes, ...]) -> None:
+        """Take the keys that the holders announce."""
+        self.announced = announced
+        self.offers = tuple(self.offer(sum_id, place) for place, sum_id in enumerate(SUM_IDS))
+        self.elsewhere = self.offer(SUM_IDS[0], 0, CAPACITY + 1)
+        self.agreement: Agreement = self.offers[0].agree()
+
+    @property
+    def floors(self) -> Floors:
+        """What clients insist on, and holders in their place."""
+        return Floors(
+            authority=self.authority.public_key,
+            suites=frozenset({Suite.CLASSIC}),
+            modes=frozenset({SecurityMode.ACTIVE}),
+            least_holders=self.setting.holders,
+            assumed_corrupted=self.setting.corrupted,
+            assumed_corrupted_clients=len(self.setting.bad_clients),
+            minimum_cohort=self.setting.cohort,
+            minimum_modulus_bits=1,
+            maximum_length=1,
+            maximum_capacity=CAPACITY + 1,
+        )
+
+    def subject(self, round_number: int, capacity: int = CAPACITY) -> Subject:
+        """Return what a client trains for."""
+        return Subject(task=TASK, round_number=round_number, layout=LAYOUT, capacity=capacity, model_digest=MODEL)
+
+    def offer(self, sum_id: bytes, round_number: int, capacity: int = CAPACITY) -> Offer:
+        """Return an offer of this epoch."""
+        return plan_offer(
+            self.record,
+            self.announced,
+            self.subject(round_number, capacity),
+            sum_id=sum_id,
+            capacity=capacity,
+            minimum_cohort=self.setting.cohort,
+            corrupted_clients=len(self.setting.bad_clients),
+        )
+
+    # --- Holders ------------------------------------------------------------------------------------------------------
+
+    def holder(self, position: int, journal: Journal, root: Secret | None = None, nonce: bytes = b"") -> Holder:
+        """Start a holder, or start it again with its journal."""
+        fixed = hashlib.sha256(b"root %d" % position).digest()
+        return Holder(
+            self.record,
+            position,
+            root=root or Secret("holder root", fixed),
+            nonce=nonce or hashlib.sha256(fixed).digest(),
+            journal=journal,
+            floors=self.floors,
+            clock=lambda: NOW,
+            signing_key=self.keys[position],
+        )
+
+    def delivery(self, shares: Iterable[DeliveredShare], t0: bytes = b"") -> bytes:
+        """Return the request that hands a holder shares of uploads."""
+        return Delivery(t0=t0 or self.agreement.t0, shares=tuple(shares)).encode()
+
+    def upload_list(self, place: int, number: int, names: Iterable[Name], t0: bytes = b"") -> UploadList:
+        """Return the list that asks for the sum of this number, of uploads that are for that place."""
+        return UploadList(
+            t0=t0 or self.agreement.t0,
+            terms=replace(self.offers[place].terms, sum_id=SUM_IDS[number]),
+            listed=tuple(Listed(client=ClientId(name.client), upload=self.sent[name].digest) for name in names),
+        )
+
+    def accepted(self, position: int) -> dict[Name, npt.NDArray[np.int64]]:
+        """Return the words of each share that a holder accepts."""
+        holder: Any = self.holder(position, MemoryJournal())
+        holder.respond(self.offers[0].encode())
+        holder.respond(self.delivery(one.shares[position] for one in self.sent.values()))
+        held = holder._work[self.agreement.t0].accepted  # noqa: SLF001
+        return {
+            name: held[one.digest].share.secret_words().astype(np.int64)
+            for name, one in self.sent.items()
+            if one.digest in held
+        }
+
+    def words(self, position: int) -> dict[bytes, Names]:
+        """Return, for each sum of shares of this holder, of which uploads it is."""
+        held = self.accepted(position)
+        zeros = np.zeros(self.agreement.parameters.secret_columns, np.int64)
+        found = dict[bytes, Names]()
+        for size in range(len(held) + 1):
+            for names in combinations(sorted(held), size):
+                total = sum((held[name] for name in names), zeros) % FIELD
+                found[total.astype("<u2").tobytes()] = frozenset(names)
+        return found
+
+    # --- Clients ------------------------------------------------------------------------------------------------------
+
+    def client(
+        self, number: int, stored: bytes | None, store: Callable[[bytes], None], coins: str, *, forged: bool = False
+    ) -> Client:
+        """Start a client with the ledger that it has stored; a forged one has a key that nobody vouches for."""
+        key = signing_key_of(f"client {number}{' made up' * forged}")
+        return Client(
+            ClientId(number),
+            floors=self.floors,
+            ledger=Ledger(TASK, store, stored),
+            coins=InsecureSeededCoins(f"{number}/{coins}".encode()),
+            clock=lambda: NOW,
+            signing_key=key,
+            certificate=issue_certificate(key if forged else self.authority, ClientId(number), key.public_key),
+        )
+
+    def update(self, client: int, name: str) -> LateUpdate:
+        """Return what a client has trained."""
+        value = LAYOUT.require_rings()[0].ring.from_integers([hashlib.sha256(f"{client}{name}".encode()).digest()[0]])
+        return LateUpdate(lambda: Update(Payload(LAYOUT, (value,)), MODEL, 1))
+
+    def send(self) -> None:
+        """Have every client upload once for each of its sums, with an update of its own."""
+        named = [Name(client, place) for client, places in self.setting.uploads for place in places]
+        for name in (*named, *(Name(client, place, is_forged=True) for client, place in self.setting.forged)):
+            self.sent[name] = self._upload(name)
+
+    def _upload(self, name: Name) -> Sent:
+        coins = f"{name.place}{name.is_forged}"
+        client = self.client(name.client, None, lambda _: None, coins, forged=name.is_forged)
+        offer = self.offers[name.place]
+        with ExitStack() as stack:
+            if name.client in self.setting.bad_clients and name.client in CROOKED:
+                stack.enter_context(mock.patch.object(one_message_client, "deal", _crooked(name.client)))
+            encoded = client.upload(
+                offer.encode(), self.subject(name.place), self.update(name.client, f"for {name.place}")
+            )
+            if name.is_forged:
+                stack.enter_context(mock.patch.object(messages, "require_signed", return_value=None))
+            digest, shares = verify_upload(self.agreement, offer.terms, ClientId(name.client), Upload.decode(encoded))
+        return Sent(name, digest, shares)
+
+
+def _crooked(client: int) -> Callable[..., Dealing]:
+    """Return a dealer of the library whose shares were changed afterwards; the polynomial that it shows is right."""
+
+    def dealt(secret: Any, values: Any, contexts: Any, coins: Any) -> Dealing:  # noqa: ANN401 -- as it is called
+        made = deal(secret, values, contexts, coins)
+        first = len(made.shares) - 1 if client == min(CROOKED) else values.seeds
+        made.shares = tuple(
+            share if position < first else _shifted(share, client + position * position)
+            for position, share in enumerate(made.shares)
+        )
+        return made
+
+    return dealt
+
+
+def _shifted(share: Secret, by: int) -> Secret:
+    words = (np.frombuffer(share.expose(), "<u2").astype(np.int64) + by) % FIELD
+    return Secret("share of a ring secret", words.astype("<u2").tobytes())
+
+
+# --- What a holder is, and a second one like it -----------------------------------------------------------------------
+
+
+def copied(holder: Holder) -> Holder:
+    """Return a holder that will answer as this one would; the library refuses to copy what holds secrets."""
+    made: Any = _shallow(holder)
+    made._work = {t0: _copied_work(work) for t0, work in made._work.items()}  # noqa: SLF001
+    made._placements = _shallow(made._placements)  # noqa: SLF001
+    placed = vars(made._placements)  # noqa: SLF001
+    placed.update({name: dict(kept) for name, kept in placed.items()})
+    made._journal = made._journal.copied()  # noqa: SLF001
+    return made  # type: ignore[no-any-return]
+
+
+def _copied_work(work: Any) -> Any:  # noqa: ANN401 -- what a holder has of one T0
+    accepted = dict[bytes, Any]()
+    for upload, one in work.accepted.items():
+        share = _shallow(one.share)
+        share._words = share._words.copy()  # noqa: SLF001
+        accepted[upload] = replace(one, share=share)
+    return replace(work, accepted=accepted, signed=dict(work.signed), answered=dict(work.answered))
+
+
+def _shallow(kept: Any) -> Any:  # noqa: ANN401 -- anything with a dictionary
+    made = object.__new__(type(kept))
+    vars(made).update(vars(kept))
+    return made
+
+
+@contextmanager
+def remembered_decoding() -> Iterator[None]:
+    """Decode the same bytes once: what is decoded, and the digest of a list, depend on nothing else."""
+    decoded = dict[tuple[type[fields.Message], bytes], Any]()
+    decode = fields.Message.__dict__["decode"].__func__
+
+    def decode_once(cls: type[fields.Message], data: bytes) -> Any:  # noqa: ANN401 -- the message
+        key = cls, bytes(data)
+        if key not in decoded:
+            try:
+                decoded[key] = decode(cls, data)
+            except SecAggError as error:
+                decoded[key] = error
+        if isinstance(decoded[key], SecAggError):
+            raise decoded[key].with_traceback(None)
+        return decoded[key]
+
+    digest = property(lru_cache(None)(messages.UploadList.__dict__["digest"].fget))
+    agree = lru_cache(None)(configuration.Offer.agree)
+    with (
+        mock.patch.object(fields.Message, "decode", classmethod(decode_once)),
+        mock.patch.object(messages.UploadList, "digest", digest),
+        mock.patch.object(configuration.Offer, "agree", agree),
+    ):
+        yield
+
+
+PATCHES = (
+    (epoch, "sealing_key", ideal.IdealSealingKey),
+    (epoch, "sealing_pair", ideal.IdealSealingPair),
+)
+"""Ideal sealing for an epoch's keys; signatures are ideal in every case."""

@@ -1,0 +1,357 @@
+"""Holders of one message a client under a server that deviates as it likes, and what it learns.
+
+The library's own ``Holder`` is driven, with its journal. The server may hand over each message that exists, at any time
+and as often as it likes, show every holder other lists, withhold shares, and have processes end: between two requests,
+before a record is on the disk, or after it and before the reply is sent. Every sequence is tried, until nothing new is
+reached.
+
+What a holder does depends on what it was sent alone. So one holder is searched by itself, with certificates that have
+the signatures they need; the others differ from it in their points, and say what it says. Then what each gave away is
+put together in every way, where an answer counts if the signatures of its certificate exist. That this could have been
+in some order is not asked, so the server is rather too strong. Clients that upload for the same sums are alike, and
+states that differ in their numbers alone are followed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from one_message_cast import Cast, MemoryJournal, Names, copied
+from one_message_catalogue import Asked, Catalogue, ListName, Need, renamed
+from one_message_knowledge import Knowledge
+from secagg.errors import SecAggError
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.messages import Answer, ListSignature
+from secagg.protocols.one_message.sharing_field import FIELD, holder_point, multiply, transfer_matrix
+from secagg.wire import MessageKind, message_kind
+from two_servers import STARTS_AGAIN, Report
+
+MOST_FACTS = 4
+"""So much is given away by a holder at most: two signatures and two answers, or answers for as many sums. One that
+gives more is followed no further, and a search that was cut off and found nothing is a fault itself."""
+
+
+class Fact(NamedTuple):
+    """Something that a holder gave away, and cannot take back."""
+
+    kind: str
+    what: ListName
+    names: Names = frozenset()
+    """The uploads that an answer adds."""
+
+
+Facts = frozenset[Fact]
+Done = tuple[Asked | str, str]
+"""A request, or something else that happens, and how it ended."""
+Story = tuple[Facts, tuple[Done, ...]]
+"""What was given away in the end, and how it came to that."""
+CameFrom = dict[tuple[int, Facts], tuple[tuple[int, Facts], Done] | None]
+
+
+# --- One holder -------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """What a request leads to."""
+
+    done: Done
+    state: int
+    facts: Facts
+
+
+class Driven:
+    """One honest holder: every state that it is in, and what each request makes of it."""
+
+    def __init__(self, cast: Cast, position: int, journal: type[MemoryJournal], report: Report) -> None:
+        """Begin with a holder to which nothing has happened."""
+        self.cast, self.position, self.report = cast, position, report
+        self.catalogue = Catalogue(cast, position)
+        self.fault: str | None = None
+        self.is_cut_off = False
+        self.needs = dict[ListName, set[Need]]()
+        """What was enough for an answer to a list, each by itself; what is stored is given to anybody."""
+        self._holders, self._known = list[Holder](), dict[frozenset[Any], int]()
+        self._tokens = list[frozenset[Any]]()
+        self._numbers, self._numbered = dict[Any, int](), list[Any]()
+        self._moved = [dict[int, int]() for _ in self.catalogue.renamings]
+        self._steps, self._begun = dict[int, list[Step]](), dict[Any, int]()
+        first = cast.holder(position, journal())
+        first.respond(cast.elsewhere.encode())
+        self.start = self._state_of(first)
+
+    def explore(self) -> list[Story]:
+        """Try everything; return the largest sets of what it gives away, for any numbers of the clients."""
+        start = self.start, Facts()
+        came_from: CameFrom = {start: None}
+        seen, frontier = {self._alike(*start)}, [start]
+        while frontier:
+            following = list[tuple[int, Facts]]()
+            for world in frontier:
+                for step in self._after(world[0]):
+                    after = step.state, world[1] | step.facts
+                    if after in came_from or (alike := self._alike(*after)) in seen:
+                        continue
+                    if len(after[1]) > MOST_FACTS:
+                        self.is_cut_off = True
+                        continue
+                    seen.add(alike)
+                    came_from[after] = world, step.done
+                    following.append(after)
+                    self._note(_wrong(after[1], self.cast.setting.cohort), came_from, after)
+            frontier = following
+        self.report.schedules += len(came_from)
+        ends = dict[Facts, tuple[int, Facts]]()
+        for world in came_from:
+            ends.setdefault(world[1], world)
+        stories = {facts: self._trace(came_from, world) for facts, world in ends.items()}
+        found = dict[Facts, tuple[Done, ...]]()
+        for facts, trace in stories.items():
+            for clients in self.catalogue.renamings:
+                if (facts_of_others := renamed(facts, clients)) not in found:
+                    found[facts_of_others] = renamed(trace, clients)
+        return [(facts, found[facts]) for facts in _largest(found)]
+
+    def _note(self, fault: str | None, came_from: CameFrom, world: tuple[int, Facts]) -> None:
+        if fault is not None and self.fault is None:
+            self.fault = f"a holder {fault}"
+            self.report.trace = _shown(self._trace(came_from, world))
+
+    def _trace(self, came_from: CameFrom, world: tuple[int, Facts]) -> tuple[Done, ...]:
+        steps = list[Done]()
+        while (before := came_from[world]) is not None:
+            world, done = before
+            steps.append(done)
+        return tuple(reversed(steps))
+
+    def _alike(self, state: int, facts: Facts) -> tuple[int, ...]:
+        """Return what a state and facts have in common with those of clients with other numbers."""
+        numbers = [self._number(token) for token in (*self._tokens[state], *facts)]
+        return min(tuple(sorted(self._renumbered(at, number) for number in numbers)) for at in range(len(self._moved)))
+
+    def _number(self, token: Any) -> int:  # noqa: ANN401 -- anything that names uploads
+        if token not in self._numbers:
+            self._numbers[token] = len(self._numbered)
+            self._numbered.append(token)
+        return self._numbers[token]
+
+    def _renumbered(self, at: int, number: int) -> int:
+        moved = self._moved[at]
+        if number not in moved:
+            moved[number] = self._number(renamed(self._numbered[number], self.catalogue.renamings[at]))
+        return moved[number]
+
+    def _after(self, state: int) -> list[Step]:
+        if state not in self._steps:
+            steps = list(self._taken(state))
+            steps.append(Step((STARTS_AGAIN, ""), self._restarted(self._holders[state]), Facts()))
+            self._steps[state] = [step for step in steps if step.facts or step.state != state]
+        return self._steps[state]
+
+    def _taken(self, state: int) -> Iterator[Step]:
+        """Send every request; where something is written, have the process end at each point as well."""
+        holder = copied(self._holders[state])
+        for asked, message in self.catalogue.requests.items():
+            self.report.calls += 1
+            try:
+                reply = holder.respond(message)
+            except SecAggError:
+                self.report.refused += 1
+                if self._tokens_of(holder) != self._tokens[state]:
+                    self.fault = self.fault or "a holder refused a request, and remembers it"
+                    holder = copied(self._holders[state])
+                continue
+            after = self._state_of(holder)
+            yield Step((asked, ""), after, self._facts(asked, reply, is_new=after != state))
+            if after == state:
+                continue
+            holder = copied(self._holders[state])
+            for fails in ("before", "after"):
+                broken: Any = copied(self._holders[state])
+                broken._journal.fails = fails  # noqa: SLF001
+                try:
+                    broken.respond(message)
+                except OSError:
+                    broken._journal.fails = ""  # noqa: SLF001
+                    yield Step((asked, f", and ends {fails} it is written"), self._restarted(broken), Facts())
+                    if fails == "before":
+                        yield Step((asked, ", which cannot be written"), self._state_of(broken), Facts())
+
+    def _facts(self, asked: Asked, reply: bytes, *, is_new: bool) -> Facts:
+        kind, name = self._said(reply)
+        if kind == "":
+            return Facts()
+        if kind == "signed":
+            return Facts({Fact("signed", name)})
+        if is_new and asked in self.catalogue.needs:
+            for clients in self.catalogue.renamings:
+                need = renamed(self.catalogue.needs[asked], clients)
+                self.needs.setdefault(renamed(name, clients), set()).add(need)
+        return Facts({Fact("answered", name, self._added(reply))})
+
+    def _said(self, reply: bytes) -> tuple[str, Any]:
+        match message_kind(reply):
+            case MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
+                return "signed", self.catalogue.named[ListSignature.decode(reply).upload_list]
+            case MessageKind.ONE_MESSAGE_ANSWER:
+                return "answered", self.catalogue.named[Answer.decode(reply).upload_list]
+            case _:
+                return "", None
+
+    def _added(self, reply: bytes) -> Names:
+        """Return of which uploads the shares in an answer are; words that no sum has end the case with a KeyError."""
+        return self.catalogue.words[Answer.decode(reply).sums]
+
+    # --- States -------------------------------------------------------------------------------------------------------
+
+    def _restarted(self, holder: Any) -> int:  # noqa: ANN401 -- a holder, with its journal
+        journal = holder._journal.on_disk()  # noqa: SLF001
+        key = frozenset(self._written(journal.remembered()))
+        if key not in self._begun:
+            self._begun[key] = self._state_of(self.cast.holder(self.position, journal))
+        return self._begun[key]
+
+    def _state_of(self, holder: Holder) -> int:
+        tokens = self._tokens_of(holder)
+        if tokens not in self._known:
+            self._known[tokens] = len(self._holders)
+            self._holders.append(holder)
+            self._tokens.append(tokens)
+        return self._known[tokens]
+
+    def _tokens_of(self, holder: Any) -> frozenset[Any]:  # noqa: ANN401 -- a holder, with what it remembers
+        """Return all that a holder remembers, without the order in which it came."""
+        named, uploads, found = self.catalogue.named, self.catalogue.uploads, list[Any]()
+        for t0, work in holder._work.items():  # noqa: SLF001
+            found.append(("knows", t0))
+            for upload, one in work.accepted.items():
+                found.append(("accepted", uploads[upload], bool(one.share.secret_words().any()), one.terms))
+            found += [("signed", named[digest], *self._said(reply)) for digest, reply in work.signed.items()]
+            found += [
+                ("answered", named[digest], *self._said(reply), self._added(reply))
+                for digest, reply in work.answered.items()
+            ]
+        placed = vars(holder._placements)  # noqa: SLF001
+        found += [("sum", sum_id, named[digest]) for sum_id, digest in placed["_list_of_sum"].items()]
+        found += [("upload", uploads[upload], named[digest]) for upload, digest in placed["_list_of_upload"].items()]
+        found += self._written(holder._journal.remembered())  # noqa: SLF001
+        return frozenset(found)
+
+    def _written(self, records: Iterable[Any]) -> Iterator[Any]:
+        for event, parts, *late in records:
+            # An offer of another sum is the first record, and the certificate of an answered list is not kept.
+            asked = self.catalogue.asked.get(parts[0]) or parts[0]
+            yield ("written", int(event), asked, *(self._said(part) for part in parts[1:]), *late)
+
+
+def _wrong(facts: Facts, cohort: int) -> str | None:
+    """Say what is wrong with what one holder gave away, whatever others did."""
+    for fact in facts:
+        if (fault := _wrong_alone(fact, cohort)) is not None:
+            return fault
+    for one, other in combinations(sorted({fact.what for fact in facts}, key=str), 2):
+        if one.number == other.number:
+            return "took two lists of one sum"
+        if one.names & other.names:
+            return "put an upload on two lists"
+    return None
+
+
+def _wrong_alone(fact: Fact, cohort: int) -> str | None:
+    did, names = "signed" if fact.kind == "signed" else "answered", fact.what.names
+    if fact.kind == "answered" and fact.names != names:
+        return f"answered the list {fact.what} with {len(fact.names)} shares"
+    if len({name.client for name in names}) < cohort:
+        return f"{did} a list below the cohort"
+    if {name.place for name in names} != {fact.what.place}:
+        return f"{did} a list of uploads for another sum or model"
+    if any(name.is_forged for name in names):
+        return f"{did} a list with an upload that nobody vouches for"
+    return None
+
+
+def _shown(trace: Iterable[Done]) -> tuple[str, ...]:
+    return tuple(f"{what}{end}" for what, end in trace)
+
+
+def _largest(sets: Iterable[Facts]) -> list[Facts]:
+    """Return the sets that are in no other one, and the empty one: a holder may be silent."""
+    found = list[Facts]()
+    for one in sorted(dict.fromkeys(sets), key=len, reverse=True):
+        if not one or not any(one < other for other in found):
+            found.append(one)
+    return found
+
+
+# --- All of them ------------------------------------------------------------------------------------------------------
+
+
+def explore(cast: Cast, journal: type[MemoryJournal], *, every: bool = False) -> Report:
+    """Search a holder, or every one of them, and put together what they gave away; up to the first fault."""
+    report = Report()
+    cast.send()
+    positions = cast.setting.honest
+    driven = {
+        position: Driven(cast, position, journal, report) for position in (positions if every else positions[-1:])
+    }
+    told = {position: one.explore() for position, one in driven.items()}
+    stories = [told.get(position) or told[positions[-1]] for position in positions]
+    needs = [driven.get(position, driven[positions[-1]]).needs for position in positions]
+    _put_together(cast, stories, needs, report)
+    local = next((one.fault for one in driven.values() if one.fault), None)
+    report.fault = report.fault or local or _uneven(cast)
+    if report.fault is None and any(one.is_cut_off for one in driven.values()):
+        report.fault = "the search was cut off"
+    return report
+
+
+def _put_together(
+    cast: Cast, stories: list[list[Story]], needs: list[dict[ListName, set[Need]]], report: Report
+) -> None:
+    knowledge, positions = Knowledge(cast), cast.setting.honest
+    signed = [[{fact.what for fact in facts if fact.kind == "signed"} for facts, _ in told] for told in stories]
+    answered = [[[fact for fact in facts if fact.kind == "answered"] for facts, _ in told] for told in stories]
+    for chosen in product(*(range(len(told)) for told in stories)):
+        counts = dict[ListName, int]()
+        for holder, number in enumerate(chosen):
+            for name in signed[holder][number]:
+                counts[name] = counts.get(name, 0) + 1
+        answers = {
+            position: frozenset(
+                fact.names
+                for fact in answered[holder][chosen[holder]]
+                if any(
+                    counts.get(name, 0) + cast.setting.lying >= size
+                    for size, name in needs[holder].get(fact.what, [(0, fact.what)])
+                )
+            )
+            for holder, position in enumerate(positions)
+        }
+        report.schedules += 1
+        revealing, fault = knowledge.judge(answers)
+        report.revealing += revealing
+        if fault is not None:
+            report.fault = fault
+            report.trace = tuple(
+                f"holder {position}: {', '.join(_shown(told[number][1])) or 'nothing'}"
+                for position, told, number in zip(positions, stories, chosen, strict=True)
+            )
+            return
+
+
+def _uneven(cast: Cast) -> str | None:
+    """Say whose accepted shares lie on no polynomial of T coefficients."""
+    accepted = {position: cast.accepted(position) for position in cast.setting.honest}
+    threshold = cast.agreement.parameters.threshold
+    for name in cast.sent:
+        words = {position: held[name] for position, held in accepted.items() if name in held}
+        base, rest = list(words)[:threshold], list(words)[threshold:]
+        if rest:
+            points = [tuple(map(holder_point, some)) for some in (base, rest)]
+            due = multiply(transfer_matrix(*points), np.array([words[position] for position in base]))
+            if (due % FIELD != np.array([words[position] for position in rest])).any():
+                return f"honest holders accepted shares of {name} that lie on no polynomial"
+    return None
