@@ -180,6 +180,8 @@ def _notes(request: PlanRequest, protocols: set[Protocol]) -> Iterator[str]:
             f"Pairwise masks: active mode, {request.suite.value}, planned for {request.clients // ONE_IN} corrupted "
             "clients and as many that drop out."
         )
+    if Protocol.CODED_MASKS in protocols:
+        yield "Coded masks: semi_honest mode, planned for as many corrupted clients and dropouts; for comparison."
     if Protocol.ENCLAVE in protocols:
         yield "Enclave: between is what enters it. Its evidence, some kilobytes, more or less by vendor, comes on top."
     if Protocol.POINT_FUNCTIONS in protocols:
@@ -193,5 +195,7 @@ def _number(protocol: Protocol) -> int:
 
 def _power(count: int) -> str:
     """Write a large count with two digits and a power of ten."""
+    if not count:
+        return "-"
     digits, _, exponent = f"{count:.1e}".partition("e")
     return f"{digits}e{int(exponent)}"

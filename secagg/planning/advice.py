@@ -118,6 +118,7 @@ def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         (Protocol.PAIRWISE, "pairwise masks"),
         (Protocol.ENCLAVE, "the enclave"),
         (Protocol.POINT_FUNCTIONS, "two servers"),
+        (Protocol.CODED_MASKS, "coded masks"),
     ):
         found = next((option for option in usable if option.protocol is protocol), None)
         if found is None and comparison.shortest(protocol) is not None:

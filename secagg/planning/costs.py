@@ -13,12 +13,12 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from secagg.contract.layout import IndexSegment, RingSegment
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, ServerId
-from secagg.parameters import LEAST_COHORT
+from secagg.parameters import LEAST_COHORT, Suite
 from secagg.protocols.enclave.trusted.messages import (
     EPOCH_BYTES,
     MOST_SEALED_INDICES,
@@ -40,7 +40,8 @@ from secagg.protocols.two_servers.point_functions.explicit_share import Explicit
 from secagg.protocols.two_servers.server_messages import BATCH
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 
-from .pairwise_costs import ONE_IN, Work, mask_cipher_calls, pairwise_costs
+from .coded_mask_costs import CodedMaskCosts, coded_mask_costs
+from .pairwise_costs import ONE_IN, PairwiseCosts, Work, mask_cipher_calls, pairwise_costs
 from .planned_update import INDEXED, Learned, PlanRequest, Scheme
 
 _HEADER_BYTES = 7
@@ -54,6 +55,7 @@ class Protocol(StrEnum):
     PAIRWISE = "pairwise masks"
     ENCLAVE = "enclave"
     POINT_FUNCTIONS = "point functions"
+    CODED_MASKS = "coded masks"
 
 
 class Status(StrEnum):
@@ -69,6 +71,7 @@ PROTOCOL_STATUS: Final[Mapping[Protocol, Status]] = {
     Protocol.PAIRWISE: Status.AVAILABLE,
     Protocol.ENCLAVE: Status.AVAILABLE,
     Protocol.POINT_FUNCTIONS: Status.AVAILABLE,
+    Protocol.CODED_MASKS: Status.AVAILABLE,
 }
 """The one place that says which protocols there are."""
 SCHEMES_TO_BRING: Final = frozenset({Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT})
@@ -80,6 +83,7 @@ TRUST: Final[Mapping[Protocol, str]] = {
     Protocol.ENCLAVE: "the enclave's hardware and its attestation; an authority apart from the host",
     Protocol.POINT_FUNCTIONS: "two servers that do not collude, of which one may be active; a client that is not "
     "checked can vote as often as it likes",
+    Protocol.CODED_MASKS: f"a server that follows the protocol; no more corrupted clients than one in {ONE_IN}",
 }
 
 
@@ -147,12 +151,13 @@ def compare(request: PlanRequest) -> Comparison:
     """Cost every combination; what cannot be done is left out, with what the library says of it."""
     options, left_out = list[Option](), list[str]()
     makers: dict[str, Callable[[], Iterator[Option]]] = {
-        "pairwise masks": lambda: _pairwise(request),
+        "pairwise masks": lambda: _masked(request, Protocol.PAIRWISE, pairwise_costs),
         "the enclave": lambda: _enclave(request),
         "point functions": lambda: _point_functions(request, UNCHECKED_POINT_FUNCTIONS),
         "checked point functions": lambda: _point_functions(request, SharingMode.CHECKED_POINT_FUNCTIONS),
         "peak codes of two servers": lambda: _peaks(request),
         "rings of two servers": lambda: _rings(request),
+        "coded masks": lambda: _masked(request, Protocol.CODED_MASKS, coded_mask_costs),
     }
     for name, maker in makers.items():
         try:
@@ -166,15 +171,17 @@ def compare(request: PlanRequest) -> Comparison:
 # --- One server -------------------------------------------------------------------------------------------------------
 
 
-def _pairwise(request: PlanRequest) -> Iterator[Option]:
+def _masked(
+    request: PlanRequest, protocol: Protocol, counted: Callable[[Layout, int, Suite], PairwiseCosts | CodedMaskCosts]
+) -> Iterator[Option]:
     for scheme in Scheme:
         if scheme in INDEXED:
             continue
         layout = request.layout(scheme)
-        costs = pairwise_costs(layout, request.clients, request.suite)
+        costs = counted(layout, request.clients, request.suite)
         yield Option(
             scheme=scheme,
-            protocol=Protocol.PAIRWISE,
+            protocol=protocol,
             described=request.describe(scheme),
             learned=Learned.HISTOGRAM if scheme is Scheme.ONE_HOT else Learned.SUM,
             weights=request.weights,
