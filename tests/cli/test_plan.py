@@ -42,8 +42,7 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
         *("scheme", "protocol", "learned", "bits/weight", "up", "down", "between"),
         *("AES blocks", "word ops", "trust", "status"),
     ]
-    (decoded,) = (line for line in lines if line.startswith("decoded codewords"))
-    assert "pairwise masks" in decoded
+    (decoded,) = (line for line in lines if line.startswith("decoded codewords") and "pairwise masks" in line)
     cells = decoded.split()
     assert cells[cells.index("sum") :][:9] == ["sum", "15.07", "753.56", "kB", "20.85", "kB", "-", "8.8e6", "1.1e8"]
     assert decoded.endswith("[1]    protocol only")
@@ -51,7 +50,7 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
     assert counted.endswith("[3]    available")
     assert lines[lines.index(head) + 1].startswith("peak code")
     rows = lines[lines.index(head) + 1 : lines.index("", lines.index(head))]
-    assert len(rows) == 22
+    assert len(rows) == 28
 
 
 def test_advice_follows_the_table_in_plain_sentences(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,11 +68,13 @@ def test_advice_follows_the_table_in_plain_sentences(capsys: pytest.CaptureFixtu
 
 def test_each_protocol_of_the_table_says_whom_it_trusts(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, *BLOCKS)
-    assert [line[:3] for line in text.splitlines() if line.startswith("[")] == ["[1]", "[2]", "[3]"]
+    assert [line[:3] for line in text.splitlines() if line.startswith("[")] == ["[1]", "[2]", "[3]", "[4]"]
     few = printed(capsys, "--model", "celeba", "--clients", "2")
     assert [line[:3] for line in few.splitlines() if line.startswith("[")] == ["[2]", "[3]"]
     assert "Pairwise masks: active mode" not in few
     assert "Left out: pairwise masks: " in few
+    assert "Coded masks: semi_honest mode" in text
+    assert "Coded masks: " not in few
 
 
 def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
@@ -117,7 +118,7 @@ def test_only_histograms_are_listed_where_one_is_asked_for(plan_of: Plan, capsys
     schemes = ("fixed point", "scalar quantization", "random pruning", "decoded codewords")
     assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(schemes)]
     assert {row["learned"] for row in plan["options"]} == {"histogram"}
-    assert plan["left out"] == ["13 combinations that give the sum alone; --learn sum compares them as well"]
+    assert plan["left out"] == ["18 combinations that give the sum alone; --learn sum compares them as well"]
 
 
 def test_tensors_that_are_cut_otherwise_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +155,7 @@ def test_the_numbers_of_the_legend_are_those_of_the_table(capsys: pytest.Capture
     lines = printed(capsys, *BLOCKS).splitlines()
     legend = {line[:3]: line[4:] for line in lines if line.startswith("[")}
     rows = [re.split(" {2,}", line) for line in lines if line.count("  ") > 5][1:]
-    assert len(rows) == 22
+    assert len(rows) == 28
     for cells in rows:
         protocol = Protocol(cells[1].partition(",")[0])
         assert legend[cells[-2]] == TRUST[protocol]

@@ -19,7 +19,7 @@ from tests.harness.session_worlds import NOW, entry_of, payload_of
 
 
 @pytest.mark.parametrize("suite", Suite)
-@pytest.mark.parametrize("layout", [Layout((RingSegment(20, 61),)), Layout((RingSegment(40, 5), RingSegment(3, 50)))])
+@pytest.mark.parametrize("layout", [Layout((RingSegment(20, 61),)), Layout((RingSegment(40, 5), RingSegment(7, 50)))])
 @pytest.mark.parametrize("clients", [3, 24])
 def test_a_real_session_sends_what_was_counted(clients: int, layout: Layout, suite: Suite) -> None:
     rare = clients // 20

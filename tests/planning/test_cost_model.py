@@ -388,6 +388,7 @@ def test_a_histogram_gives_the_sum_and_a_sum_no_histogram() -> None:
     assert {option.learned for option in giving} == {Learned.HISTOGRAM}
     assert {(option.protocol, option.scheme) for option in giving} == {
         (Protocol.PAIRWISE, Scheme.ONE_HOT),
+        (Protocol.CODED_MASKS, Scheme.ONE_HOT),
         (Protocol.ENCLAVE, Scheme.PRODUCT),
         (Protocol.ENCLAVE, Scheme.PEAK),
         (Protocol.POINT_FUNCTIONS, Scheme.PRODUCT),
@@ -405,11 +406,12 @@ def test_an_enclave_that_is_asked_for_the_sum_releases_no_histogram() -> None:
 
 def test_what_is_not_there_is_not_called_available() -> None:
     status = {(option.protocol, option.scheme): option.status for option in compare(request_of()).options}
-    assert status.pop((Protocol.PAIRWISE, Scheme.DECODED_CODEWORDS)) is Status.PROTOCOL_ONLY
-    assert status.pop((Protocol.PAIRWISE, Scheme.ONE_HOT)) is Status.PROTOCOL_ONLY
+    for protocol in (Protocol.PAIRWISE, Protocol.CODED_MASKS):
+        assert status.pop((protocol, Scheme.DECODED_CODEWORDS)) is Status.PROTOCOL_ONLY
+        assert status.pop((protocol, Scheme.ONE_HOT)) is Status.PROTOCOL_ONLY
     assert set(status.values()) == {Status.AVAILABLE}
-    # Two schemes with indices and four without by two, and rings by pairwise masks as well.
-    assert len(status) == 2 * (2 + 4) + 4
+    # Two schemes with indices and four without by two, and rings by pairwise and coded masks as well.
+    assert len(status) == 2 * (2 + 4) + 2 * 4
 
 
 def test_one_entry_makes_a_protocol_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +432,8 @@ def test_more_clients_than_a_field_counts_leave_the_check_out() -> None:
     comparison = compare(request_of(clients=131_071))
     assert not [option for option in comparison.options if option.variant.endswith("checked")]
     assert [sentence for sentence in comparison.left_out if sentence.startswith("checked point functions: ")]
-    assert compare(request_of(clients=131_070)).left_out == ()
+    (left_out,) = compare(request_of(clients=131_070)).left_out
+    assert left_out == "coded masks: the configuration is refused: there are 2 to 1024 clients"
 
 
 def test_more_codewords_than_a_point_function_has_leave_two_servers_out() -> None:
