@@ -105,7 +105,7 @@ class _Work:
 class Holder(Confined):
     """One position of one epoch: a ``Helper`` of the server, or the second half of a client.
 
-    Claim OM-5: the model checker drives this class and its journal, at the hands of a server that shows lists as it likes.
+    Claim OM-5: the model checker drives this class and its journal, by a server that shows lists as it likes.
     """
 
     def __init__(  # noqa: PLR0913 -- what a holder brings
