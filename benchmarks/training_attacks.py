@@ -160,17 +160,24 @@ def draw(summary: Mapping[str, Any], file: Path) -> None:
     FigureCanvasAgg(figure)
     panels: Any = figure.subplots(len(cohorts), 1, squeeze=False)
     width = 0.8 / len(AttackKind)
+    schemes = [name for name in SCHEMES if any(row["scheme"] == name for row in rows)]
     for axes, cohort in zip(panels[:, 0], cohorts, strict=True):
-        schemes = [name for name in SCHEMES if any((row["cohort"], row["scheme"]) == (cohort, name) for row in rows)]
         for number, kind in enumerate(AttackKind):
             some = {row["scheme"]: row for row in rows if (row["cohort"], row["attack"]) == (cohort, kind.value)}
             places = [place for place, name in enumerate(schemes) if name in some]
             bars = [some[schemes[place]] for place in places]
             left = [place + (number - (len(AttackKind) - 1) / 2) * width for place in places]
-            axes.bar(left, [row["mean"] for row in bars], width, color=_COLOURS[number], label=kind.value)
+            axes.bar(
+                left,
+                [row["mean"] for row in bars],
+                width,
+                color=_COLOURS[number],
+                label=_shown(kind.value, "no attack"),
+            )
             for x, row in zip(left, bars, strict=True):
-                axes.plot([x] * len(row["accuracy"]), row["accuracy"], "_", color="white", markersize=4)
-        axes.set_xticks(range(len(schemes)), schemes)
+                axes.plot([x] * len(row["accuracy"]), row["accuracy"], "_", color="#999999", markersize=5)
+        axes.set_xticks(range(len(schemes)), [_shown(name, "uncompressed") for name in schemes])
+        axes.set_xlim(-0.5, len(schemes) - 0.5)
         axes.set_ylim(0, 100)
         axes.set_ylabel("test accuracy, %")
         axes.set_title(f"{cohort} clients a round, {round(summary['share'] * cohort)} of them attack", fontsize=10)
@@ -181,6 +188,10 @@ def draw(summary: Mapping[str, Any], file: Path) -> None:
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside upper center", ncols=len(AttackKind))
     figure.savefig(file, dpi=150)
+
+
+def _shown(name: str, of_none: str) -> str:
+    return of_none if name == "none" else name
 
 
 if __name__ == "__main__":

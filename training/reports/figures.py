@@ -10,7 +10,7 @@ from secagg.training.settings.sections import Scheme
 
 from .finished_runs import Cell
 
-_STYLES: Final = {
+STYLES: Final = {
     Scheme.NONE: ("#222222", "*", "uncompressed"),
     Scheme.SCALAR: ("#1b6ca8", "o", "scalar quantization"),
     Scheme.PRUNING: ("#c8553d", "s", "random pruning"),
@@ -20,6 +20,7 @@ _STYLES: Final = {
     Scheme.ROTATED: ("#7a5230", "X", "rotated, for noise"),
     Scheme.OUTSIDE: ("#3aa6a6", "P", "scheme from outside"),
 }
+"""The colour, the marker and the name of each scheme, the same in every picture."""
 _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6", "#7a5230", "#777777")
 _GRID: Final = "#dddddd"
 _MOST_CURVES: Final = 10
@@ -61,8 +62,8 @@ def accuracy_against_uplink(cells: Sequence[Cell]) -> Drawn | None:
     ]
     if not points:
         return None
-    figure, axes = _figure(7.2, 4.6)
-    for scheme, (colour, marker, label) in _STYLES.items():
+    figure, axes = new_figure(7.2, 4.6)
+    for scheme, (colour, marker, label) in STYLES.items():
         some = sorted(
             ((kilobytes, *found, cell.name) for cell, kilobytes, found in points if _scheme(cell) is scheme),
         )
@@ -86,7 +87,7 @@ def accuracy_against_uplink(cells: Sequence[Cell]) -> Drawn | None:
         _label_points(axes, [(kilobytes, found[0], cell.name) for cell, kilobytes, found in points])
     axes.set_xscale("log")
     axes.margins(x=0.1, y=0.12)
-    _plain_ticks(axes)
+    plain_ticks(axes)
     axes.set_xlabel("uplink of a client in one round, KB (paper's accounting)")
     axes.set_ylabel("test accuracy after the last round, %")
     axes.legend(frameon=False, loc="lower right")
@@ -102,10 +103,10 @@ def convergence(cells: Sequence[Cell]) -> Drawn | None:
     curves.sort(key=lambda pair: (_scheme(pair[0]) is not Scheme.NONE, -pair[1][-1][1]))
     shown = [_scheme(cell) for cell, _ in curves[:_MOST_CURVES]]
     are_alone = len(set(shown)) == len(shown)
-    figure, axes = _figure(7.2, 4.2)
+    figure, axes = new_figure(7.2, 4.2)
     for number, (cell, curve) in enumerate(curves[:_MOST_CURVES]):
         is_plain = _scheme(cell) is Scheme.NONE
-        colour = _STYLES[_scheme(cell)][0] if is_plain or are_alone else _COLOURS[number % len(_COLOURS)]
+        colour = STYLES[_scheme(cell)][0] if is_plain or are_alone else _COLOURS[number % len(_COLOURS)]
         axes.plot(
             [at for at, _ in curve],
             [accuracy for _, accuracy in curve],
@@ -131,11 +132,11 @@ def overflow_against_margin(cells: Sequence[Cell]) -> Drawn | None:
             points.append((compression.modulus_bits - compression.bits, 100 * overflow[0], cell.accuracy[0], name))
     if len(points) < _LEAST_POINTS:
         return None
-    figure, axes = _figure(7.2, 3.6, columns=2)
+    figure, axes = new_figure(7.2, 3.6, columns=2)
     left, right = axes
     for margin, share, accuracy, _ in points:
-        left.plot(margin, max(share, 1e-3), "o", color=_STYLES[Scheme.SCALAR][0])
-        right.plot(margin, accuracy, "o", color=_STYLES[Scheme.SCALAR][0])
+        left.plot(margin, max(share, 1e-3), "o", color=STYLES[Scheme.SCALAR][0])
+        right.plot(margin, accuracy, "o", color=STYLES[Scheme.SCALAR][0])
     left.set_yscale("log")
     _label_points_beside(left, [(margin, max(share, 1e-3), name) for margin, share, _, name in points])
     _label_points_beside(right, [(margin, accuracy, name) for margin, _, accuracy, name in points])
@@ -159,7 +160,7 @@ def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
     groups = {name: points for name, points in groups.items() if len(points) >= _LEAST_PERIODS}
     if not groups:
         return None
-    figure, axes = _figure(6.4, 4.0)
+    figure, axes = new_figure(6.4, 4.0)
     for number, (name, points) in enumerate(groups.items()):
         periods = sorted(points)
         axes.errorbar(
@@ -203,7 +204,7 @@ def timeline(cells: Sequence[Cell]) -> Drawn | None:
         rows.append((cell.name, stages, training))
     if not rows:
         return None
-    figure, axes = _figure(8.2, 1.6 + 0.45 * len(rows), columns=2)
+    figure, axes = new_figure(8.2, 1.6 + 0.45 * len(rows), columns=2)
     names = list(dict.fromkeys(name for _, stages, _ in rows for name in stages))
     for place, (_, stages, training) in enumerate(rows):
         for one, index in zip(axes, (0, 1), strict=True):
@@ -225,14 +226,12 @@ def timeline(cells: Sequence[Cell]) -> Drawn | None:
     return figure
 
 
-# --- Private ----------------------------------------------------------------------------------------------------------
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    """Return a matplotlib figure and its axes, one or a row of them.
 
-
-def _moved(stage: Mapping[str, Any]) -> int:
-    return int(stage["bytes_up"] + stage["bytes_down"] + stage.get("bytes_between", 0))
-
-
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    Raises:
+        InvalidParameters: matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 -- an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 -- an extra
@@ -247,6 +246,22 @@ def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
         for side in ("top", "right"):
             one.spines[side].set_visible(False)
     return figure, axes
+
+
+def plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
+    """Write the ticks of a logarithmic axis as plain numbers, at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 -- an extra
+
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _moved(stage: Mapping[str, Any]) -> int:
+    return int(stage["bytes_up"] + stage["bytes_down"] + stage.get("bytes_between", 0))
 
 
 def _patch(colour: str, name: str) -> Any:  # noqa: ANN401 -- matplotlib's
@@ -288,14 +303,6 @@ def _label_points_beside(axes: Any, points: Sequence[tuple[float, float, str]]) 
             fontsize=7,
             color="#444444",
         )
-
-
-def _plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 -- an extra
-
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _scheme(cell: Cell) -> Scheme:

@@ -1,0 +1,206 @@
+"""The pictures of the studies, made from the figures that are committed: nothing is trained.
+
+`iso_frontier.png` has accuracy over the bytes that a client really sends, `iso_law.png` what is lost over the noise
+that the law of the cohort says, and `training_attacks.png` what attacks cost.
+
+    python benchmarks/study_pictures.py benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from secagg.training.reports.figures import STYLES, new_figure, plain_ticks
+from secagg.training.settings.sections import Scheme
+from training_attacks import draw as draw_attacks
+
+Cells = Sequence[Mapping[str, Any]]
+SEEN: Final = 0.6
+"""Noise up to here is hardly seen at a constant rate, by the design."""
+MOST: Final = 1.1
+"""And up to here with a falling one."""
+_GREY: Final = "#777777"
+_MARKER: Final = 5
+"""Half of the width of a marker, in points."""
+_PLACES: Final = tuple(
+    (right, up)
+    for away in (9, 20, 32, 46, 62)
+    for right, up in ((away, 0), (-away, 0), (away, away), (-away, away), (away, -away), (-away, -away), (0, away))
+)
+"""Where a label may stand beside its point, in points of the picture, the best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One cell of a study in a picture."""
+
+    name: str
+    x: float
+    y: float
+    interval: tuple[float, float]
+    """Of y."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """By the first word of the name; what is no scheme of the library stands with those from outside."""
+        first = self.name.replace(",", " ").split()[0]
+        return Scheme(first) if first in set(Scheme) else Scheme.OUTSIDE
+
+    @property
+    def is_falling(self) -> bool:
+        """Whether the server's rate falls."""
+        return "falling" in self.name
+
+
+def frontier(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
+    """Draw accuracy over the wire bytes of a client in a round, by the protocol that takes the fewest."""
+    points = list[Point]()
+    for cell in cells:
+        wire = {name: float(count) for name, count in (cell.get("wire bytes") or {}).items()}
+        protocol = min(wire, key=lambda name: wire[name], default="payload alone")
+        low, high = _interval(cell)
+        shown = f"{cell['name']}, {protocol}"
+        # The interval is of the loss, so what is lost least is the most accurate.
+        around = (float(cell["mean"]) - (high - float(cell["loss"])), float(cell["mean"]) + (float(cell["loss"]) - low))
+        points.append(Point(shown, wire.get(protocol, float(cell["payload bytes"])), float(cell["mean"]), around))
+    figure, axes = new_figure(8.0, 5.0)
+    axes.set_xscale("log")
+    for point in points:
+        if point.scheme is Scheme.NONE:
+            axes.axhline(point.y, color=STYLES[Scheme.NONE][0], linewidth=0.7, linestyle=_line(point), zorder=1)
+    _draw(figure, axes, points)
+    plain_ticks(axes)
+    axes.set_xlabel("bytes that a client sends in a round, on the wire")
+    axes.set_ylabel("test accuracy, %")
+    return figure
+
+
+def law(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
+    """Draw what is lost against the uncompressed run over nu, the noise that the cohort's rate leaves."""
+    points = [
+        Point(str(cell["name"]), float(cell["nu"]), float(cell["loss"]), _interval(cell))
+        for cell in cells
+        if cell.get("nu") is not None
+    ]
+    figure, axes = new_figure(8.0, 5.0)
+    axes.axhline(0, color=STYLES[Scheme.NONE][0], linewidth=0.7)
+    for nu, said in ((SEEN, "hardly seen"), (MOST, "with a falling rate")):
+        axes.axvline(nu, color=_GREY, linewidth=0.7, linestyle=":")
+        axes.annotate(
+            said, (nu, 1), xycoords=("data", "axes fraction"), xytext=(3, -9), textcoords="offset points", fontsize=7
+        )
+    _draw(figure, axes, points)
+    axes.set_xlabel("nu: energy of the noise of a mean, in units of one client's")
+    axes.set_ylabel("points of accuracy lost against the uncompressed run")
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw everything whose figures are there, and fail if there are none."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("results", type=Path, help="the folder of the JSON files, where pictures go as well")
+    folder: Path = parser.parse_args(arguments).results
+    drawers: tuple[tuple[str, str, Callable[[Mapping[str, Any], Path], None]], ...] = (
+        ("iso_accuracy", "iso_frontier", lambda found, file: frontier(found["cells"]).savefig(file, dpi=150)),
+        ("iso_accuracy", "iso_law", lambda found, file: law(found["cells"]).savefig(file, dpi=150)),
+        ("training_attacks", "training_attacks", draw_attacks),
+    )
+    drawn = 0
+    for source, picture, draw in drawers:
+        if not (folder / f"{source}.json").exists():
+            print(f"{source}.json is not in {folder}: no {picture}.png", file=sys.stderr)
+            continue
+        draw(json.loads((folder / f"{source}.json").read_text(encoding="utf-8")), folder / f"{picture}.png")
+        print(folder / f"{picture}.png")
+        drawn += 1
+    return 0 if drawn else 1
+
+
+def _interval(cell: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the interval of the loss; of a cell that is compared with nothing it is the loss itself."""
+    low, high = cell.get("interval") or (cell["loss"], cell["loss"])
+    return float(low), float(high)
+
+
+def _line(point: Point) -> str:
+    return "--" if point.is_falling else "-"
+
+
+def _draw(figure: Any, axes: Any, points: Sequence[Point]) -> None:  # noqa: ANN401 -- matplotlib's
+    """Draw points with their intervals, hollow where the rate falls, and labels that touch neither each other."""
+    named = set[Scheme]()
+    for point in points:
+        colour, marker, label = STYLES[point.scheme]
+        axes.errorbar(
+            [point.x],
+            [point.y],
+            yerr=[[point.y - point.interval[0]], [point.interval[1] - point.y]],
+            fmt=marker,
+            color=colour,
+            markerfacecolor="white" if point.is_falling else colour,
+            markersize=7,
+            capsize=3,
+            linewidth=1,
+            label=None if point.scheme in named else label,
+            zorder=3,
+        )
+        named.add(point.scheme)
+    axes.margins(x=0.15, y=0.15)
+    axes.legend(frameon=False, fontsize=8, loc="best")
+    label_apart(figure, axes, points)
+
+
+def label_apart(figure: Any, axes: Any, points: Sequence[Point]) -> list[Any]:  # noqa: ANN401 -- matplotlib's
+    """Label each point inside of the axes, where its label touches neither another one nor a marker; return all."""
+    from matplotlib.transforms import Bbox  # noqa: PLC0415 -- an extra
+
+    figure.draw_without_rendering()
+    inside = axes.get_window_extent()
+    centres: list[tuple[float, float]] = [tuple(axes.transData.transform((one.x, one.y))) for one in points]
+    half = _MARKER * figure.dpi / 72
+    taken: list[Any] = [Bbox([[x - half, y - half], [x + half, y + half]]) for x, y in centres]
+    labels = list[Any]()
+    for point in sorted(points, key=lambda point: (point.x, point.y)):
+        label: Any = None
+        for right, up in _PLACES:
+            if label is not None:
+                label.remove()
+            label = axes.annotate(
+                point.name,
+                (point.x, point.y),
+                xytext=(right, up),
+                textcoords="offset points",
+                ha="left" if right > 0 else "right" if right < 0 else "center",
+                va="center",
+                fontsize=7,
+                color="#444444",
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.4},
+                arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.5},
+            )
+            label.set_in_layout(False)
+            # Of the text alone: the line to the point may cross others.
+            box = text_box(label)
+            is_inside = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
+            if is_inside and not any(box.overlaps(other) for other in taken):
+                break
+        labels.append(label)
+        taken.append(text_box(label))
+    return labels
+
+
+def text_box(label: Any) -> Any:  # noqa: ANN401 -- matplotlib's
+    """Return where the text of an annotation stands, without its line."""
+    from matplotlib.text import Text  # noqa: PLC0415 -- an extra
+
+    label.update_positions(label.figure.canvas.get_renderer())
+    return Text.get_window_extent(label)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

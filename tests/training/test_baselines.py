@@ -1,0 +1,77 @@
+"""The baselines of the studies: what they decode is what they say, and each of them trains."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import ideal_aggregate
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.training.runs.rounds import Pieces, Run
+from secagg.training.settings.configuration import Configuration
+
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
+VALUES, CLIENTS = 2048, 8
+
+
+@pytest.fixture
+def baselines(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(repository / "benchmarks")
+    return importlib.import_module("baselines")
+
+
+def decoded(make: Callable[..., Any], updates: Any, epoch: int) -> Any:
+    """Return the mean that a round decodes."""
+    scheme = make(values=VALUES, cohort=CLIENTS, seed=bytes(32), epoch=epoch)
+    payloads = [scheme.encode(update, InsecureSeededCoins(bytes([at]))) for at, update in enumerate(updates)]
+    return np.asarray(scheme.decode(ideal_aggregate(scheme.layout, payloads)), np.float64) / len(updates)
+
+
+def of_length(length: float, count: int) -> Any:
+    drawn = np.random.default_rng(3).standard_normal((count, VALUES)).astype(np.float32)
+    return drawn * np.float32(length) / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", ["pruned", "turned_codewords"])
+def test_a_mean_over_rounds_is_the_mean_of_the_updates(baselines: Any, name: str) -> None:
+    updates = of_length(baselines.LENGTH, CLIENTS)
+    true = updates.astype(np.float64).mean(axis=0)
+    rounds = [decoded(getattr(baselines, name), updates, epoch) for epoch in range(40)]
+    along = float(np.mean(rounds, axis=0) @ true / (true @ true))
+    assert along == pytest.approx(1, abs=0.15)
+
+
+def test_what_a_sketch_leaves_over_comes_out_in_later_rounds(baselines: Any) -> None:
+    """Without the memory a step is the same in every round; with it, coordinates that were left out follow."""
+    update = np.zeros((1, VALUES), np.float32)
+    update[0, :800] = 0.01
+    steps = [decoded(baselines.fetched, np.repeat(update, CLIENTS, axis=0), epoch) for epoch in range(2)]
+    assert not np.array_equal(steps[0], steps[1])
+    assert all(np.count_nonzero(step) <= baselines.EXTRACTED for step in steps)
+    assert not np.array_equal(np.flatnonzero(steps[0]), np.flatnonzero(steps[1]))
+
+
+@pytest.mark.parametrize("name", ["pruned", "fetched", "turned_codewords"])
+def test_every_baseline_trains(baselines: Any, toy_run: Make, toy_pieces: Pieced, name: str) -> None:
+    protocol = "enclave" if name == "turned_codewords" else "pairwise"
+    run = toy_run(f"compression.scheme={baselines.__file__}:{name}", f"secagg.protocol={protocol}")
+    played = Run(run, toy_pieces(run))
+    before = {tensor: value.copy() for tensor, value in played.parameters.items()}
+    records = [played.advance() for _ in range(2)]
+    assert all(record.is_compressed for record in records)
+    assert any(not np.array_equal(before[tensor], value) for tensor, value in played.parameters.items())
+
+
+def test_what_is_compared_sends_as_many_bytes_unless_its_name_says_otherwise(baselines: Any) -> None:
+    names = {cell.name for cell in baselines.CELLS}
+    assert {"none", "sketch 1 bit", "peak 128", "none, 2 clients"} <= names
+    for make in (baselines.pruned, baselines.fetched, baselines.turned_codewords):
+        scheme = make(values=19_338, cohort=20, seed=bytes(32), epoch=1)
+        assert 1_450 < scheme.layout.payload_bytes < 1_750
+        assert scheme.capacity >= 20
