@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,15 +25,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from secagg.compression.cohort_bits import law, peak_noise, places_for
 from secagg.training.models.server_optimizers import Parameters
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.rounds import Run
-from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.settings.configuration import Configuration, changed, versions_here
 from secagg.training.settings.presets import preset
+from secagg.training.settings.sections import WHOLE_UPDATES, Scheme
 
 WINDOWS: Final = (10, 20, 40)
 EVERY: Final = 20
 LAST: Final = 3
+STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57)
+"""The 97.5 % quantiles of Student's distribution, from one degree of freedom on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +132,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13, 14])
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--only", nargs="+", default=[], help="cells by name, in this order")
+    parser.add_argument("--json", type=Path, help="write what there is, compared by seed, and train nothing")
     options = parser.parse_args(arguments)
     by_name = {cell.name: cell for cell in CELLS}
     cells = [by_name[name] for name in options.only] or list(CELLS)
     torch.set_num_threads(1)
-    done = _finished(options.out)
+    if options.json is not None:
+        found = summary(_rows(options.out), options.seeds, options.rounds)
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print("\n".join(table(found)))
+        return 0
+    done = {(row["cell"], row["seed"], row["rounds"]) for row in _rows(options.out)}
     for seed in options.seeds:
         for cell in cells:
             if (cell.name, seed, options.rounds) in done:
@@ -154,10 +166,120 @@ def _average(averages: dict[int, Parameters], model: Mapping[str, npt.NDArray[np
         }
 
 
-def _finished(file: Path) -> set[tuple[str, int, int]]:
+def _rows(file: Path) -> list[dict[str, Any]]:
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    rows = [json.loads(line) for line in lines]
-    return {(row["cell"], row["seed"], row["rounds"]) for row in rows}
+    return [json.loads(line) for line in lines]
+
+
+# --- What it comes to -------------------------------------------------------------------------------------------------
+
+
+def summary(rows: Sequence[dict[str, Any]], seeds: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Compare every cell with its baseline, seed by seed; runs of other seeds or lengths are those of the design."""
+    judged = {(row["cell"], row["seed"]): row for row in rows if row["rounds"] == rounds and row["seed"] in seeds}
+    cells = list[dict[str, Any]]()
+    for cell in CELLS:
+        mine = {seed: judged[cell.name, seed] for seed in seeds if (cell.name, seed) in judged}
+        if not mine:
+            continue
+        bytes_up, payload = _wire(cell)
+        parameters = next(iter(mine.values()))["parameters"]
+        entry: dict[str, Any] = {
+            "name": cell.name,
+            "baseline": cell.baseline,
+            "cohort": next(iter(mine.values()))["cohort"],
+            "seeds": list(mine),
+            "wire bytes": bytes_up,
+            "wire factor": round(4 * parameters / bytes_up, 1),
+            "payload bytes": payload,
+            "factor": round(4 * parameters / payload, 1),
+            "nu": _nu(cell),
+            "accuracy": [round(100 * last(row), 2) for row in mine.values()],
+        }
+        entry["mean"] = round(fmean(entry["accuracy"]), 2)
+        pairs = [(seed, judged[cell.baseline, seed]) for seed in mine if (cell.baseline, seed) in judged]
+        if cell.baseline != cell.name and pairs:
+            lost = [100 * (last(base) - last(mine[seed])) for seed, base in pairs]
+            averaged = [100 * (last_averaged(base) - last_averaged(mine[seed])) for seed, base in pairs]
+            entry |= _interval("loss", lost) | _interval("loss, averaged models", averaged)
+        cells.append(entry)
+    kept = [row for row in rows if (row["cell"], row["seed"]) in judged and row["rounds"] == rounds]
+    design = [row for row in rows if row["seed"] not in seeds]
+    return {"rounds": rounds, "versions": versions_here(), "cells": cells, "runs": kept, "design runs": design}
+
+
+def last(row: Mapping[str, Any]) -> float:
+    """Return the mean of the last three tests."""
+    return fmean(list(row["tests"].values())[-LAST:])
+
+
+def last_averaged(row: Mapping[str, Any], window: int = 20) -> float:
+    """Return the same of a moving average of the models."""
+    return fmean(row["averaged"][str(window)].values())
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """Return the rows of a table in Markdown, wire bytes first."""
+    lines = ["| cell | bytes on the wire | payload | nu | accuracy | loss (95 %), seeds | loss of averaged models |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for cell in found["cells"]:
+        shown = [_shown(cell, name) for name in ("loss", "loss, averaged models")]
+        wire = f"{cell['wire bytes']:,.0f} ({cell['wire factor']:g}x)"
+        payload = f"{cell['payload bytes']:,.0f} ({cell['factor']:g}x)"
+        nu = "" if cell["nu"] is None else f"{cell['nu']:.2f}"
+        loss = f"{shown[0]}, {len(cell['seeds'])}" if shown[0] else ""
+        lines.append(f"| {cell['name']} | {wire} | {payload} | {nu} | {cell['mean']:.2f} | {loss} | {shown[1]} |")
+    return lines
+
+
+def _shown(cell: Mapping[str, Any], name: str) -> str:
+    if name not in cell:
+        return ""
+    low, high = cell[f"{name}, interval"] or (math.nan, math.nan)
+    return f"{cell[name]:.2f} ({low:.2f} .. {high:.2f})"
+
+
+def _interval(name: str, lost: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of paired differences in points, with Student's interval."""
+    found: dict[str, Any] = {
+        f"{name}, by seed": [round(value, 2) for value in lost],
+        name: round(fmean(lost), 2),
+        f"{name}, interval": None,
+    }
+    if len(lost) > 1:
+        half = STUDENT[len(lost) - 2] * stdev(lost) / math.sqrt(len(lost))
+        found[f"{name}, interval"] = [round(fmean(lost) - half, 2), round(fmean(lost) + half, 2)]
+    return found
+
+
+def _wire(cell: StudyCell) -> tuple[float, float]:
+    """Run two rounds for real, and return what a client sends on average: bytes of messages, and the paper's count.
+
+    Every ``refresh`` rounds, and in the first, clients tell more.
+    """
+    run = Run(configuration := changed(cell.run(0, 300), ("secagg.mode=real",)), pieces_of(configuration))
+    first, second = run.advance(), run.advance()
+    is_whole = configuration.compression.scheme in WHOLE_UPDATES
+    share = 1 / configuration.compression.refresh if is_whole else 0.0
+    return tuple(  # type: ignore[return-value]
+        round(share * one + (1 - share) * other, 1)
+        for one, other in (
+            (first.client_bytes_up, second.client_bytes_up),
+            (first.paper_bytes, second.paper_bytes),
+        )
+    )
+
+
+def _nu(cell: StudyCell) -> float | None:
+    configuration = cell.run(0, 300)
+    compression, cohort = configuration.compression, configuration.cohort
+    match compression.scheme:
+        case Scheme.PEAK:
+            return round(peak_noise(compression.places or places_for(cohort), cohort), 3)
+        case Scheme.SKETCH:
+            return round(law(cohort, compression.cohort_bits / cohort), 3)
+        case _:
+            return None
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import ClassVar, Final
 
 from secagg.contract import IndexSegment
+from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
@@ -32,7 +33,7 @@ from .ledger import SealLedger
 from .plan import DEFAULT_LIFETIME, plan_enclave
 from .remote_enclave import decode_attested_offer
 from .short_upload import shortened
-from .trusted.configuration import EnclaveConfiguration, ReleaseForm
+from .trusted.configuration import EnclaveConfiguration, ReleaseForm, encode_tables
 from .trusted.histogram import Accumulation
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 from .trusted.service import SIMULATED, encode_attested_offer
@@ -265,7 +266,7 @@ class EnclaveClientSession(OneStageClientSession):
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject
-        configuration, offer, evidence, named, is_short = _decode_invitation(message)
+        configuration, offer, evidence, named, is_short = _decode_invitation(message, subject.tables)
         if configuration.task != subject.task:
             raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
         if named.version != subject.round_number:
@@ -311,16 +312,24 @@ class EnclaveClientSession(OneStageClientSession):
 def _encode_invitation(
     configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp, *, is_short: bool
 ) -> bytes:
-    writer = Writer(MessageKind.ENCLAVE_INVITATION).variable(configuration.encode(), _MOST_BYTES)
+    # A client of the same codec has the tables, which can be a thousand times as long as its upload.
+    encoded, tables = configuration.encode(), encode_tables(configuration.tables) if configuration.tables else b""
+    place = encoded.index(tables) if tables else 0
+    writer = Writer(MessageKind.ENCLAVE_INVITATION).integer(place, 4)
+    writer.variable(encoded[:place] + encoded[place + len(tables) :], _MOST_BYTES)
     writer.variable(attested, _MOST_BYTES).integer(model.version, _VERSION_BYTES)
     return writer.fixed(model.digest, DIGEST_BYTES).integer(is_short, 1).finish()
 
 
 def _decode_invitation(
-    message: bytes,
+    message: bytes, tables: Tables
 ) -> tuple[EnclaveConfiguration, EnclaveOffer, Evidence | SimulatedEvidence, ModelStamp, bool]:
     reader = Reader(message, MessageKind.ENCLAVE_INVITATION)
-    configuration = EnclaveConfiguration.decode(reader.variable(_MOST_BYTES))
+    place, encoded = reader.integer(4), reader.variable(_MOST_BYTES)
+    if place:
+        # Put back wrongly, or where this client has others, it is no configuration that the evidence is for.
+        encoded = encoded[:place] + encode_tables(tables) + encoded[place:]
+    configuration = EnclaveConfiguration.decode(encoded)
     offer, evidence = decode_attested_offer(reader.variable(_MOST_BYTES))
     model = ModelStamp(version=reader.integer(_VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
     is_short = reader.integer(1)

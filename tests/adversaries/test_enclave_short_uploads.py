@@ -8,6 +8,7 @@
 | a client hands over the short upload of another | the session knows who sent it |
 | a client that the host does not know | it is named, and nothing reaches the enclave |
 | an upload for an older model is sent short | only invitations for the buffer's own model allow it |
+| an invitation is completed with other tables than the enclave's | the attested configuration covers them |
 | indices or a weight out of range inside of one seal | they are checked inside, before anything is counted |
 """
 
@@ -21,13 +22,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.peak import PeakCode
+from secagg.compression.public_stream import PublicStream
 from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.contract.codewords import CodewordTable
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.short_upload import KnownToHost, completed, shortened
+from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.messages import (
@@ -39,6 +46,8 @@ from secagg.protocols.enclave.trusted.messages import (
 )
 from secagg.protocols.enclave.trusted.upload_keys import sealing_info
 from secagg.session.certificates import Certificate
+from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, InsecureEnclaveSession
 
 HOST = ServerId()
@@ -259,3 +268,58 @@ def test_an_upload_of_indices_has_147_bytes_beside_them() -> None:
     """Header 7, client 8, id 16, encapsulation 32, weight 4, tag 16, signature 64."""
     session = opened(Layout((IndexSegment(256, 155),)))
     assert len(shortened(session.seal(1))) == 155 + 147
+
+
+# --- Invitations ------------------------------------------------------------------------------------------------------
+
+
+def peaks(places: int, seed: bytes = bytes(32)) -> PeakCode:
+    stream = PublicStream(seed=seed, round_number=1, tensor_name="update", shape=(1024,))
+    return PeakCode(rotation=JoinedRotation(stream=stream), places=places)
+
+
+def subject_of(code: PeakCode, **changes: Any) -> Subject:
+    given: dict[str, Any] = {"tables": code.tables, **changes}
+    return Subject(
+        task=b"a task", round_number=1, layout=code.layout, capacity=code.capacity, model_digest=b"m" * 32, **given
+    )
+
+
+@pytest.fixture
+def simulation() -> EnclaveSimulation:
+    settings = EnclaveSettings(suite=Suite.CLASSIC, minimum_cohort=3)
+    return EnclaveSimulation(settings, coins=InsecureSeededCoins(b"an epoch"), clock=lambda: NOW)
+
+
+def answered(simulation: EnclaveSimulation, invitation: bytes, subject: Subject, code: PeakCode) -> bytes:
+    update = np.random.default_rng(1).standard_normal(1024).astype(np.float32)
+    late = LateUpdate(lambda: Update(code.encode(update, InsecureSeededCoins(b"1")), b"m" * 32))
+    return simulation.member(FIRST).join(subject, late).answer(invitation)
+
+
+def test_an_invitation_leaves_out_the_tables_that_every_client_of_the_codec_has(simulation: EnclaveSimulation) -> None:
+    code = peaks(128)
+    session = simulation.open(subject_of(code), frozenset({FIRST, SECOND, ClientId(3)}))
+    assert sum(len(table.encode()) for table in code.tables[0]) > 2**17
+    assert len(session.invitation) < 512
+    upload = answered(simulation, session.invitation, subject_of(code), code)
+    assert len(upload) == code.layout.payload_bytes + 147
+    session.receive(FIRST, upload)
+
+
+def test_a_client_with_other_tables_seals_nothing(simulation: EnclaveSimulation) -> None:
+    code = peaks(128)
+    session = simulation.open(subject_of(code), frozenset({FIRST, SECOND, ClientId(3)}))
+    (table,) = code.tables[0]
+    altered = CodewordTable(table.blocks, table.entries * 2)
+    for tables in ((), ((altered,),)):
+        with pytest.raises(PeerError):
+            answered(simulation, session.invitation, subject_of(code, tables=tables), code)
+
+
+def test_a_host_that_has_not_everybodys_certificate_is_sent_long_uploads(simulation: EnclaveSimulation) -> None:
+    code = peaks(128)
+    session = simulation.open(subject_of(code), None)
+    upload = answered(simulation, session.invitation, subject_of(code), code)
+    assert len(upload) > code.layout.payload_bytes + 300
+    session.receive(FIRST, upload)

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.outside import Factory
 from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec.operators import Operators
-from secagg.training.codec.whole_updates import Factory, WholeUpdates, rounded_factory
+from secagg.training.codec.whole_updates import WholeUpdates, rounded_factory
 from secagg.training.models.networks import initial_parameters
 from secagg.training.models.server_optimizers import Parameters, ServerOptimizer, ServerStep
 from secagg.training.records.checkpoint import Checkpoint

@@ -24,7 +24,7 @@ from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.noise import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 from .histogram import Accumulation
 
@@ -228,11 +228,7 @@ class EnclaveConfiguration:
         writer = Writer(MessageKind.ENCLAVE_CONFIGURATION).variable(self.task, _MAXIMUM_TASK_BYTES)
         writer.integer(_SUITES.index(self.suite), 1).fixed(self.authority, IDENTITY_KEY_BYTES)
         writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
-        writer.integer(self.form, 1).integer(self.accumulation.value, 1).integer(len(self.tables), 4)
-        for tables in self.tables:
-            writer.integer(len(tables), 4)
-            for table in tables:
-                writer.variable(table.encode(), _MAXIMUM_TABLE_BYTES)
+        writer.integer(self.form, 1).integer(self.accumulation.value, 1).borrowed(encode_tables(self.tables))
         writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4).integer(self.maximum_weight, 4)
         writer.integer(len(self.staleness_weights), 2)
         for weight in self.staleness_weights:
@@ -296,6 +292,16 @@ def _count(reader: Reader, limit: int) -> int:
         sentence = f"a configuration declares {count} parts and {limit} is the limit"
         raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
     return count
+
+
+def encode_tables(tables: Tables) -> bytes:
+    """Return the part of a configuration's encoding that a client of the same codec has itself."""
+    writer = Writer(MessageKind.ENCLAVE_CONFIGURATION).integer(len(tables), 4)
+    for some in tables:
+        writer.integer(len(some), 4)
+        for table in some:
+            writer.variable(table.encode(), _MAXIMUM_TABLE_BYTES)
+    return writer.finish()[HEADER_BYTES:]
 
 
 def _read_tables(reader: Reader) -> Tables:
