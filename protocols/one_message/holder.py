@@ -181,18 +181,16 @@ class Holder(Confined):
 
     def end(self) -> None:
         """Destroy the epoch's key and all shares; this is the forward secrecy that there is."""
-        with self._lock:
-            self.close()
-            self._journal.erase()
+        self.close()
+        self._journal.erase()
 
     def close(self) -> None:
         """Overwrite what is in memory; the journal stays, and another process goes on with it."""
         with self._lock:
             self._is_over = True
             self._pair.wipe()
-            for work in self._work.values():
-                for accepted in work.accepted.values():
-                    accepted.share.wipe()
+            for accepted in (each for work in self._work.values() for each in work.accepted.values()):
+                accepted.share.wipe()
             self._work.clear()
 
     def _require_open(self) -> None:

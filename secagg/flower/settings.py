@@ -209,7 +209,6 @@ class SecAggSettings:
                 continue
             item = known.get(key)
             if item is None:
-                # Without what all names begin with, by which each would be near to each.
                 near = get_close_matches(key.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], n=1)
                 advice = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"
                 raise InvalidParameters(f"{key} is no setting of secure aggregation; {advice}")
