@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import one_message_files
 import one_message_holders
 from defects import Replacement, planted
 from one_message_cast import PATCHES, Cast, MemoryJournal, Setting, remembered_decoding
+from secagg.contract import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.protocols.one_message import epoch, holder, journal, parameters
@@ -252,6 +254,11 @@ def _chain_of_any_epoch(label: Label, *parts: bytes) -> bytes:
     return bind(label, *parts) if len(parts) > 1 else bind(label)
 
 
+def _not_spent(self: Any, payload: Payload) -> bytes:  # noqa: ANN401 -- a ledger
+    del self
+    return hashlib.sha256(payload.encode()).digest()
+
+
 def _any_epoch(self: Any, task: bytes, _: int, round_number: int) -> None:  # noqa: ANN401 -- a ledger
     _CHARGE(self, task, self._record.newest_epoch, round_number)
 
@@ -300,7 +307,7 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
         _FILES,
         ((FileJournal, "_kept_secret", _any_record), (journal, "bind", _chain_of_any_epoch)),
     ),
-    ("updates not spent", _CLIENT, ((Ledger, "spend", _nothing),)),
+    ("updates not spent", _CLIENT, ((Ledger, "spend", _not_spent),)),
     ("rounds not counted", _CLIENT, ((Ledger, "charge", _nothing),)),
     ("epochs not counted", _CLIENT, ((Ledger, "charge", _any_epoch),)),
     ("a ledger that is not stored", _CLIENT, ((Ledger, "_write", _in_memory),)),

@@ -60,19 +60,14 @@ def configured(name: str) -> Vector:
     holders = [f"holder/{position}" for position in range(setting["holders"])]
     clients = [f"client/{client}" for client in CLIENTS]
     signers = ["authority", *holders, *clients] if setting["mode"] == "active" else []
-    vector: Vector = {
+    return {
         "setting": setting,
         "identities": {role: derive(name, "identity", role, size=SEED).hex() for role in signers},
         "roots": {role: [derive(name, part, role, size=SEED).hex() for part in ("root", "nonce")] for role in holders},
         "inputs": {role: _inputs(name, role, setting) for role in clients},
         "weights": {role: 1 + derive(name, "weight", role, size=1)[0] % setting["maximum_weight"] for role in clients},
-        "coins": dict[str, str](),
+        "coins": {role: derive(name, "coins", role, size=SEED).hex() for role in clients},
     }
-    record = Play(vector).record
-    # A nonce, the seeds of mask and free values, and one for each share that is a seed.
-    size = SEED * (3 + record.threshold - record.packing)
-    vector["coins"] = {role: derive(name, "coins", role, size=size).hex() for role in clients}
-    return vector
 
 
 def _inputs(name: str, role: str, setting: Mapping[str, Any]) -> list[list[str]]:

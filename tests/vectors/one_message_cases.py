@@ -26,9 +26,7 @@ from secagg.protocols.one_message.messages import (
     Upload,
     UploadList,
     challenge_of,
-    leaf,
-    path_in,
-    tree,
+    share_tree,
     upload_digest,
     vector_digest,
 )
@@ -115,12 +113,14 @@ def _planned(offer: Offer, **changes: Any) -> Offer:
     return replace(offer, configuration=replace(offer.configuration, parameters=parameters))
 
 
-def numbered(index: int, value: int) -> Edit:
+def numbered(place: int, value: int, size: int) -> Edit:
     """Write another integer into the parameters of an offer, whether or not it goes with the others."""
 
     def made(message: bytes, _: Play) -> bytes:
-        at = message.index(Offer.decode(message).configuration.parameters.encode()) + 8 * index
-        return message[:at] + value.to_bytes(8, "big") + message[at + 8 :]
+        parameters = Offer.decode(message).configuration.parameters
+        head = (parameters.modulus_bits, parameters.guard_bits, parameters.dropped_bits)
+        at = message.index(parameters.degree.to_bytes(2, "big") + bytes(head)) + place
+        return message[:at] + value.to_bytes(size, "big") + message[at + size :]
 
     return made
 
@@ -210,11 +210,11 @@ def _signed_again(change: Callable[[Upload], Upload]) -> Edit:
     def made(share: Any, play: Play) -> Any:
         good, agreement = Upload.decode(play.messages[f"upload/{FIRST}"]), play.agreement
         bad = change(good)
-        levels = tree([leaf(agreement, position, sealed) for position, sealed in enumerate(bad.sealed)])
-        challenge = challenge_of(agreement, bad.header, vector_digest(bad.vector), levels[-1][0])
+        tree = share_tree(agreement, bad.sealed)
+        challenge = challenge_of(agreement, bad.header, vector_digest(bad.vector), tree.root)
         digest = upload_digest(challenge, bad.polynomial)
         signature = agreement.sign(play.keys[f"client/{FIRST}"], Label.ONE_MESSAGE_SIGNED_UPLOAD, digest)
-        path = path_in(levels, 0)
+        path = tuple(tree.prove([0]))
         return replace(share, sealed=bad.sealed[0], polynomial=bad.polynomial, path=path, signature=signature)
 
     return _first_share(made)
@@ -342,8 +342,8 @@ OFFERS: Cases = {
         planned(capacity=9, capacity_weight=9, guard_bits=9, modulus_bits=29),
         "below_floor",
     ),
-    "fewer_guard_bits_than_the_noise": (numbered(2, 1), "not_canonical"),
-    "degree_that_is_none": (numbered(0, 1000), "not_canonical"),
+    "fewer_guard_bits_than_the_noise": (numbered(3, 1, 1), "not_canonical"),
+    "degree_that_is_none": (numbered(0, 1000, 2), "not_canonical"),
     "threshold_that_the_authority_did_not_sign": (planned(threshold=5), "parameter_out_of_range"),
     "another_task": (configured(task=b"another task"), "below_floor"),
     "another_round": (termed(round_number=8), "below_floor"),
