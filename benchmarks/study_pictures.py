@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from secagg.training.reports.figures import STYLES, new_figure, plain_ticks
 from secagg.training.settings.sections import Scheme
@@ -62,13 +62,13 @@ def frontier(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
     """Draw accuracy over the wire bytes of a client in a round, by the protocol that takes the fewest."""
     points = list[Point]()
     for cell in cells:
-        wire = {name: float(count) for name, count in (cell.get("wire bytes") or {}).items()}
-        protocol = min(wire, key=lambda name: wire[name], default="payload alone")
+        wire = cast("Mapping[str, float]", cell.get("wire bytes") or {"payload alone": cell["payload bytes"]})
+        protocol = min(wire, key=lambda name: wire[name])
         low, high = _interval(cell)
         shown = f"{cell['name']}, {protocol}"
         # The interval is of the loss, so what is lost least is the most accurate.
         around = (float(cell["mean"]) - (high - float(cell["loss"])), float(cell["mean"]) + (float(cell["loss"]) - low))
-        points.append(Point(shown, wire.get(protocol, float(cell["payload bytes"])), float(cell["mean"]), around))
+        points.append(Point(shown, float(wire[protocol]), float(cell["mean"]), around))
     figure, axes = new_figure(8.0, 5.0)
     axes.set_xscale("log")
     for point in points:

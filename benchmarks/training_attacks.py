@@ -69,12 +69,18 @@ def configuration(scheme: str, kind: AttackKind, cohort: int, rounds: int) -> Co
     )
 
 
-def runs(schemes: Sequence[str], cohorts: Sequence[int], seeds: int, rounds: int) -> Iterator[Configuration]:
+def runs(
+    schemes: Sequence[str],
+    cohorts: Sequence[int],
+    seeds: int,
+    rounds: int,
+    kinds: Sequence[AttackKind] = tuple(AttackKind),
+) -> Iterator[Configuration]:
     """Yield every run, the most telling first: small cohorts before large ones, and one seed of all before the next."""
     for cohort in cohorts:
         for seed in range(seeds):
             for scheme in schemes:
-                for kind in AttackKind:
+                for kind in kinds:
                     yield replace(configuration(scheme, kind, cohort, rounds), seed=seed)
 
 
@@ -86,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
     parser.add_argument("--cohorts", type=int, nargs="+", default=COHORTS)
     parser.add_argument("--only", action="append", default=[], help="schemes whose name begins so")
+    parser.add_argument("--kinds", type=AttackKind, nargs="+", default=list(AttackKind), help="some attacks alone")
     parser.add_argument("--finished", action="store_true", help="train nothing; collect what is finished")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--picture", type=Path, metavar="JSON", help="draw the picture beside such a file alone")
@@ -97,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("name the folder of the runs, or --picture")
     schemes = [name for name in SCHEMES if not options.only or name.startswith(tuple(options.only))]
     found = list[dict[str, Any]]()
-    for run in runs(schemes, options.cohorts, options.seeds, options.rounds):
+    for run in runs(schemes, options.cohorts, options.seeds, options.rounds, options.kinds):
         summary = options.out / f"{run.name.replace(', ', '--').replace(' ', '-')}-seed{run.seed}" / "summary.json"
         if options.finished and not summary.exists():
             continue
@@ -156,7 +163,7 @@ def draw(summary: Mapping[str, Any], file: Path) -> None:
 
     rows: list[dict[str, Any]] = summary["rows"]
     cohorts = sorted({row["cohort"] for row in rows})
-    figure = Figure(figsize=(9.0, 3.4 * len(cohorts)), layout="constrained")
+    figure: Any = Figure(figsize=(9.0, 3.4 * len(cohorts)), layout="constrained")
     FigureCanvasAgg(figure)
     panels: Any = figure.subplots(len(cohorts), 1, squeeze=False)
     width = 0.8 / len(AttackKind)

@@ -26,7 +26,7 @@ from secagg.training.settings.sections import AttackKind, AttackSettings, Compre
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
 HONEST = 6
-LABELS = torch.tensor([0, 1, 2, 4])
+LABELS = [0, 1, 2, 4]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Labels:
         return np.ones(10, dtype=np.int64)
 
     def client(self, number: int) -> Examples:
-        return Examples(torch.full((4, 1), float(number)), LABELS)
+        return Examples(torch.full((4, 1), float(number)), torch.tensor(LABELS))
 
     def test(self) -> Examples:
         return self.client(0)
@@ -51,6 +51,10 @@ class Labels:
 
 def work(count: int = 10) -> list[Assignment]:
     return [Assignment(client=at, examples=Labels().client(at), seed=(0, 4, 0, at)) for at in range(count)]
+
+
+def labels_of(one: Assignment) -> list[int]:
+    return [int(label) for label in one.examples.targets]
 
 
 def trained(client: int) -> TrainedClient:
@@ -90,9 +94,9 @@ def test_attackers_send_what_the_attack_says_and_others_what_they_trained(kind: 
 def test_those_who_flip_labels_train_on_the_labels_turned_round_and_nobody_else_does() -> None:
     made = attack(AttackKind.LABEL_FLIP)
     assert [one.client for one in made.work] == list(range(10))
-    assert made.work[0].examples.targets.tolist() == [4, 3, 2, 0]
-    assert made.work[9].examples.targets.tolist() == LABELS.tolist()
-    assert all(one.examples.targets.tolist() == LABELS.tolist() for one in attack(AttackKind.SIGN_FLIP).work)
+    assert labels_of(made.work[0]) == [4, 3, 2, 0]
+    assert labels_of(made.work[9]) == LABELS
+    assert all(labels_of(one) == LABELS for one in attack(AttackKind.SIGN_FLIP).work)
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.04, 0), (0.06, 1), (0.2, 2), (1.0, 10)])

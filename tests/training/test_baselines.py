@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ VALUES, CLIENTS = 2048, 8
 
 @pytest.fixture
 def baselines(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(repository / "benchmarks")
+    monkeypatch.setattr(sys, "path", [str(repository / "benchmarks"), *sys.path])
     return importlib.import_module("baselines")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ NAMES = (
 @pytest.fixture
 def pictures(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the command, which imports what stands beside it."""
-    monkeypatch.syspath_prepend(repository / "benchmarks")
+    monkeypatch.setattr(sys, "path", [str(repository / "benchmarks"), *sys.path])
     return importlib.import_module("study_pictures")
 
 

@@ -111,14 +111,12 @@ class WholeUpdates:
     def encode(self, update: Update, coins: Coins) -> Payload:
         """Encode one client's update, with its lengths."""
         vector = self._joined(update)
-        if self.made_by is not None:
+        if self.made_by is not None or self._is_fixed:
             return self.codec.encode({UPDATE: vector}, coins)
         rotation = self._rotation(self._round)
         told = [rotation.norm(vector)]
         if self._is_refreshed(self._round):
             told += rotation.norms(vector)
-        if self._is_fixed:
-            return self.codec.encode({UPDATE: vector}, coins)
         relative = np.array(told, dtype=np.float32) / self._references(self._round)
         norms = self._votes(relative) if self._is_median else relative[:, np.newaxis]
         return self.codec.encode({UPDATE: vector, NORMS: norms.astype(np.float32)}, coins)
