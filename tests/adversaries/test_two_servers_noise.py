@@ -3,7 +3,7 @@
 | attack | stopped by |
 |---|---|
 | a server that takes its own noise off, or never added any | the other one's, which is enough alone |
-| a server that is killed between its journal and its share, to have it draw again | noise follows from the first record |
+| a server that is killed before it shares, to have it draw again | noise follows from the first record |
 | a server that knows the pair key and reads the other's noise off it | noise is from the server's own root |
 | a round that is offered without noise, or with less | the configuration is compared with what a client insists on |
 | counts that wrap with their noise, and look like others | a field that holds both, or none |
@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from secagg.privacy.client_noise import noise_in
 from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.two_servers import noise as noise_module
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.journal import FileJournal
 from secagg.protocols.two_servers.noise import ServerNoise, centred
 from secagg.protocols.two_servers.release import Release
 from secagg.protocols.two_servers.session import TwoServersSession, TwoServersSettings
@@ -39,6 +41,7 @@ from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import run
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 MODEL = bytes(32)
 BLOCKS, CODEWORDS, VALUES = 200, 16, 500
@@ -189,6 +192,49 @@ def test_a_share_that_is_made_again_has_the_same_noise_and_another_list_another(
     assert asked[0][0] != asked[1][0]
 
 
+class NoisedSetup(IndexingSetup):
+    """A round with noise, whose servers have coins that no restart gives again."""
+
+    def coins_of(self, party: str) -> Any:
+        return SystemCoins() if party.startswith("server") else super().coins_of(party)
+
+    @property
+    def configuration(self) -> IndexingConfiguration:
+        return replace(super().configuration, noise=ServerNoise.of(SETTINGS, LAYOUT))
+
+
+def test_a_crash_between_journal_and_share_draws_no_second_noise(tmp_path: Path) -> None:
+    """Server 0 is killed after it signed, and again after it committed: each time it shares what it would have."""
+    paths = (tmp_path / "zero", tmp_path / "one")
+    made = InsecureIndexingRound(
+        NoisedSetup(layout=LAYOUT, minimum_cohort=3), (FileJournal(paths[0]), FileJournal(paths[1]))
+    )
+    for number in (1, 2, 3):
+        made.upload(number)
+    made.check()
+    lists = made.zero.close(), made.one.close()
+    signed = paths[0].read_bytes()
+    found = list[tuple[bytes, bytes]]()
+    commitment = made.one.agree(lists[0])
+    for _ in range(2):
+        journal = made.journals[0]
+        assert isinstance(journal, FileJournal)
+        journal.close()
+        paths[0].write_bytes(signed)
+        made.restart(0, FileJournal(paths[0]))
+        own = made.zero.agree(lists[1])
+        journal = made.journals[0]
+        assert isinstance(journal, FileJournal)
+        journal.close()
+        made.restart(0, FileJournal(paths[0]))
+        assert made.zero.commitment == own
+        found.append((own, made.zero.open(commitment)))
+    assert found[0] == found[1]
+    for journal in made.journals:
+        assert isinstance(journal, FileJournal)
+        journal.close()
+
+
 def test_the_noise_is_from_a_root_of_the_servers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two servers that share the pair key and count the same have noise that is not alike."""
     seeds = list[bytes]()
@@ -253,9 +299,11 @@ def test_noise_for_something_else_is_refused(changes: dict[str, Any], message: s
 
 def test_counts_without_tables_are_not_released() -> None:
     entry = find("two-servers")
-    with closing(entry.simulate(SETTINGS, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
-        with pytest.raises(InvalidParameters, match="hand the codec's tables over"):
-            world.open(replace(SUBJECT, tables=()), frozenset(CLIENTS))
+    with (
+        closing(entry.simulate(SETTINGS, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world,
+        pytest.raises(InvalidParameters, match="hand the codec's tables over"),
+    ):
+        world.open(replace(SUBJECT, tables=()), frozenset(CLIENTS))
 
 
 def test_a_configuration_with_noise_is_read_back_and_its_digest_covers_it() -> None:
