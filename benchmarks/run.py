@@ -12,6 +12,7 @@ from time import perf_counter
 import enclave
 import enclave_histogram
 import mask_expansion
+import noise
 import one_hot_check
 import one_message
 import overflow
@@ -33,6 +34,7 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "one message": one_message.measure,
     "enclave": enclave.measure,
     "enclave histogram": enclave_histogram.measure,
+    "noise": noise.measure,
     "point functions": point_functions.measure,
     "one-hot check": one_hot_check.measure,
     "two servers": two_servers.measure,

@@ -53,4 +53,13 @@ move=> same; apply: transcripts_hide => //.
 move=> i /revealed_sums[p [cert cohort comp]].
 by rewrite /masks.component_sum (eq_bigl _ _ comp) [RHS](eq_bigl _ _ comp); apply: same.
 Qed.
+
+(* Noise is an input like any other: transcripts follow from the noised sum alone.          *)
+Theorem noised_sum_only (x x' n n' : H -> G) (y : {ffun H -> G}) (r : masks.coins _ G) :
+  (forall p, certified corrupted committee quorum signs p -> (minimum_cohort <= #|p.2|)%N ->
+     \sum_(j : H | val j \in p.2) x j + \sum_(j : H | val j \in p.2) n j
+     = \sum_(j : H | val j \in p.2) x' j + \sum_(j : H | val j \in p.2) n' j)%R ->
+  #|[set s | transcript id added unknown [set: H] alone (fun j => x j + n j)%R y r s]|
+  = #|[set s | transcript id added unknown [set: H] alone (fun j => x' j + n' j)%R y r s]|.
+Proof. by move=> same; apply: sum_only => p cert cohort; rewrite !big_split; apply: same. Qed.
 End OneSum.

@@ -350,6 +350,29 @@ move=> G neighbours sym irr duties sums id inj added alone x x' y r same.
 apply: (one_sum.sum_only sym irr _ inj) same => j open_j.
 by apply: sums => d d_in; move/forallP/(_ d)/implyP: open_j; apply.
 Qed.
+
+(* Clients that add noise first: what is shown follows from the sum of inputs and noise    *)
+(* alone, so whoever opens it has no more than a function of the noised sum.             *)
+Theorem noised_sum_only : forall (G : finZmodType) (neighbours : rel client),
+  symmetric neighbours -> irreflexive neighbours -> obliged neighbours ->
+  (forall i : {v : client | v \notin corrupted}, is_open neighbours i -> one_sum neighbours i) ->
+  forall id : {v : client | v \notin corrupted} -> nat, injective id ->
+  let added (i j : {v : client | v \notin corrupted}) :=
+    [&& neighbours (val i) (val j), masks_with (val i) (val j) & masks_with (val j) (val i)] in
+  let alone := quorum.covered corrupted neighbours threshold shows_self shows_root shows_edge masks_with in
+  forall (x x' n n' : {v : client | v \notin corrupted} -> G) (y : {ffun _ -> G}) (r : masks.coins _ G),
+  (forall p : {set client} * {set client}, certified p -> minimum_cohort <= #|p.2| ->
+     (\sum_(j : {v : client | v \notin corrupted} | val j \in p.2) x j
+      + \sum_(j : {v : client | v \notin corrupted} | val j \in p.2) n j
+      = \sum_(j : {v : client | v \notin corrupted} | val j \in p.2) x' j
+      + \sum_(j : {v : client | v \notin corrupted} | val j \in p.2) n' j)%R) ->
+  #|[set s | transcripts.transcript id added (joined neighbours) setT alone (fun j => x j + n j)%R y r s]|
+  = #|[set s | transcripts.transcript id added (joined neighbours) setT alone (fun j => x' j + n' j)%R y r s]|.
+Proof.
+move=> G neighbours sym irr duties sums id inj added alone x x' n n' y r same.
+apply: (sum_only sym irr duties sums inj) => p cert cohort.
+by rewrite !big_split; apply: same.
+Qed.
 End Session.
 
 Theorem transcripts_hide : forall (client : finType) (G : finZmodType) (id : client -> nat)

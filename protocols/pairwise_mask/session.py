@@ -263,7 +263,10 @@ class PairwiseMember(Confined):
         return noise_of(configuration, self.noise, self._floors.assumed_corrupted)
 
     def noised(self, payload: Payload, configuration: SessionConfiguration) -> Payload:
-        """Return what is masked: with noise, the clipped values and this client's share of it, drawn once."""
+        """Return what is masked: with noise, the clipped values and this client's share of it, drawn once.
+
+        Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
+        """
         noise = self.require_noise(configuration)
         return payload if noise is None else noise.add_to(payload, self._coins)
 

@@ -23,6 +23,7 @@ from secagg.wire import MessageKind, Reader, Writer
 
 from .lanes.fields import LaneField
 from .lanes.groups import FieldLanes, LaneGroup, RingLanes
+from .noise import ServerNoise
 from .one_hot.statement import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape, greatest_depth
 
@@ -72,6 +73,8 @@ class IndexingConfiguration:
     """What a client may weigh; weights are public."""
     expiry: int
     """When clients stop uploading, in seconds since 1970."""
+    noise: ServerNoise | None = None
+    """What each server adds to its share of the sum."""
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0)."""
 
@@ -82,6 +85,8 @@ class IndexingConfiguration:
             raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
         self._check_keys()
         self._check_numbers()
+        if self.noise is not None:
+            self.noise.check(self.layout, self.weights, self.maximum_total_weight)
         self._check_segments()
         digest = hashlib.sha256(bind(Label.INDEXING_CONFIGURATION, self.encode())).digest()
         object.__setattr__(self, "context", AttemptContext(digest))
@@ -142,6 +147,12 @@ class IndexingConfiguration:
         """The largest sum of weights that a round can reach."""
         return self.maximum_cohort * max(self.weights)
 
+    @property
+    def lane_weight(self) -> int:
+        """How many values a lane has to tell apart, less one: counts, and with noise twice as far as they reach."""
+        noise, most = self.noise, self.maximum_total_weight
+        return most if noise is None else noise.lane_weight(self.layout, most)
+
     @cached_property
     def group(self) -> LaneGroup:
         """What lanes are: of a field where clients are checked, and else of the smallest ring that holds all counts.
@@ -149,8 +160,8 @@ class IndexingConfiguration:
         Where nothing is counted no field has to hold the total, and lanes are those of a ring.
         """
         if self.is_checked and self.index_segments:
-            return FieldLanes(LaneField.for_total_weight(self.maximum_total_weight).modulus)
-        return RingLanes(self.maximum_total_weight.bit_length())
+            return FieldLanes(LaneField.for_total_weight(self.lane_weight).modulus)
+        return RingLanes(self.lane_weight.bit_length())
 
     def shape(self, segment: IndexSegment) -> PointFunctionShape:
         """Return the shape of a segment's point functions."""
@@ -162,9 +173,7 @@ class IndexingConfiguration:
 
     def check_shape(self, segment: IndexSegment) -> CheckShape:
         """Return the shape of a segment's check."""
-        return CheckShape.plan(
-            total_weight=self.maximum_total_weight, codewords=segment.codewords, blocks=segment.blocks
-        )
+        return CheckShape.plan(total_weight=self.lane_weight, codewords=segment.codewords, blocks=segment.blocks)
 
     @property
     def index_segments(self) -> tuple[tuple[int, IndexSegment], ...]:
@@ -192,7 +201,11 @@ class IndexingConfiguration:
         writer.integer(len(self.weights), 1)
         for weight in self.weights:
             writer.integer(weight, 4)
-        return writer.integer(self.expiry, 8).finish()
+        writer.integer(self.expiry, 8)
+        if self.noise is None:
+            return writer.integer(0, 1).finish()
+        self.noise.write(writer)
+        return writer.finish()
 
     @classmethod
     def decode(cls, message: bytes) -> IndexingConfiguration:
@@ -205,18 +218,20 @@ class IndexingConfiguration:
         task, suite = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(1)
         authority = reader.fixed(IDENTITY_KEY_BYTES)
         server_keys = (reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(IDENTITY_KEY_BYTES))
-        layout, mode, depth = reader.variable(_MAXIMUM_LAYOUT_BYTES), reader.integer(1), reader.integer(1)
+        encoded, mode, depth = reader.variable(_MAXIMUM_LAYOUT_BYTES), reader.integer(1), reader.integer(1)
         numbers = [reader.integer(4) for _ in range(3)]
         weights = tuple(reader.integer(4) for _ in range(min(reader.integer(1), _MAXIMUM_WEIGHTS + 1)))
         expiry = reader.integer(8)
-        reader.finish()
         try:
+            layout = Layout.decode(encoded)
+            noise = ServerNoise.read(reader, layout)
+            reader.finish()
             decoded = cls(
                 task=task,
                 suite=_SUITES[suite],
                 authority=authority,
                 server_keys=server_keys,
-                layout=Layout.decode(layout),
+                layout=layout,
                 mode=SharingMode(mode),
                 depth=None if depth == _CHEAPEST else depth,
                 minimum_cohort=numbers[0],
@@ -224,6 +239,7 @@ class IndexingConfiguration:
                 maximum_rejections=numbers[2],
                 weights=weights,
                 expiry=expiry,
+                noise=noise,
             )
         except (ValueError, IndexError, UnexpectedMessage, CapacityExceeded) as error:
             raise MalformedMessage(f"the configuration is invalid: {error}", reason=Reason.NOT_CANONICAL) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from secagg.identifiers import ClientId
 from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration
+from .noise import centred, counts_layout
 from .round_rules import Entry
 from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare, RoundStamp, entries_digest
 from .uploads.class_totals import ClassTotals
+
+NOISE_SEED_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,11 @@ class Release(Confined):
         with expand("commitment nonce", NONCE_BYTES, nonce_key, Label.INDEXING_NONCE, digest) as fresh:
             nonce = bytes(fresh.expose())
         values = totals.weighted(sorted({entry.weight for entry in counted}))
+        configuration = self._configuration
+        if configuration.noise is not None:
+            # From the same root, which no other server has: the journal holds it from the first record on.
+            with expand("noise seed", NOISE_SEED_BYTES, nonce_key, Label.INDEXING_NOISE, digest) as seed:
+                configuration.noise.add_to(values, configuration.layout, configuration.group, seed)
         return OutputShare(stamp=self._stamp, nonce=nonce, values=values).encode(self._configuration)
 
     def commitment(self, share: bytes | None = None) -> bytes:
@@ -163,8 +172,12 @@ class Release(Confined):
             if isinstance(segment, IndexSegment):
                 group.add_into(value, other)
                 group.reduce_into(value)
+                if configuration.noise is not None:
+                    sums.append(centred(value, group.order))
+                    continue
                 sums.append(value.reshape(segment.blocks, segment.codewords).astype(np.uint64))
             else:
                 sums.append(reduce_into(add_into(value, other), segment.modulus_bits))
         total_weight = sum(entry.weight for entry in counted)
-        return Aggregate(configuration.layout, tuple(sums), len(counted), total_weight)
+        layout = configuration.layout if configuration.noise is None else counts_layout(configuration.layout)
+        return Aggregate(layout, tuple(sums), len(counted), total_weight)

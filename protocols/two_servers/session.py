@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
 
-from secagg.contract import Aggregate, Layout, Payload
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
@@ -16,6 +16,7 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.connection import Ask
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
@@ -28,6 +29,7 @@ from .configuration import IndexingConfiguration, SharingMode
 from .floors import IndexingFloors
 from .ledger import UploadLedger
 from .less_protected import UNCHECKED_POINT_FUNCTIONS, NoJournal
+from .noise import ReleasedNoise, ServerNoise, clipped, sums_of_counts
 from .operators.relay_messages import RoundOffers, decode_halves, encode_halves
 from .operators.relaying_server import RelayingServer
 from .operators.server_keys import OperatorKeys, ServerKeys
@@ -45,7 +47,7 @@ _MOST_UPLOADS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoServersSettings:
+class TwoServersSettings(NoiseSettings):
     """What a round is configured for; ``IndexingConfiguration`` says what each value means."""
 
     suite: Suite = Suite.CLASSIC
@@ -108,7 +110,9 @@ def open_session(
             threads=helpers.threads,
         )
     try:
-        return TwoServersSession(subject, zero, helpers.ask, invited, is_simulated=helpers.is_simulated)
+        return TwoServersSession(
+            subject, zero, helpers.ask, invited, is_simulated=helpers.is_simulated, settings=settings
+        )
     except BaseException:
         zero.wipe()
         raise
@@ -136,7 +140,11 @@ def configure(
         maximum_rejections=settings.maximum_rejections,
         weights=settings.weights,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),
+        noise=ServerNoise.of(settings, subject.layout),
     )
+    has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
+    if configuration.noise is not None and has_indices and not subject.tables:
+        raise InvalidParameters("of counts with noise sums of codewords are released: hand the codec's tables over")
     # Every client refuses more; nobody is invited to that.
     require_capacity(configuration.maximum_total_weight, subject.capacity)
     return configuration
@@ -159,7 +167,7 @@ class TwoServersSession(OneStageServerSession):
 
     name: ClassVar[str] = STAGE
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a round is made of
         self,
         subject: Subject,
         zero: IndexingServer,
@@ -167,8 +175,10 @@ class TwoServersSession(OneStageServerSession):
         invited: frozenset[ClientId] | None,
         *,
         is_simulated: bool,
+        settings: NoiseSettings = NO_NOISE,
     ) -> None:
         """Begin the round at server 1, and open the stage."""
+        self._settings = settings
         self._subject, self._zero, self._relaying = subject, zero, RelayingServer(zero, ask)
         shown = RoundOffers(is_simulated=is_simulated, offers=self._relaying.begin())
         writer = Writer(MessageKind.TWO_SERVERS_INVITATION).integer(subject.round_number, ROUND_BYTES)
@@ -180,6 +190,12 @@ class TwoServersSession(OneStageServerSession):
     def configuration(self) -> IndexingConfiguration:
         """What both servers agreed on."""
         return self._zero.configuration
+
+    @property
+    def noise(self) -> ReleasedNoise | None:
+        """What the servers add."""
+        noise, subject = self.configuration.noise, self._subject
+        return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
 
     def _take(self, sender: ClientId, message: bytes) -> None:
         certified = self._zero.sender_of(decode_halves(message)[0])
@@ -197,9 +213,13 @@ class TwoServersSession(OneStageServerSession):
         found = self._relaying.finish()
         left_out = _left_out(found, self._minimum)
         self._faults += [error for error in left_out.values() if isinstance(error, PeerMisbehaved)]
-        sums, counted = found.aggregate, frozenset(found.counted)
+        sums, counted, subject = found.aggregate, frozenset(found.counted), self._subject
+        if self.configuration.noise is not None and subject.tables:
+            aggregate = sums_of_counts(sums, subject.layout, subject.tables)
+        else:
+            aggregate = Aggregate(subject.layout, sums.values, sums.contributors, sums.total_weight)
         return Released(
-            aggregate=Aggregate(self._subject.layout, sums.values, sums.contributors, sums.total_weight),
+            aggregate=aggregate,
             counted=counted,
             left_out=left_out,
             revealed=frozenset({counted}),
@@ -236,6 +256,7 @@ class TwoServersMember(Confined):
         coins: Coins,
         accepts_simulated: bool = False,
         threads: int = 1,
+        noise: NoiseSettings = NO_NOISE,
         kind: type[Client] = Client,
     ) -> None:
         """Prepare to join sessions; the arguments are those of ``Client``, with a clock.
@@ -243,10 +264,11 @@ class TwoServersMember(Confined):
         Args:
             ledger: returns what this client has uploaded for a task, restored from where it is stored.
             accepts_simulated: whether a second server that the first one simulates is good enough; for rehearsals.
+            noise: what the servers are to add; a round that says otherwise is refused.
         """
         self.certificate, self.signing_key, self.floors, self.ledger_of = certificate, signing_key, floors, ledger
         self.clock, self.coins, self.accepts_simulated, self.threads = clock, coins, accepts_simulated, threads
-        self.kind = kind
+        self.kind, self.noise = kind, noise
 
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
@@ -310,7 +332,7 @@ class TwoServersClientSession(OneStageClientSession):
             threads=member.threads,
         )
         halves = client.share(
-            Payload(layout, made.payload.values),
+            Payload(layout, clipped(made.payload, configuration.noise).values),
             configuration=configuration,
             round_number=subject.round_number,
             offers=shown.offers,
@@ -325,6 +347,11 @@ class TwoServersClientSession(OneStageClientSession):
             raise InvalidParameters("the servers count for another task than this client's", reason=Reason.BELOW_FLOOR)
         if configuration.layout.segments != subject.layout.segments:
             raise InvalidParameters("the servers count another layout than this client's", reason=Reason.BELOW_FLOOR)
+        if configuration.noise != ServerNoise.of(self._member.noise, subject.layout):
+            raise InvalidParameters(
+                "the servers add other noise than this client insists on; offer what it asks for",
+                reason=Reason.BELOW_FLOOR,
+            )
         if subject.model_digest is not None:
             _require_same(configuration.layout, bound_layout(subject, subject.model_digest))
         if shown.is_simulated and not self._member.accepts_simulated:

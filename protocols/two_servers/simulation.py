@@ -10,6 +10,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
+from secagg.privacy.client_noise import said_epsilon
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Stage, Subject
 from secagg.session.simulated_keys import SimulatedKeys
@@ -37,6 +38,8 @@ def describe(session: TwoServersSession) -> tuple[str, ...]:
         lines[0] += f", lanes are integers modulo {configuration.group.order}"
         shared = ", ".join(f"in trees of depth {depth}" if depth else "without trees" for depth in depths)
         lines.append(f"indices are shared {shared}")
+    if (noise := session.noise) is not None:
+        lines.append(f"each server adds noise of its own, enough against the other one: {said_epsilon(noise)}")
     return (
         *lines,
         f"nothing is released of fewer than {configuration.minimum_cohort}, nor unless both servers sign one list",
@@ -113,6 +116,7 @@ class TwoServersSimulation(Confined):
             clock=self._clock,
             coins=self._coins,
             accepts_simulated=True,
+            noise=settings,
             threads=self._threads,
             kind=kind,
         )

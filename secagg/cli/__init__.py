@@ -115,6 +115,9 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--latency", type=float, default=0.1, help="seconds of an exchange, there and back (default: %(default)s)"
     )
+    command.add_argument("--noise", metavar="Z", help="a multiple of what one client changes: say what that costs")
+    command.add_argument("--releases", type=int, default=1, help="sums with one client in them (default: %(default)s)")
+    command.add_argument("--delta", type=float, default=1e-6, help="of epsilon (default: %(default)s)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     command.set_defaults(run=_plan)
 
@@ -187,7 +190,15 @@ def _plan(options: argparse.Namespace) -> int:
         sparsity=exact_sparsity(options.sparsity),
         suite=Suite[options.suite.upper()],
     )
-    return run_plan(request, Network(options.megabits, options.latency), options.json)
+    noise = None
+    if options.noise is not None:
+        from fractions import Fraction
+
+        from secagg.planning.noise_advice import PlannedNoise
+        from secagg.session.settings import parsed
+
+        noise = PlannedNoise(parsed("--noise", Fraction, options.noise), options.releases, options.delta)
+    return run_plan(request, Network(options.megabits, options.latency), options.json, noise)
 
 
 def _flower_keys(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from secagg.compression.byte_accounting import Shapes
 from secagg.errors import InvalidParameters
 from secagg.planning.advice import advice
 from secagg.planning.costs import Comparison, Option, compare
+from secagg.planning.noise_advice import PlannedNoise
 from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
 from secagg.planning.planned_update import WHOLE_UPDATES, PlanRequest, shapes_of_blocks
 from secagg.planning.seconds import Network, Seconds, seconds_of
@@ -38,7 +39,7 @@ def shapes_of(*, model: str | None, file: Path | None, blocks: int | None, block
     return shapes_of_blocks(blocks, block_size)
 
 
-def run_plan(request: PlanRequest, network: Network, report: Path | None) -> int:
+def run_plan(request: PlanRequest, network: Network, report: Path | None, noise: PlannedNoise | None = None) -> int:
     """Print the comparison and what follows from it."""
     if report is not None:
         writable(report)
@@ -47,6 +48,8 @@ def run_plan(request: PlanRequest, network: Network, report: Path | None) -> int
     started = perf_counter()
     rows = [_row(option, seconds_of(option, request.suite, network)) for option in options]
     measuring, said = perf_counter() - started, list(advice(request, comparison))
+    if noise is not None:
+        said += noise.advice(request.weights, request.clients)
     print("\n".join(_text(request, comparison, rows, said)))
     print("\n".join(_notes(network, measuring)))
     if report is not None:

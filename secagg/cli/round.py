@@ -194,9 +194,9 @@ def _facts_of_noise(inputs: SyntheticUpdates | WindowedInputs, options: argparse
     """Return what a planner of noise is told of the inputs, which stand for updates that were rotated and rounded."""
     from secagg.simulation.synthetic_updates import WindowedInputs
 
-    if options.noise is None or not isinstance(inputs, WindowedInputs):
+    if options.noise is None:
         return {}
-    return {"l2_bounds": (inputs.l2_bound,), "is_rotated": True}
+    return {"l2_bounds": inputs.l2_bounds, "is_rotated": isinstance(inputs, WindowedInputs)}
 
 
 def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespace) -> dict[str, Any]:

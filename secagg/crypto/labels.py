@@ -115,6 +115,7 @@ class Label(Enum):
     INDEXING_OPERATOR = b"secagg/1/indexing-operator"
     INDEXING_GREETING = b"secagg/1/indexing-greeting"
     INDEXING_NONCE = b"secagg/1/indexing-nonce"
+    INDEXING_NOISE = b"secagg/1/indexing-noise"
     SUMMED_LAYOUT = b"secagg/1/summed-layout"
     POINT_FUNCTION_NODE_KEY = b"secagg/1/point-function-node-key"
     POINT_FUNCTION_ROOTS = b"secagg/1/point-function-roots"

@@ -194,7 +194,7 @@ class ClientNoise:
         energy = self.energy(self.capacity)
         first = (
             f"noise of clients, {self.multiplier} times what one can change, known to nobody while {self.honest} "
-            f"contributors are honest: {self._said_epsilon(delta, releases)} after {releases} "
+            f"contributors are honest: {said_epsilon(self, delta, releases)} after {releases} "
             f"{'sum' if releases == 1 else 'sums'} with one client, its update {said}"
         )
         lines = [
@@ -207,14 +207,6 @@ class ClientNoise:
                 f"{clients_for(self.capacity, energy):,} clients, fewer values or less noise"
             )
         return lines
-
-    def _said_epsilon(self, delta: float, releases: int) -> str:
-        try:
-            return f"epsilon {self.epsilon(delta, releases):.3g} at delta {delta:g}"
-        except InvalidParameters as error:
-            if error.reason is not Reason.BACKEND_MISSING:
-                raise
-            return f"epsilon unknown ({error})"
 
     # --- Private --------------------------------------------------------------------------------------------------
 
@@ -270,6 +262,16 @@ class SumNoise(Protocol):
     def epsilon(self, delta: float, releases: int = 1) -> float:
         """Return the epsilon of so many sums with one client in all of them."""
         ...
+
+
+def said_epsilon(noise: SumNoise, delta: float = USUAL_DELTA, releases: int = 1) -> str:
+    """Return what so many sums cost, or that the accountant is not installed."""
+    try:
+        return f"epsilon {noise.epsilon(delta, releases):.3g} at delta {delta:g}"
+    except InvalidParameters as error:
+        if error.reason is not Reason.BACKEND_MISSING:
+            raise
+        return f"epsilon unknown ({error})"
 
 
 def noise_in(session: object) -> SumNoise | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from math import isqrt
+from math import ceil, isqrt, sqrt
 from types import MappingProxyType
 from typing import Final
 
@@ -34,7 +34,7 @@ from secagg.compression.model_update import (
 from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, norm_levels
 from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
-from secagg.contract.codewords import Tables
+from secagg.contract.codewords import Tables, sum_of_codewords
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, add_into, capacity, reduce_into
@@ -176,7 +176,7 @@ class SyntheticUpdates:
         """Whether a sum is that of these clients in the clear, to the last bit of every decoded value."""
         ideal = self.ideal(contributors)
         if deviations:
-            return is_near(aggregate, ideal, deviations)
+            return is_near(aggregate, self._released(ideal, aggregate.layout), deviations)
         if aggregate.layout == self.layout:
             decoded = self.codec.decode(aggregate)
             is_same = all(np.array_equal(*pair) for pair in zip(aggregate.values, ideal.values, strict=True))
@@ -184,6 +184,27 @@ class SyntheticUpdates:
             decoded, is_same = self.codec.decode_summed(aggregate), True
         expected = self.codec.decode(ideal)
         return is_same and all(np.array_equal(expected[name], decoded[name]) for name in expected)
+
+    @property
+    def l2_bounds(self) -> tuple[int, ...]:
+        """What no client's values are longer than, for each ring segment."""
+        rings = [segment for segment in self.layout.segments if isinstance(segment, RingSegment)]
+        return tuple(ceil(_PLAIN.clip * (1 << _PLAIN.fraction_bits) * sqrt(segment.length)) for segment in rings)
+
+    def _released(self, plain: Aggregate, layout: Layout) -> Aggregate:
+        """Return a plain aggregate as sums of codewords, where that is what was released."""
+        values, segments, tables = list[RingVector](), iter(layout.require_rings()), iter(self.tables)
+        for segment, total in zip(self.layout.segments, plain.values, strict=True):
+            if isinstance(segment, RingSegment):
+                next(segments)
+                values.append(total)
+                continue
+            first = 0
+            for table in next(tables):
+                histogram = total[first : first + table.blocks]
+                values.append(next(segments).ring.from_integers(sum_of_codewords(histogram, table)))
+                first += table.blocks
+        return Aggregate(layout, tuple(values), plain.contributors, plain.total_weight)
 
 
 class WindowedInputs:
@@ -228,6 +249,6 @@ class WindowedInputs:
         return bool((total == aggregate.values[0]).all())
 
     @property
-    def l2_bound(self) -> int:
-        """No input is longer, for none is longer than the stream."""
-        return isqrt(squared_norm(self._ring, self._stream)) + 1
+    def l2_bounds(self) -> tuple[int, ...]:
+        """No input is longer than the stream."""
+        return (isqrt(squared_norm(self._ring, self._stream)) + 1,)

@@ -106,7 +106,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("secagg.protocol=two-servers",), "take secagg.protocol = 'pairwise', 'one-message' or 'enclave'"),
+        (("secagg.protocol=two-servers", "secagg.mode=ideal"), "two-servers itself would add the noise"),
         (("secagg.mode=ideal",), "take secagg.mode = 'real'"),
         (("secagg.protocol=pairwise", "compression.scheme=rotated"), "8 bits hold no sum of 6 updates"),
         (("secagg.protocol=pairwise", "privacy.epsilon=0.1"), "would spend epsilon"),
@@ -207,3 +207,11 @@ def test_an_unrotated_update_has_noise_for_each_of_its_segments(toy_run: Make, t
 def test_rotated_steps_need_a_clip(toy_run: Make) -> None:
     with pytest.raises(InvalidParameters, match="set local"):
         toy_run("compression.scheme=rotated")
+
+
+def test_two_servers_add_noise_enough_alone(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    changes = ("secagg.protocol=two-servers", "compression.scheme=pq", "compression.calibration=public")
+    run = toy_run(*NOISED, *changes)
+    train(run, tmp_path, pieces=toy_pieces(run))
+    found = [record.epsilon for record in read_records(tmp_path)]
+    assert found == pytest.approx([spent(most_rounds(run, rounds)) for rounds in range(1, 5)], rel=1e-3)

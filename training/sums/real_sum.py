@@ -109,7 +109,7 @@ class RealSum:
         """
         settings = self.settings_for(codec)
         noise: ClientNoise | None = None
-        is_noised = isinstance(settings, NoiseSettings)
+        is_noised = isinstance(settings, NoiseSettings) and hasattr(settings, "corrupted")
         if is_noised:
             noise = settings.noise_for(
                 codec.layout,

@@ -1,0 +1,319 @@
+"""Attacks on the noise of two servers.
+
+| attack | stopped by |
+|---|---|
+| a server that takes its own noise off, or never added any | the other one's, which is enough alone |
+| a server that is killed before it shares, to have it draw again | noise follows from the first record |
+| a server that knows the pair key and reads the other's noise off it | noise is from the server's own root |
+| a round that is offered without noise, or with less | the configuration is compared with what a client insists on |
+| counts that wrap with their noise, and look like others | a field that holds both, or none |
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.codewords import CodewordTable
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.privacy.client_noise import noise_in
+from secagg.privacy.sensitivity import Adjacency
+from secagg.protocols.two_servers import noise as noise_module
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.journal import FileJournal
+from secagg.protocols.two_servers.noise import ServerNoise, centred
+from secagg.protocols.two_servers.release import Release
+from secagg.protocols.two_servers.session import TwoServersSession, TwoServersSettings
+from secagg.session.measured import Measured
+from secagg.session.registry import find
+from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.run import run
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
+
+MODEL = bytes(32)
+BLOCKS, CODEWORDS, VALUES = 200, 16, 500
+LAYOUT = Layout((IndexSegment(CODEWORDS, BLOCKS), RingSegment(24, VALUES)))
+ENTRIES = np.random.default_rng(5).integers(-50, 50, (CODEWORDS, 3))
+TABLES = ((CodewordTable(BLOCKS, ENTRIES),),)
+SUBJECT = Subject(task=b"noise", round_number=1, layout=LAYOUT, capacity=1 << 10, tables=TABLES, model_digest=MODEL)
+CLIENTS = tuple(map(ClientId, range(1, 6)))
+SETTINGS = TwoServersSettings(
+    noise_multiplier=Fraction(1), l2_bounds=(1000,), adjacency=Adjacency.ZERO_OUT, minimum_cohort=3
+)
+VARIANCES = (2 * BLOCKS, 2 * 1000**2)
+"""Two segments: each has twice the square of its sensitivity."""
+
+
+def payload_of(client: ClientId, layout: Layout = LAYOUT) -> Payload:
+    ring = RingSegment(24, VALUES).ring
+    indices = np.full(BLOCKS, client.value % CODEWORDS, np.uint8)
+    return Payload(layout, (indices, ring.from_integers(np.full(VALUES, client.value))))
+
+
+def ran(settings: TwoServersSettings = SETTINGS, member_settings: TwoServersSettings | None = None) -> Released:
+    entry = find("two-servers")
+    world: Any
+    with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        session = world.open(SUBJECT, frozenset(CLIENTS))
+        world._settings = member_settings or settings  # noqa: SLF001
+        joined = (
+            world.member(client).join(SUBJECT, LateUpdate(lambda of=client: Update(payload_of(of), MODEL)))
+            for client in CLIENTS
+        )
+        measured = Measured(session)
+        try:
+            return run(measured, joined)
+        except Exception:
+            failed = [why for figures in measured.figures for why in figures.failed.values()]
+            if failed:
+                raise InvalidParameters(failed[0]) from None
+            raise
+
+
+def noise_of(released: Released) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return what is in the sums of codewords, and in the ring segment, beside the clients' values."""
+    plain = [
+        np.tile(sum(ENTRIES[client.value % CODEWORDS] for client in CLIENTS), BLOCKS),
+        np.full(VALUES, sum(client.value for client in CLIENTS)),
+    ]
+    rings = released.aggregate.layout.require_rings()
+    found = [
+        segment.ring.lift(vector).astype(np.float64) - due
+        for segment, vector, due in zip(rings, released.aggregate.values, plain, strict=True)
+    ]
+    return found[0], found[1]
+
+
+def test_both_servers_noise_is_in_what_is_released() -> None:
+    decoded, summed = noise_of(ran())
+    assert float((summed**2).mean()) == pytest.approx(2 * VARIANCES[1], rel=5 * (2 / VALUES) ** 0.5)
+    due = 2 * VARIANCES[0] * float((ENTRIES.astype(float) ** 2).sum(axis=0).mean())
+    assert float((decoded**2).mean()) == pytest.approx(due, rel=0.35)
+
+
+def test_one_servers_noise_is_enough_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server 0 adds none, which nobody can see; what is left is V, of which epsilon is computed."""
+    right = ServerNoise.add_to
+
+    def lazily(self: ServerNoise, *arguments: Any) -> None:
+        lazily.calls += 1  # type: ignore[attr-defined]
+        if lazily.calls % 2:  # type: ignore[attr-defined]
+            right(self, *arguments)
+
+    lazily.calls = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(ServerNoise, "add_to", lazily)
+    _, summed = noise_of(ran())
+    assert float((summed**2).mean()) == pytest.approx(VARIANCES[1], rel=5 * (2 / VALUES) ** 0.5)
+
+
+def test_epsilon_is_that_of_one_server() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+    entry = find("two-servers")
+    with closing(entry.simulate(SETTINGS, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        session = world.open(SUBJECT, frozenset(CLIENTS))
+        noise = noise_in(session)
+        assert isinstance(session, TwoServersSession)
+        assert noise is not None
+        one, twice = noise.epsilon(1e-6), noise.epsilon(1e-6, releases=2)
+        session.abort()
+    # One Gaussian of multiplier 1 costs 5.2 at 1e-6; with the variance of both servers it would be 3.6.
+    assert one == pytest.approx(5.22, abs=0.05)
+    assert twice > one
+    assert any("enough against the other one: epsilon 5.2" in line for line in entry.describe(session))
+
+
+@pytest.mark.parametrize(
+    "offered", [{"noise_multiplier": None}, {"noise_multiplier": Fraction(1, 2)}, {"l2_bounds": (999,)}]
+)
+def test_a_round_with_other_noise_than_a_client_insists_on_is_refused(offered: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="other noise than this client insists on"):
+        ran(replace(SETTINGS, **offered), SETTINGS)
+
+
+def test_a_client_is_clipped_to_its_bound() -> None:
+    ring = RingSegment(24, VALUES).ring
+    long = Payload(LAYOUT, (np.zeros(BLOCKS, np.uint8), ring.from_integers(np.full(VALUES, 1000))))
+    configured = ServerNoise.of(SETTINGS, LAYOUT)
+    found = noise_module.clipped(long, configured)
+    assert float((ring.lift(found.values[1]).astype(float) ** 2).sum()) <= 1000**2
+    assert noise_module.clipped(long, None) is long
+
+
+# --- A crash ----------------------------------------------------------------------------------------------------------
+
+
+def configured(**changes: Any) -> IndexingConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"noise",
+        "suite": Suite.CLASSIC,
+        "authority": b"\1" * 32,
+        "server_keys": (b"\2" * 32, b"\3" * 32),
+        "layout": LAYOUT,
+        "minimum_cohort": 3,
+        "maximum_cohort": 5,
+        "maximum_rejections": 0,
+        "expiry": 1,
+        "noise": ServerNoise.of(SETTINGS, LAYOUT),
+        **changes,
+    }
+    return IndexingConfiguration(**chosen)
+
+
+def test_a_share_that_is_made_again_has_the_same_noise_and_another_list_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a server that is killed between its journal and its share does: the same root, the same list, once more."""
+    asked = list[list[bytes]]()
+    right = Release.encode_share
+
+    def twice(self: Release, *arguments: Any) -> bytes:
+        first, second = (right(self, *arguments) for _ in range(2))
+        asked.append([first, second])
+        return first
+
+    monkeypatch.setattr(Release, "encode_share", twice)
+    noise_of(ran())
+    assert len(asked) == 2, "each server shares once"
+    for first, second in asked:
+        assert first == second
+    assert asked[0][0] != asked[1][0]
+
+
+class NoisedSetup(IndexingSetup):
+    """A round with noise, whose servers have coins that no restart gives again."""
+
+    def coins_of(self, party: str) -> Any:
+        return SystemCoins() if party.startswith("server") else super().coins_of(party)
+
+    @property
+    def configuration(self) -> IndexingConfiguration:
+        return replace(super().configuration, noise=ServerNoise.of(SETTINGS, LAYOUT))
+
+
+def test_a_crash_between_journal_and_share_draws_no_second_noise(tmp_path: Path) -> None:
+    """Server 0 is killed after it signed, and again after it committed: each time it shares what it would have."""
+    paths = (tmp_path / "zero", tmp_path / "one")
+    made = InsecureIndexingRound(
+        NoisedSetup(layout=LAYOUT, minimum_cohort=3), (FileJournal(paths[0]), FileJournal(paths[1]))
+    )
+    for number in (1, 2, 3):
+        made.upload(number)
+    made.check()
+    lists = made.zero.close(), made.one.close()
+    signed = paths[0].read_bytes()
+    found = list[tuple[bytes, bytes]]()
+    commitment = made.one.agree(lists[0])
+    for _ in range(2):
+        journal = made.journals[0]
+        assert isinstance(journal, FileJournal)
+        journal.close()
+        paths[0].write_bytes(signed)
+        made.restart(0, FileJournal(paths[0]))
+        own = made.zero.agree(lists[1])
+        journal = made.journals[0]
+        assert isinstance(journal, FileJournal)
+        journal.close()
+        made.restart(0, FileJournal(paths[0]))
+        assert made.zero.commitment == own
+        found.append((own, made.zero.open(commitment)))
+    assert found[0] == found[1]
+    for journal in made.journals:
+        assert isinstance(journal, FileJournal)
+        journal.close()
+
+
+def test_the_noise_is_from_a_root_of_the_servers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers that share the pair key and count the same have noise that is not alike."""
+    seeds = list[bytes]()
+    right = ServerNoise.add_to
+
+    def seen(self: ServerNoise, values: Any, layout: Layout, group: Any, seed: Secret) -> None:
+        seeds.append(bytes(seed.expose()))
+        right(self, values, layout, group, seed)
+
+    monkeypatch.setattr(ServerNoise, "add_to", seen)
+    ran()
+    ran()
+    assert len(set(seeds)) == 4
+
+
+# --- Fields and rings -------------------------------------------------------------------------------------------------
+
+
+def test_the_field_grows_with_the_noise() -> None:
+    def modulus(multiplier: Fraction | None) -> int:
+        noise = ServerNoise.of(replace(SETTINGS, noise_multiplier=multiplier), LAYOUT)
+        return configured(noise=noise).group.order
+
+    assert [modulus(None), modulus(Fraction(1, 4)), modulus(Fraction(4)), modulus(Fraction(40))] == [
+        127,
+        127,
+        8191,
+        131071,
+    ]
+
+
+def test_noise_that_no_field_holds_names_the_multiplier_that_one_holds() -> None:
+    def tried(multiplier: Fraction) -> IndexingConfiguration:
+        # The ring segment is small beside its ring, so that the lanes decide.
+        settings = replace(SETTINGS, noise_multiplier=multiplier, l2_bounds=(1,))
+        return configured(noise=ServerNoise.of(settings, LAYOUT))
+
+    with pytest.raises(CapacityExceeded, match=r"take (0\.\d+) times this noise_multiplier") as refused:
+        tried(Fraction(1000))
+    share = Fraction(str(refused.value).split("take ")[1].split()[0])
+    tried(Fraction(1000) * share * Fraction(99, 100))
+    with pytest.raises(CapacityExceeded):
+        tried(Fraction(1000) * share * Fraction(102, 100))
+
+
+def test_a_ring_segment_that_the_noise_leaves_is_refused() -> None:
+    with pytest.raises(CapacityExceeded, match="a ring of 24 bits has room"):
+        configured(noise=ServerNoise.of(replace(SETTINGS, l2_bounds=(10**6,)), LAYOUT))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": (1, 2)}, "every client weighs 1"),
+        ({"layout": Layout((RingSegment(24, VALUES),))}, "noise is for 1 segments"),
+    ],
+)
+def test_noise_for_something_else_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        configured(**changes)
+
+
+def test_counts_without_tables_are_not_released() -> None:
+    entry = find("two-servers")
+    with (
+        closing(entry.simulate(SETTINGS, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world,
+        pytest.raises(InvalidParameters, match="hand the codec's tables over"),
+    ):
+        world.open(replace(SUBJECT, tables=()), frozenset(CLIENTS))
+
+
+def test_a_configuration_with_noise_is_read_back_and_its_digest_covers_it() -> None:
+    one = configured()
+    assert IndexingConfiguration.decode(one.encode()) == one
+    less = configured(noise=ServerNoise.of(replace(SETTINGS, noise_multiplier=Fraction(1, 2)), LAYOUT))
+    assert len({one.context, less.context, configured(noise=None).context}) == 3
+
+
+def test_negative_counts_are_counts() -> None:
+    lanes = np.array([0, 5, 126, 64, 63], np.uint8)
+    ring = RingSegment(32, 1).ring
+    assert ring.lift(centred(lanes, 127)).tolist() == [0, 5, -1, -63, 63]
