@@ -68,10 +68,8 @@ def configured(name: str) -> Vector:
         "weights": {role: 1 + derive(name, "weight", role, size=1)[0] % setting["maximum_weight"] for role in clients},
         "coins": dict[str, str](),
     }
-    record = Play(vector).record
-    # A nonce, the seeds of mask and free values, and one for each share that is a seed.
-    size = SEED * (3 + record.threshold - record.packing)
-    vector["coins"] = {role: derive(name, "coins", role, size=size).hex() for role in clients}
+    # Nonce, seeds and noise of an upload all follow from one draw.
+    vector["coins"] = {role: derive(name, "coins", role, size=SEED).hex() for role in clients}
     return vector
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
+from secagg.fields import write_fields
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.configuration import NO_SUM, Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys, make_holder_keys
@@ -26,12 +27,11 @@ from secagg.protocols.one_message.messages import (
     Upload,
     UploadList,
     challenge_of,
-    leaf,
-    path_in,
-    tree,
+    share_tree,
     upload_digest,
     vector_digest,
 )
+from secagg.wire import Writer
 
 from .one_message_play import NOW, SERVER, Play, resigned
 
@@ -115,12 +115,14 @@ def _planned(offer: Offer, **changes: Any) -> Offer:
     return replace(offer, configuration=replace(offer.configuration, parameters=parameters))
 
 
-def numbered(index: int, value: int) -> Edit:
+def numbered(start: int, size: int, value: int) -> Edit:
     """Write another integer into the parameters of an offer, whether or not it goes with the others."""
 
     def made(message: bytes, _: Play) -> bytes:
-        at = message.index(Offer.decode(message).configuration.parameters.encode()) + 8 * index
-        return message[:at] + value.to_bytes(8, "big") + message[at + 8 :]
+        writer = Writer(0)
+        write_fields(writer, Offer.decode(message).configuration.parameters)
+        at = message.index(writer.finish()[HEADER:]) + start
+        return message[:at] + value.to_bytes(size, "big") + message[at + size :]
 
     return made
 
@@ -210,11 +212,11 @@ def _signed_again(change: Callable[[Upload], Upload]) -> Edit:
     def made(share: Any, play: Play) -> Any:
         good, agreement = Upload.decode(play.messages[f"upload/{FIRST}"]), play.agreement
         bad = change(good)
-        levels = tree([leaf(agreement, position, sealed) for position, sealed in enumerate(bad.sealed)])
-        challenge = challenge_of(agreement, bad.header, vector_digest(bad.vector), levels[-1][0])
+        tree = share_tree(agreement, bad.sealed)
+        challenge = challenge_of(agreement, bad.header, vector_digest(bad.vector), tree.root)
         digest = upload_digest(challenge, bad.polynomial)
         signature = agreement.sign(play.keys[f"client/{FIRST}"], Label.ONE_MESSAGE_SIGNED_UPLOAD, digest)
-        path = path_in(levels, 0)
+        path = tuple(tree.prove([0]))
         return replace(share, sealed=bad.sealed[0], polynomial=bad.polynomial, path=path, signature=signature)
 
     return _first_share(made)
@@ -342,8 +344,8 @@ OFFERS: Cases = {
         planned(capacity=9, capacity_weight=9, guard_bits=9, modulus_bits=29),
         "below_floor",
     ),
-    "fewer_guard_bits_than_the_noise": (numbered(2, 1), "not_canonical"),
-    "degree_that_is_none": (numbered(0, 1000), "not_canonical"),
+    "fewer_guard_bits_than_the_noise": (numbered(3, 1, 1), "not_canonical"),
+    "degree_that_is_none": (numbered(0, 2, 1000), "not_canonical"),
     "threshold_that_the_authority_did_not_sign": (planned(threshold=5), "parameter_out_of_range"),
     "another_task": (configured(task=b"another task"), "below_floor"),
     "another_round": (termed(round_number=8), "below_floor"),

@@ -83,7 +83,7 @@ class Replies:
         while len(level) > 1:
             if place ^ 1 < len(level):
                 path.append(level[place ^ 1])
-            pairs = [plain.h("one-message-node", level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
+            pairs = [plain.h("merkle-node", level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
             level, place = pairs + level[2 * len(pairs) :], place // 2
         shown = header + digest + variable(polynomial) + variable(sealed[position])
         return shown + number(len(path), 4) + b"".join(path) + variable(signature)
