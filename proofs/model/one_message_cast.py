@@ -21,13 +21,14 @@ import numpy.typing as npt
 
 import ideal
 from indexing_cast import signing_key_of
+from secagg import fields
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message import client as one_message_client
-from secagg.protocols.one_message import configuration, epoch, fields, messages, parameters
+from secagg.protocols.one_message import configuration, epoch, messages, parameters
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.floors import Floors

@@ -64,7 +64,7 @@ class ModelPath(type(Path())):  # type: ignore[misc]
         found = super().stat(**arguments)
         times = self.touched.get(self.name, 0) + (self.name == FILES[0] and self.is_changed())
         changed = times << 32 | found.st_size
-        return SimpleNamespace(st_mode=found.st_mode, st_size=found.st_size, st_ctime_ns=changed)
+        return SimpleNamespace(st_mode=found.st_mode, st_uid=found.st_uid, st_size=found.st_size, st_ctime_ns=changed)
 
     def is_changed(self) -> bool:
         """Say whether anybody wrote the file, or changed its time, since it was laid out."""
