@@ -21,7 +21,8 @@ from secagg.crypto.secret import Secret
 from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, SumOfSecrets
 from secagg.protocols.one_message.lattice.planes import Accumulator
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.lattice.values import Values
+from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
 from secagg.protocols.one_message.recovery import recover
 from secagg.protocols.one_message.sharing import Dealing, HeldShare, ShareSum, deal, open_share
 
@@ -72,8 +73,11 @@ def _client(parameters: Parameters, ring: EpochRing, vector: RingVector) -> Iter
 def _server(
     parameters: Parameters, ring: EpochRing, uploads: list[tuple[bytes, RingSecret]], vector: RingVector
 ) -> Iterator[Figure]:
-    planes = [np.zeros(parameters.coefficients, f"<u{bits // 8 or 1}") for bits in parameters.plane_bits]
-    sums = [np.zeros(parameters.coefficients, np.uint64 if bits == 32 else np.uint32) for bits in parameters.plane_bits]
+    planes = [np.zeros(parameters.coefficients, f"<u{bits // 8 or 1}") for bits in parameters.runs[0].plane_bits]
+    sums = [
+        np.zeros(parameters.coefficients, np.uint64 if bits == 32 else np.uint32)
+        for bits in parameters.runs[0].plane_bits
+    ]
     turn = count()
 
     def add() -> Accumulator:

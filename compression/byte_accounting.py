@@ -44,14 +44,15 @@ class Accounting(StrEnum):
     PAPER = "paper"
     """The bits of the values [PGC+22]: no padding, no header, no mask, seed, scale or codebook."""
     WIRE = "wire"
-    """The length of the payload's canonical encoding."""
+    """The length of the payload's canonical encoding, without the fine bits, which no upload holds."""
 
 
 def upload_bytes(layout: Layout, accounting: Accounting) -> Fraction:
     """Return what one client's payload of a layout costs."""
     match accounting:
         case Accounting.PAPER:
-            return Fraction(sum(s.ring.modulus_bits * s.length for s in layout.segments), 8)
+            rings = ((s.sent_ring if isinstance(s, RingSegment) else s.ring, s.length) for s in layout.segments)
+            return Fraction(sum(ring.modulus_bits * length for ring, length in rings), 8)
         case Accounting.WIRE:
             header = Writer(MessageKind.PAYLOAD).fixed(layout.digest, DIGEST_BYTES).finish()
             return Fraction(len(header) + layout.payload_bytes)

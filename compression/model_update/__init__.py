@@ -8,13 +8,14 @@ made; ``plan`` gives each tensor a recipe, calibrates all of them and refreshes 
 from .codec import CalibrationSource, ModelUpdate
 from .plan import Calibration, RefreshSchedule, UpdatePlan
 from .public_parameters import RoundBytes, decode_parameters, downlink_bytes, encode_parameters, round_bytes
-from .recipes import Codebooks, Plain, Pruned, Quantized, Recipe, Rotated, Sketched
+from .recipes import Codebooks, Dithered, Plain, Pruned, Quantized, Recipe, Rotated, Sketched
 from .tensors import Tensors, TensorScheme
 
 __all__ = [
     "Calibration",
     "CalibrationSource",
     "Codebooks",
+    "Dithered",
     "ModelUpdate",
     "Plain",
     "Pruned",

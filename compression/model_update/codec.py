@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final, cast
 
@@ -21,7 +21,6 @@ from secagg.contract import (
     Layout,
     LinearDecoder,
     Payload,
-    RingSegment,
     encode_update,
     public_parameters_digest,
 )
@@ -266,9 +265,7 @@ def _decoded_part(scheme: LinearDecoder[Any], tables: Tables, aggregate: Aggrega
         decoded: Tensor = scheme.decode(Aggregate(scheme.layout, values, *counts))
         return decoded
     rings = aggregate.layout.require_rings()
-    segments = tuple(
-        RingSegment(rings[at].modulus_bits, value.size) for (at, _), value in zip(parts, values, strict=True)
-    )
+    segments = tuple(replace(rings[at], length=value.size) for (at, _), value in zip(parts, values, strict=True))
     version = summed_layout(scheme.layout, tables, aggregate.total_weight).version
     summed: Tensor = cast("IndexedDecoder[Tensor]", scheme).decode_summed(
         Aggregate(Layout(segments, version), values, *counts)

@@ -1,8 +1,9 @@
 """Segments of one kind put together, over all the tensors of a model, and where each tensor's own lie in them.
 
-Rings of one width become one segment, and so do indices into codebooks of one size; segments stand in the order in
-which their kinds first occur, and within each the tensors keep their order. Tables of codewords are put together like
-the blocks that they are for, and stay apart as tables, because each tensor and stage has a codebook of its own.
+Rings of one width, and as many fine bits, become one segment, and so do indices into codebooks of one size; segments
+stand in the order in which their kinds first occur, and within each the tensors keep their order. Tables of codewords
+are put together like the blocks that they are for, and stay apart as tables, because each tensor and stage has a
+codebook of its own.
 """
 
 from __future__ import annotations
@@ -20,25 +21,32 @@ Part = tuple[int, slice]
 """In which segment of the whole something lies, and where there."""
 Parts = tuple[tuple[Part, ...], ...]
 """For each tensor, the parts of its own segments, in order."""
+_Kind = tuple[type[Segment], int, int]
 
 
 def merged(schemes: Sequence[tuple[Segment, ...]]) -> tuple[tuple[Segment, ...], Parts]:
     """Return the segments of the whole, and where those of each scheme lie."""
-    lengths = dict[tuple[type[Segment], int], int]()
-    parts = list[list[tuple[tuple[type[Segment], int], slice]]]()
+    lengths = dict[_Kind, int]()
+    parts = list[list[tuple[_Kind, slice]]]()
     for segments in schemes:
         parts.append([])
         for segment in segments:
-            kind = (type(segment), segment.modulus_bits if isinstance(segment, RingSegment) else segment.codewords)
+            kind = _kind_of(segment)
             start = lengths.setdefault(kind, 0)
             lengths[kind] += segment.length
             parts[-1].append((kind, slice(start, lengths[kind])))
     kinds = list(lengths)
     whole = tuple(
-        RingSegment(size, length) if kind is RingSegment else IndexSegment(size, length)
-        for (kind, size), length in lengths.items()
+        RingSegment(size, length, fine) if kind is RingSegment else IndexSegment(size, length)
+        for (kind, size, fine), length in lengths.items()
     )
     return whole, tuple(tuple((kinds.index(kind), part) for kind, part in own) for own in parts)
+
+
+def _kind_of(segment: Segment) -> _Kind:
+    if isinstance(segment, RingSegment):
+        return RingSegment, segment.modulus_bits, segment.fine_bits
+    return IndexSegment, segment.codewords, 0
 
 
 def tables_of(scheme: LinearDecoder[Any]) -> Tables:

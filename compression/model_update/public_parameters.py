@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.count_sketch import CountSketch
+from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.identity import Identity
 from secagg.compression.joined_rotation import JoinedRotation
@@ -75,6 +76,7 @@ class _Tag(IntEnum):
     PEAK = 8
     SKETCH = 9
     OUTSIDE = 10
+    DITHERED_QUANTIZATION = 11
 
 
 # --- What a round costs -----------------------------------------------------------------------------------------------
@@ -123,6 +125,8 @@ def _paper_bytes(scheme: _Scheme) -> int:
             return scheme.downlink_bytes
         case RandomPruning() | RandomRotation() | CountSketch():
             return _paper_bytes(scheme.inner)
+        case DitheredQuantization():
+            return SCALE_BYTES
         case PeakCode() | Sketch():
             return SCALE_BYTES * (len(scheme.rotation.scales) + 1)
         case _:
@@ -158,8 +162,8 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
             writer.integer(scheme.fraction_bits, 1).integer(scheme.modulus_bits, 1)
         case Identity():
             writer.integer(_Tag.IDENTITY, 1).integer(scheme.bound, 8).integer(scheme.modulus_bits, 1)
-        case ScalarQuantization():
-            _write_scalar_quantization(writer.integer(_Tag.SCALAR_QUANTIZATION, 1), scheme)
+        case ScalarQuantization() | DitheredQuantization():
+            _write_scalar_codes(writer, scheme)
         case ProductQuantization():
             writer.integer(_Tag.PRODUCT_QUANTIZATION, 1).integer(len(scheme.codebooks), 1)
             for codebook in scheme.codebooks:
@@ -199,9 +203,15 @@ def _write_whole_update(writer: Writer, scheme: PeakCode | Sketch | OutsideSchem
     writer.fixed(struct.pack(">d", scheme.unit), 8)
 
 
-def _write_scalar_quantization(writer: Writer, scheme: ScalarQuantization) -> None:
+def _write_scalar_codes(writer: Writer, scheme: ScalarQuantization | DitheredQuantization) -> None:
+    if isinstance(scheme, DitheredQuantization):
+        writer.integer(_Tag.DITHERED_QUANTIZATION, 1).integer(scheme.bits, 1).integer(scheme.modulus_bits, 1)
+        writer.integer(scheme.fine_bits, 1).fixed(struct.pack(">d", scheme.scale), 8)
+        return
     count = len(scheme.scales)
-    writer.integer(scheme.bits, 1).integer(scheme.modulus_bits, 1).integer(scheme.rounding.value, 1)
+    writer.integer(_Tag.SCALAR_QUANTIZATION, 1).integer(scheme.bits, 1).integer(scheme.modulus_bits, 1).integer(
+        scheme.rounding.value, 1
+    )
     writer.integer(scheme.wrapping_weight or 0, 8).integer(not scheme.is_symmetric, 1).integer(count, 4)
     writer.fixed(struct.pack(f">{count}f", *scheme.scales), SCALE_BYTES * count)
     if not scheme.is_symmetric:
@@ -278,8 +288,8 @@ class _Parameters:
             case _Tag.IDENTITY:
                 bound, modulus_bits = self._reader.integer(8), self._reader.integer(1)
                 return Identity(length=place.size, bound=bound, modulus_bits=modulus_bits)
-            case _Tag.SCALAR_QUANTIZATION:
-                return self._scalar_quantization(place)
+            case _Tag.SCALAR_QUANTIZATION | _Tag.DITHERED_QUANTIZATION:
+                return self._scalar_codes(tag, place)
             case _Tag.PRODUCT_QUANTIZATION:
                 stages = self._reader.integer(1)
                 encoded = [self._reader.variable(MAXIMUM_CODEBOOK_BYTES) for _ in range(stages)]
@@ -322,7 +332,13 @@ class _Parameters:
             name=name, values=place.size, cohort=cohort, seed=seed, epoch=place.round_number, factory=factory
         )
 
-    def _scalar_quantization(self, place: PublicStream) -> ScalarQuantization:
+    def _scalar_codes(self, tag: int, place: PublicStream) -> ScalarQuantization | DitheredQuantization:
+        if tag == _Tag.DITHERED_QUANTIZATION:
+            bits, modulus_bits, fine_bits = (self._reader.integer(1) for _ in range(3))
+            scale: float = struct.unpack(">d", self._reader.fixed(8))[0]
+            return DitheredQuantization(
+                shape=place.shape, bits=bits, modulus_bits=modulus_bits, scale=scale, fine_bits=fine_bits
+            )
         bits, modulus_bits, rounding = (self._reader.integer(1) for _ in range(3))
         wrapping_weight, is_affine, count = (self._reader.integer(size) for size in (8, 1, 4))
         scales = struct.unpack(f">{count}f", self._reader.fixed(SCALE_BYTES * count))

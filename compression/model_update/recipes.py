@@ -13,8 +13,9 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression import product_quantization, scalar_quantization
+from secagg.compression import dithered_quantization, product_quantization, scalar_quantization
 from secagg.compression.count_sketch import CountSketch
+from secagg.compression.dithered_quantization import DEFAULT_FINE_BITS, DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.product_quantization import ProductQuantization, block_geometry, is_quantizable
 from secagg.compression.product_quantization.kmeans import ITERATIONS
@@ -30,7 +31,7 @@ from .tensors import Shape
 Sample = npt.NDArray[np.floating[Any]]
 Scheme = LinearDecoder[Any]
 _MOST_FILLED: Final = Fraction(9, 8)
-_Kind = TypeVar("_Kind", ScalarQuantization, ProductQuantization)
+_Kind = TypeVar("_Kind", DitheredQuantization, ScalarQuantization, ProductQuantization)
 
 
 class Recipe(Protocol):
@@ -101,6 +102,27 @@ class Quantized:
             rounding=self.rounding,
             wrapping_weight=self.wrapping_weight,
             least_scale=self.least_scale,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dithered:
+    """Dithered quantization with the sample's largest value as its end; for protocols that mask, which round."""
+
+    bits: int
+    modulus_bits: int
+    fine_bits: int = DEFAULT_FINE_BITS
+
+    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
+        """Fit every tensor."""
+        return True
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:
+        """Return the quantizer whose ends are the sample's."""
+        if sample is None or not sample.any():
+            return _former(previous, DitheredQuantization, place.shape)
+        return dithered_quantization.calibrate(
+            sample, bits=self.bits, modulus_bits=self.modulus_bits, fine_bits=self.fine_bits
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.count_sketch import CountSketch
+from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream, require_shape
@@ -131,7 +132,7 @@ def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
         case CountSketch():
             _require_shape((scheme.length,), due)
             require_fit(scheme.inner, _inside(due, (scheme.cells,)))
-        case ScalarQuantization() | ProductQuantization():
+        case ScalarQuantization() | DitheredQuantization() | ProductQuantization():
             _require_shape(scheme.shape, due)
         case PeakCode() | Sketch():
             _require_shape((scheme.length,), due)

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.model_update.recipes import Sample, Scheme
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.product_quantization import (
@@ -133,6 +134,30 @@ class ReachingQuantizer:
             scales=(scale,),
             rounding=self.rounding,
             wrapping_weight=self.wrapping_weight,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachingDither:
+    """A recipe: dithered quantization whose ends stand for a given reach."""
+
+    reach: float
+    bits: int
+    modulus_bits: int
+    fine_bits: int
+
+    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
+        """Fit every tensor."""
+        return True
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:  # noqa: ARG002
+        """Return the quantizer; no sample is asked for."""
+        return DitheredQuantization(
+            shape=place.shape,
+            bits=self.bits,
+            modulus_bits=self.modulus_bits,
+            scale=max(self.reach, LEAST_LENGTH) / (1 << (self.bits - 1)),
+            fine_bits=self.fine_bits,
         )
 
 

@@ -21,7 +21,7 @@ Kernels = Mapping[str, Callable[..., Any]]
 Statement = Callable[..., Question]
 
 WORD_BITS: Final = coefficients.WORD_BITS
-NAMES: Final = ("add_shifted", "center", "field_of", "low_bits", "round_off", "subtract_wide")
+NAMES: Final = ("add_shifted", "center", "counted", "field_of", "low_bits", "round_off", "subtract_wide")
 LIBRARY: Final[Kernels] = MappingProxyType({name: getattr(coefficients, name) for name in NAMES})
 
 
@@ -60,6 +60,9 @@ MUTANTS: Final = (
     ("wide sums", "words[0] ^ _ONES", "words[0]"),
     ("rounding", "1 << (dropped_bits - 1), 0)", "1 << dropped_bits, 0)"),
     ("rounding", "field_of(words, dropped_bits, 64)", "words[0] >> dropped_bits"),
+    ("dither", "1 << (dropped_bits - 1), 0)", "0, 0)"),
+    ("dither", "(_ONES ^ low_bits(fine_bits))) - mask", "(_ONES ^ low_bits(fine_bits))) + mask"),
+    ("dither", "word & (_ONES ^ low_bits(fine_bits))", "word & _ONES"),
     ("fields", "1 << (lowest - 1)) - bias", "1 << lowest) - bias"),
     ("fields", "1 << (lowest - 1)) - bias", "1 << (lowest - 1)) + bias"),
     ("fields", "words[first + 1] << (WORD_BITS - offset)", "words[first + 1] << offset"),
@@ -143,6 +146,26 @@ def fields_are_read_back_beside_any_noise(kernels: Kernels, case: tuple[Packing,
     )
 
 
+def a_mask_is_taken_off_after_rounding(kernels: Kernels, case: tuple[int, int, int]) -> Question:
+    """State that the p bits sent, shifted back and less the mask, are the value, its noise and at most half a step.
+
+    And that the client's check words, of ``counted``, are of the same number modulo 2^(p + f).
+    """
+    count, fine, sent = case
+    mask, value = _words("m", count), Word.named("x", WORD_BITS)
+    words = list(mask)
+    kernels["add_shifted"](words, value, 0)
+    packed = kernels["field_of"](kernels["round_off"](words, fine), 0, sent)
+    received = [Word(z3.BitVecVal(0, WORD_BITS))]
+    kernels["add_shifted"](received, packed, fine)
+    kernels["subtract_wide"](received, mask[:1])
+    summed, own = (
+        z3.Extract(sent + fine - 1, 0, word.term) for word in (received[0], kernels["counted"](words[0], mask[0], fine))
+    )
+    error = summed - z3.Extract(sent + fine - 1, 0, value.term)
+    return Question(conjunction(summed == own, error <= 1 << fine >> 1, error >= 1 - (1 << fine >> 1)))
+
+
 CASES: Final[Mapping[str, list[tuple[Statement, Any]]]] = MappingProxyType(
     {
         "wide sums": [
@@ -158,6 +181,11 @@ CASES: Final[Mapping[str, list[tuple[Statement, Any]]]] = MappingProxyType(
             (rounding_errs_by_half_a_unit_at_most, (count, dropped))
             for count in (1, 2)
             for dropped in range(MAXIMUM_DROPPED_BITS + 1)
+        ],
+        "dither": [
+            (a_mask_is_taken_off_after_rounding, (count, fine, sent))
+            for count in (1, 2)
+            for fine, sent in ((7, 1), (7, 8), (8, 12), (16, 16), (24, 29), (20, 44))
         ],
         "fields": [
             (fields_are_read_back_beside_any_noise, (packing, bias))

@@ -29,6 +29,7 @@ NAMES: Final = (
     "pack_group",
     "reduce",
     "reduce_into",
+    "round_off",
     "subtract",
     "subtract_into",
     "unpack_group",
@@ -52,6 +53,10 @@ MUTANTS: Final = (
     ("pack", "old_bits * index - start", "old_bits * index - start - 1"),
     ("unpack", "return [lane & low_bits(modulus_bits) for", "return [lane | low_bits(modulus_bits) for"),
     ("unpack", "_regroup(words, word_bits, modulus_bits)", "_regroup(words[::-1], word_bits, modulus_bits)"),
+    ("rounding", "half = (1 << fine_bits) >> 1", "half = 1 << fine_bits"),
+    ("rounding", "half = (1 << fine_bits) >> 1", "half = 0"),
+    ("rounding", "^ low_bits(fine_bits)", "| low_bits(fine_bits)"),
+    ("rounding", "(low_bits(modulus_bits) ^", "(low_bits(modulus_bits + 1) ^"),
 )
 """For each family tokens of the source, as they are and altered; every altered one must be refuted."""
 MUTATED_WIDTH: Final = 13
@@ -159,6 +164,33 @@ def packing_inverts_unpacking(kernels: Kernels, width: int) -> Question:
     return Question(_same(returned, words))
 
 
+def a_mask_is_taken_off_after_rounding(kernels: Kernels, width: int) -> Question:
+    """State that (round(x + m) - m) - x is -2^(f-1) + 1 .. 2^(f-1) for any x and m, and that whole steps travel."""
+    value, mask = _words(width, "x", "m")
+    parts = list[Term]()
+    for fine in _fine_bits(width):
+        rounded, error = _rounded(kernels, kernels["add"](value, mask, width), width, fine)
+        counted = kernels["subtract"](kernels["subtract"](rounded, mask, width), value, width)
+        half = 1 << fine >> 1
+        # Both comparisons are of signed vectors of p bits, in which the ends fit.
+        bounded = conjunction(error <= half, error >= 1 - half) if fine else error == 0
+        parts += [_low(counted, width) == error, bounded, _fits(rounded, width)]
+        if fine:
+            parts.append(_low(rounded, fine) == 0)
+    return Question(conjunction(*parts))
+
+
+def the_error_is_a_bijection_of_the_low_bits(kernels: Kernels, width: int) -> Question:
+    """State that two masked elements have one error exactly where their f low bits agree: a uniform mask, uniform."""
+    one, other = _words(width, "u", "v")
+    parts = list[Term]()
+    for fine in _fine_bits(width):
+        errors = [_rounded(kernels, word, width, fine)[1] for word in (one, other)]
+        agree = _low(one, fine) == _low(other, fine) if fine else z3.BoolVal(val=True)
+        parts.append((errors[0] == errors[1]) == agree)
+    return Question(conjunction(*parts))
+
+
 STATEMENTS: Final[Mapping[str, tuple[Statement, ...]]] = MappingProxyType(
     {
         "reduce": (reduction_keeps_the_low_bits,),
@@ -168,6 +200,7 @@ STATEMENTS: Final[Mapping[str, tuple[Statement, ...]]] = MappingProxyType(
         "lift": (the_lift_extends_the_sign, the_lift_inverts_reduction_in_range, reduction_inverts_the_lift),
         "pack": (packing_concatenates, packing_inverts_unpacking),
         "unpack": (unpacking_cuts, unpacking_inverts_packing),
+        "rounding": (a_mask_is_taken_off_after_rounding, the_error_is_a_bijection_of_the_low_bits),
     }
 )
 
@@ -222,6 +255,17 @@ def _packed_words(width: int) -> list[Word]:
 
 def _low(word: Word, width: int) -> Term:
     return z3.Extract(width - 1, 0, word.term)
+
+
+def _fine_bits(width: int) -> list[int]:
+    """Return no fine bits, one, half of a width, and as many as it has room for."""
+    return sorted({0, width // 2, width - 1, min(1, width - 1)})
+
+
+def _rounded(kernels: Kernels, masked: Word, width: int, fine: int) -> tuple[Word, Term]:
+    """Return a masked element rounded, and how far that moves it, modulo 2^p."""
+    rounded = kernels["round_off"](masked, width, fine)
+    return rounded, _low(kernels["subtract"](rounded, masked, width), width)
 
 
 def _fits(word: Word, width: int) -> Term:

@@ -67,6 +67,7 @@ class Configuration(Message):
             if is_wrong:
                 raise InvalidParameters(f"the configuration is refused: {sentence}")
         self.layout.require_rings()
+        self.layout.require_whole_steps()
 
     @cached_property
     def context(self) -> AttemptContext:

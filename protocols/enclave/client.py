@@ -58,7 +58,7 @@ class Upload:
             writer.borrowed(piece)
         writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
         for segment, vector in zip(self.segments, self.masked, strict=True):
-            writer.borrowed(segment.ring.pack_view(vector))
+            writer.borrowed(segment.pack_sent(vector))
         return writer.finish()
 
 
@@ -171,8 +171,7 @@ class Client(Confined):
         with Secret.random("upload_seed", SEED_BYTES, self._coins) as seed:
             masked = self._masked(payload, configuration, weight, seed, enclave.offer.epoch, upload_id)
             packed = [
-                segment.ring.pack_view(vector)
-                for segment, vector in zip(configuration.ring_segments, masked, strict=True)
+                segment.pack_sent(vector) for segment, vector in zip(configuration.ring_segments, masked, strict=True)
             ]
             context, epoch = configuration.context, enclave.offer.epoch
             header = UploadHeader(
@@ -236,13 +235,13 @@ class Client(Confined):
                 if configuration.noise is not None:
                     clip_into(segment.ring, vector, next(bounds))
                 if weight != 1:
-                    vector *= segment.ring.word.type(weight & low_bits(segment.modulus_bits))
-                    reduce_into(vector, segment.modulus_bits)
+                    vector *= segment.ring.word.type(weight & low_bits(segment.ring.modulus_bits))
+                    reduce_into(vector, segment.ring.modulus_bits)
                 accumulate(
                     vector, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=self._threads
                 )
                 first_segment += segment_count(segment.ring, segment.length)
-                masked.append(vector)
+                masked.append(segment.rounded(vector) if segment.fine_bits else vector)
         return tuple(masked)
 
     def __repr__(self) -> str:

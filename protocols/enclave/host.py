@@ -79,6 +79,8 @@ class Host:
         self._epoch, self._certificates = epoch, certificates
         self._known: KnownToHost | None = None
         self._sums: list[RingVector] | None = None
+        self._roundings = 0
+        """How often a client's rounding counts in the sum: as often as the age of its upload says."""
         self._lock = RLock()
         """What the enclave has taken and what is added here are one step, from whichever thread uploads come."""
 
@@ -89,6 +91,7 @@ class Host:
             model = ModelStamp(version=version, digest=model_digest)
             self._known = KnownToHost(epoch=self._epoch, model=model, certificates=self._certificates)
             self._sums = [segment.ring.zeros(segment.length) for segment in self.configuration.ring_segments]
+            self._roundings = 0
 
     def receive(self, message: bytes, sender: ClientId | None = None) -> None:
         """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.
@@ -105,8 +108,7 @@ class Host:
                 f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
             )
         vectors = [
-            segment.ring.unpack(piece, segment.length)
-            for segment, piece in zip(self.configuration.ring_segments, packed, strict=True)
+            segment.unpack_sent(piece) for segment, piece in zip(self.configuration.ring_segments, packed, strict=True)
         ]
         with self._lock:
             sums = self._open_sums()
@@ -114,8 +116,11 @@ class Host:
             for segment, total, vector in zip(self.configuration.ring_segments, sums, vectors, strict=True):
                 if age_weight != 1:
                     # In place: nothing may fail between the enclave's taking an upload and its being added.
-                    np.multiply(vector, segment.ring.word.type(age_weight & low_bits(segment.modulus_bits)), out=vector)
+                    np.multiply(
+                        vector, segment.ring.word.type(age_weight & low_bits(segment.ring.modulus_bits)), out=vector
+                    )
                 add_into(total, vector)
+            self._roundings += age_weight
 
     def _whole(self, message: bytes) -> tuple[bytes, ClientId, list[memoryview]]:
         """Return the enclave's part of an upload, whose it says that it is, and the packed vectors."""
@@ -140,7 +145,7 @@ class Host:
         self._open_sums()
         if set(self.configuration.staleness_weights) != {1}:
             raise Misuse("another protocol sums every vector once; configure staleness_weights of 1 for two layers")
-        self._enclave.receive(upload.sealed.encode())
+        self._roundings += self._enclave.receive(upload.sealed.encode())
 
     def release(self, sums: Sequence[RingVector] | None = None) -> tuple[Aggregate, Receipt]:
         """Close the buffer, and return its sum with the enclave's receipt.
@@ -164,7 +169,8 @@ class Host:
         values, parts = list(released.values), _parts_of(configuration)
         for segment, position in zip(configuration.layout.segments, parts, strict=True):
             if isinstance(segment, RingSegment):
-                values[position] = segment.ring.subtract(next(masked), released.values[position])
+                unmasked = segment.ring.subtract(next(masked), released.values[position])
+                values[position] = segment.unbiased(unmasked, self._roundings)
         self._sums = None
         return (
             Aggregate(configuration.released, tuple(values), released.contributors, released.total_weight),

@@ -47,7 +47,7 @@ def shortened(upload: Upload) -> bytes:
     if upload.segments:
         writer.fixed(upload.nonce, VECTOR_NONCE_BYTES)
     for segment, vector in zip(upload.segments, upload.masked, strict=True):
-        writer.borrowed(segment.ring.pack_view(vector))
+        writer.borrowed(segment.pack_sent(vector))
     return writer.finish()
 
 

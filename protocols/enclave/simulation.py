@@ -130,6 +130,7 @@ ENTRY: Final = ProtocolEntry(
     summary="an attested enclave behind an untrusted host: one exchange, any segment",
     settings=EnclaveSettings,
     segments=frozenset({RingSegment, IndexSegment}),
+    rounds=True,
     stages=(Stage(name=STAGE, takes_update=True),),
     describe=describe,
     open_session=open_session,

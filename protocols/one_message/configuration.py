@@ -22,7 +22,8 @@ from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Writer
 
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, EpochRecord, VerifiedEpoch, verify_epoch
-from .parameters import Parameters, ThresholdRule, Values
+from .lattice.values import Values
+from .parameters import Parameters, ThresholdRule
 
 SUM_ID_BYTES: Final = 16
 NO_SUM: Final = bytes(SUM_ID_BYTES)
@@ -75,7 +76,7 @@ class Configuration:
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
-    """Of the layout's segments, and of one value more: the weight."""
+    """Of the layout's segments, of one value more, the weight, and of the check words of segments with fine bits."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
     """How many clients are assumed to be corrupted, counted absolutely."""
@@ -84,15 +85,15 @@ class Configuration:
     def __post_init__(self) -> None:
         """Refuse parameters that are not those of the layout, and cohorts that protect nobody."""
         parameters, most = self.parameters, self.parameters.capacity * self.maximum_weight
-        segments = tuple((values.length, values.ring_bits) for values in parameters.segments)
-        due = tuple((segment.length, segment.modulus_bits) for segment in self.layout.require_rings())
+        segments = tuple((one.length, one.ring_bits, one.fine_bits) for one in parameters.segments[: parameters.inputs])
+        due = tuple((one.length, one.ring.modulus_bits, one.fine_bits) for one in self.layout.require_rings())
         for is_wrong, sentence in (
             (not self.task, "a task has a name"),
             (
-                segments != (*due, (1, weight_bits(parameters.capacity_weight))),
+                segments != (*due, (1, weight_bits(parameters.capacity_weight), 0)),
                 "the parameters are made for another layout and its weight",
             ),
-            (parameters.segments[-1].bounds is not None, "the weight has a coefficient of its own"),
+            (parameters.segments[len(due)].bounds is not None, "the weight has a coefficient of its own"),
             (self.maximum_weight < 1, "a weight is at least 1"),
             (parameters.capacity_weight < most, f"the weights of {parameters.capacity} clients reach {most}"),
             (
@@ -111,15 +112,16 @@ def weight_bits(capacity_weight: int) -> int:
 
 
 def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
-    """Return what ``plan`` is asked for: the segments of a layout, with bounds where they are known, and the weight."""
+    """Return what ``plan`` is asked for: a layout's segments, with bounds where they are known, weight, check words."""
     segments = layout.require_rings()
     if len(bounds) != len(segments):
         raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")
     values = [
-        Values(length=segment.length, ring_bits=segment.modulus_bits, bounds=bound)
+        Values(segment.length, segment.ring.modulus_bits, bound, segment.fine_bits)
         for segment, bound in zip(segments, bounds, strict=True)
     ]
-    return [*values, Values(length=1, ring_bits=weight_bits(capacity_weight), bounds=None)]
+    weight = Values(length=1, ring_bits=weight_bits(capacity_weight))
+    return [*values, weight, *(one.check_words for one in values if one.fine_bits)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Final
 from secagg.errors import InvalidParameters
 
 from .lattice.estimator import greatest_modulus_bits
+from .lattice.values import Values
 from .parameters import (
     DEGREES,
     LEAST_SECURITY,
@@ -17,7 +18,6 @@ from .parameters import (
     MAXIMUM_MODULUS_BITS,
     Parameters,
     ThresholdRule,
-    Values,
     greatest_capacity,
     least_guard_bits,
     least_quorum,

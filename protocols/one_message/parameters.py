@@ -13,11 +13,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Final
 
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.fields import Field, choice, nested, repeated, unsigned
-from secagg.wire import Reader, Writer
+from secagg.errors import InvalidParameters
+from secagg.fields import choice, nested, repeated, unsigned
 
 from .lattice.estimator import SIGMA, security_bits
+from .lattice.values import MAXIMUM_COEFFICIENTS, Run, Values
 from .sharing_field import FIELD
 
 DEGREES: Final = (1024, 2048, 4096)
@@ -25,8 +25,6 @@ MAXIMUM_MODULUS_BITS: Final = 108
 MAXIMUM_DROPPED_BITS: Final = 4
 MAXIMUM_HOLDERS: Final = 256
 MAXIMUM_SEGMENTS: Final = 1 << 16
-MAXIMUM_COEFFICIENTS: Final = 1 << 31
-"""With these and ``DEVIATIONS``, a guard bit of any coefficient fails with a chance below 2^-40."""
 DEVIATIONS: Final = 10
 """How many standard deviations of the noise the guard bits, and the largest entry of a sum of secrets, allow."""
 LEAST_SECURITY: Final = 128
@@ -44,56 +42,6 @@ class ThresholdRule(StrEnum):
     """A holder answers once for a sum, and the threshold is above two thirds; clients sign the sum's identity."""
     CERTIFIED = "certified"
     """A quorum signs one list before anybody answers for it."""
-
-
-_SIGN: Final = 1 << 63
-
-
-def _write_bounds(writer: Writer, bounds: tuple[int, int] | None) -> None:
-    writer.integer(bounds is not None, 1)
-    for bound in bounds or ():
-        writer.integer(bound + _SIGN, 8)
-
-
-def _read_bounds(reader: Reader) -> tuple[int, int] | None:
-    if (tag := reader.integer(1)) > 1:
-        raise MalformedMessage("a segment has bounds or has none", reason=Reason.NOT_CANONICAL)
-    return (reader.integer(8) - _SIGN, reader.integer(8) - _SIGN) if tag else None
-
-
-_BOUNDS = Field(_write_bounds, _read_bounds, "1: 0 none, 1 two of 8, plus 2^63")
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """One segment of a layout: a run of ring elements, and the range of an unweighted one where it has one.
-
-    Values with bounds share a coefficient, several to each. Values without bounds may wrap, and have a coefficient to
-    themselves: a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
-    """
-
-    length: Annotated[int, unsigned(8)]
-    ring_bits: Annotated[int, unsigned(1)]
-    bounds: Annotated[tuple[int, int] | None, _BOUNDS] = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= MAXIMUM_COEFFICIENTS or not 1 <= self.ring_bits <= 64:  # noqa: PLR2004 -- a word
-            raise InvalidParameters(
-                f"a segment has 1 to 2^31 values of 1 to 64 bits; got {self.length} of {self.ring_bits} bits"
-            )
-        if self.bounds is not None:
-            low, high = self.bounds
-            if not -(1 << (self.ring_bits - 1)) <= low <= high < 1 << (self.ring_bits - 1) or low == high:
-                raise InvalidParameters(
-                    f"the bounds {low}..{high} are not two integers of {self.ring_bits} bits in order; correct them"
-                )
-
-    def field_bits(self, capacity_weight: int) -> int:
-        """Return how many bits of a coefficient the sum of one value needs."""
-        if self.bounds is None:
-            return self.ring_bits
-        low, high = self.bounds
-        return (capacity_weight * (high - low)).bit_length()
 
 
 @dataclass(frozen=True)
@@ -157,6 +105,28 @@ class Parameters:
         """How many coefficients travel; those that would fill the last polynomial do not."""
         return self.starts[-1]
 
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Runs of coefficients of which the same bits travel, over neighbouring segments."""
+        runs = list[Run]()
+        for segment, first, end in zip(self.segments, self.starts, self.starts[1:], strict=False):
+            dropped = segment.fine_bits or self.dropped_bits
+            sent = segment.sent_bits if segment.fine_bits else self.sent_bits
+            joins = bool(runs) and (runs[-1].dropped, runs[-1].sent) == (dropped, sent)
+            runs.append(Run(runs.pop().first if joins else first, end, dropped, sent))
+        return tuple(runs)
+
+    @cached_property
+    def checked(self) -> tuple[tuple[int, int], ...]:
+        """Each segment that is rounded, and the segment of its check words; these come last, in the same order."""
+        fine = [index for index, segment in enumerate(self.segments) if segment.fine_bits]
+        return tuple(zip(fine, range(len(self.segments) - len(fine), len(self.segments)), strict=True))
+
+    @property
+    def inputs(self) -> int:
+        """How many segments a client has values for: all but check words."""
+        return len(self.segments) - len(self.checked)
+
     @property
     def polynomials(self) -> int:
         """L: how many polynomials hold them."""
@@ -164,18 +134,13 @@ class Parameters:
 
     @property
     def sent_bits(self) -> int:
-        """How many bits of a coefficient travel."""
+        """How many bits of a coefficient travel where values are exact."""
         return self.modulus_bits - self.dropped_bits
-
-    @property
-    def plane_bits(self) -> tuple[int, ...]:
-        """How the bits of a coefficient divide into planes, lowest first: 52 = 32 + 16 + 4."""
-        return (32,) * (self.sent_bits // 32) + tuple(bits for bits in (16, 8, 4, 2, 1) if self.sent_bits & bits)
 
     @property
     def upload_bytes(self) -> int:
         """The length of a masked upload."""
-        return sum(-(-self.coefficients * bits // 8) for bits in self.plane_bits)
+        return sum(run.sent_bytes for run in self.runs)
 
     @property
     def noise_variance(self) -> float:
@@ -259,11 +224,13 @@ class Parameters:
                     f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; widen the "
                     "ring or lower the capacity"
                 )
-            if bits > room:
+            if bits > (self.modulus_bits if segment.fine_bits else room):
                 raise InvalidParameters(
                     f"segment {position} needs {bits} bits above the guard bits and there are {room}; "
                     f"the modulus needs {bits + self.guard_bits} bits"
                 )
+        if any(self.segments[check] != self.segments[fine].check_words for fine, check in self.checked):
+            raise InvalidParameters("the last segments are the check words of those with fine bits; add them")
         if self.coefficients > MAXIMUM_COEFFICIENTS:
             raise InvalidParameters(
                 f"{self.coefficients} coefficients exceed {MAXIMUM_COEFFICIENTS}; divide the layout"

@@ -9,6 +9,7 @@ from typing import Final
 
 from secagg.contract import Layout
 from secagg.crypto.hpke import sealing_sizes
+from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
@@ -123,6 +124,9 @@ class OneMessageSettings(NoiseSettings):
     capacity: int | None = None
     """The most clients of a sum; by default all who are invited."""
     maximum_weight: int = 1
+    staleness_weights: tuple[int, ...] = ()
+    """Of asynchronous buffers: what an upload for a model that is so many versions old counts; older ones are refused.
+    Each age is a list of its own, of the minimum cohort at least, under the rule ``certified``."""
     bounds: tuple[Bounds, ...] | None = None
     """For each segment of the layout what one value lies between: several then share a coefficient."""
     delivered_at_once: int = 64
@@ -132,6 +136,17 @@ class OneMessageSettings(NoiseSettings):
     """How many holders a simulation has; the epoch's record says how many there are elsewhere."""
     lifetime: timedelta = timedelta(hours=24)
     """Of an epoch."""
+
+    def __post_init__(self) -> None:
+        """Refuse weights by age that no sum can have, or under a rule by which an upload names its one sum."""
+        if any(type(weight) is not int or not 1 <= weight < 1 << 16 for weight in self.staleness_weights):
+            raise InvalidParameters(f"staleness_weights are integers in 1..65535; got {self.staleness_weights}")
+        if self.staleness_weights and self.rule is ThresholdRule.ONE_ANSWER:
+            raise InvalidParameters("a buffer has a list for each age, under the rule certified; take rule = certified")
+        if self.staleness_weights:
+            object.__setattr__(self, "rule", ThresholdRule.CERTIFIED)
+        if self.staleness_weights and self.noise_multiplier is not None:
+            raise InvalidParameters("noise is planned for the sum of a round: take no staleness_weights, or no noise")
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:

@@ -102,7 +102,7 @@ class Server(Confined):
         Args:
             sum_id: names this sum, and no other of the epoch; under ``one_answer`` the terms of the offer name it too.
         """
-        self.agreement, self.offer, self._terms = offer.agree(), offer.encode(), offer.terms
+        self.agreement, self.offer, self.terms = offer.agree(), offer.encode(), offer.terms
         self.agreement.require_terms(offer.terms)
         if len(sum_id) != SUM_ID_BYTES or sum_id == NO_SUM or offer.terms.sum_id not in (NO_SUM, sum_id):
             raise InvalidParameters(f"a sum is named by {SUM_ID_BYTES} bytes that are not all zero, as in its terms")
@@ -127,6 +127,11 @@ class Server(Confined):
         return frozenset(self._taken)
 
     @property
+    def listed(self) -> frozenset[ClientId]:
+        """Whose uploads every present holder has accepted so far."""
+        return frozenset(self._listed)
+
+    @property
     def waiting(self) -> int:
         """How many uploads wait for a delivery."""
         return len(self._pending)
@@ -145,7 +150,7 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         with blaming(sender):
             upload = Upload.decode(message)
-            digest, shares = verify_upload(self.agreement, self._terms, sender, upload)
+            digest, shares = verify_upload(self.agreement, self.terms, sender, upload)
             if self._taken.get(sender, digest) != digest:
                 raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
             if sender in self._taken:
@@ -276,7 +281,7 @@ class Server(Confined):
         self._require_enough(max(record.threshold, record.quorum), self.present)
         self._list = UploadList(
             t0=self.agreement.t0,
-            terms=replace(self._terms, sum_id=self._sum_id),
+            terms=replace(self.terms, sum_id=self._sum_id),
             listed=tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed)),
         )
         is_certified = record.rule is ThresholdRule.CERTIFIED
@@ -329,8 +334,7 @@ class Server(Confined):
         """
         self._require(MessageKind.ONE_MESSAGE_ANSWER)
         self._require_enough(self.needed, self.heard)
-        opened = self._opened()
-        count, last = len(self._listed), len(self.agreement.parameters.segments) - 1
+        opened, count, last = self._opened(), len(self._listed), self.agreement.parameters.inputs - 1
         weight = int(opened.vector(last, 0)[0])
         if not count <= weight <= count * self.agreement.configuration.maximum_weight:
             raise PeerMisbehaved("the clients' weights add up to what no weights do", reason=Reason.INPUT_OUT_OF_RANGE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import RLock
 from typing import Final
 
@@ -27,6 +27,7 @@ from secagg.session.connection import AskAll
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 from secagg.wire import MessageKind, message_kind
 
+from .buffers.answered import Answered
 from .client import Client
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .epoch import EpochRecord
@@ -53,6 +54,8 @@ class OneMessageHelpers:
     coins: Coins
     ask_all: AskAll | None = None
     """Reaches standing holders by position; without it the holders are clients, whose ids are the holders' numbers."""
+    answered: Answered = field(default_factory=Answered)
+    """Who uploaded for which model; the same for all buffers of an epoch."""
 
 
 def open_session(
@@ -284,18 +287,9 @@ class OneMessageServerSession(Confined):
         self._server.settle()
 
     def _ask(self, requests: dict[int, bytes]) -> None:
-        """Ask standing holders; those that do not answer are lost to this sum, unless the list is fixed."""
         if self._ask_all is None:
             raise Misuse("clients that hold are asked in stages")
-        missing = set(requests)
-        for position, answer in self._ask_all(requests):
-            try:
-                self._server.receive(position, answer)
-                missing.discard(position)
-            except PeerError as error:
-                self._server.faults.append(error)
-        for position in missing:
-            self._server.lose(position)
+        ask_holders(self._server, self._ask_all, requests)
 
     @contextmanager
     def _ending(self, keeps: type[SecAggError] = Misuse) -> Generator[None]:
@@ -310,6 +304,19 @@ class OneMessageServerSession(Confined):
 
     def __repr__(self) -> str:
         return f"<OneMessageServerSession {self._server!r}>"
+
+
+def ask_holders(server: Server, ask_all: AskAll, requests: dict[int, bytes]) -> None:
+    """Ask standing holders; those that do not answer are lost to this sum, unless the list is fixed."""
+    missing = set(requests)
+    for position, answer in ask_all(requests):
+        try:
+            server.receive(position, answer)
+            missing.discard(position)
+        except PeerError as error:
+            server.faults.append(error)
+    for position in missing:
+        server.lose(position)
 
 
 # --- The client -------------------------------------------------------------------------------------------------------

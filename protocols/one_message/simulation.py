@@ -17,6 +17,8 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import new_signing_key
 
+from .buffers.answered import Answered
+from .buffers.session import BufferSession, open_any_session
 from .client import Client
 from .epoch import NO_KEY, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
@@ -29,14 +31,13 @@ from .session import (
     OneMessageHelpers,
     OneMessageMember,
     OneMessageServerSession,
-    open_session,
 )
 
 _LONGEST: Final = 1 << 40
 _MOST_CLIENTS: Final = 1 << 20
 
 
-def describe(session: OneMessageServerSession) -> tuple[str, ...]:
+def describe(session: OneMessageServerSession | BufferSession) -> tuple[str, ...]:
     """Return what was planned, a line each."""
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
@@ -68,19 +69,21 @@ class OneMessageSimulation(Confined):
         self._ledgers = dict[tuple[ClientId, bytes], Ledger]()
         self._holders, self._number, self._bytes = list[Holder](), 0, 0
         self._record: EpochRecord | None = None
+        self._answered = Answered()
 
     def _key(self) -> SigningKey | None:
         return new_signing_key(self._coins) if self._settings.mode is SecurityMode.ACTIVE else None
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> OneMessageServerSession:
-        """Begin a sum of the epoch that runs."""
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> OneMessageServerSession | BufferSession:
+        """Begin a sum or a buffer of the epoch that runs."""
         helpers = OneMessageHelpers(
             record=self._running(),
             keys=tuple(holder.keys for holder in self._holders),
             coins=self._coins,
             ask_all=self._ask_all,
+            answered=self._answered,
         )
-        return open_session(subject, self._settings, invited, helpers)
+        return open_any_session(subject, self._settings, invited, helpers)
 
     def _running(self) -> EpochRecord:
         """Return the record of the epoch that runs; begin the next one when it is over."""
@@ -104,6 +107,7 @@ class OneMessageSimulation(Confined):
             authority=NO_KEY if self._authority is None else self._authority.public_key,
         )
         self._record = record if self._authority is None else record.signed(self._authority)
+        self._answered = Answered()
         self._holders = [self._holder(self._record, position) for position in range(self._settings.holders)]
         return self._record
 
@@ -182,9 +186,10 @@ ENTRY: Final = ProtocolEntry(
     summary="one message a client: masks whose sum has a short key, which holders share; clients may leave at once",
     settings=OneMessageSettings,
     segments=frozenset({RingSegment}),
+    rounds=True,
     stages=(UPLOAD,),
     describe=describe,
-    open_session=open_session,
+    open_session=open_any_session,
     helpers=OneMessageHelpers,
     simulate=OneMessageSimulation,
     costs=costs,

@@ -173,9 +173,14 @@ class SessionConfiguration:
     @property
     def masked_bytes(self) -> int:
         """How many bytes the masked vector of one client has on the wire."""
-        return sum(
-            segment.ring.packed_bytes(segment.length + self.check_words_of(segment)) for segment in self.segments
-        )
+        return sum(map(self.sent_bytes, self.segments))
+
+    def sent_bytes(self, segment: RingSegment) -> int:
+        """Return how many bytes a segment and its check words have on the wire; rounded values are packed apart."""
+        words = self.check_words_of(segment)
+        if segment.fine_bits:
+            return segment.payload_bytes + segment.ring.packed_bytes(words)
+        return segment.ring.packed_bytes(segment.length + words)
 
     def degree_among(self, population: int) -> int:
         """Return how many neighbours a client has when this many advertised."""

@@ -3,30 +3,31 @@
 A client's vector has, for each segment of the layout, its values times the client's weight and then the segment's check
 words; the last segment holds the weight alone. Each segment has a part of every mask's stream to itself.
 
-Check words are inner products of a segment with one public random vector over its own ring, shifted for each word.
-They are linear, so the words of a sum are the sum of the words, and they are functions of what the sum reveals
-anyway. A wrong seed or a lost upload makes them disagree. They do not stop a malicious client, which can compute the
-words of whatever it sends.
+Check words (``secagg.crypto.check_words``) are functions of what the sum reveals anyway. A wrong seed or a lost upload
+makes them disagree. They do not stop a malicious client, which can compute the words of whatever it sends.
+
+Values with fine bits are masked on their fine grid and then rounded. What counts of them is what is sent less the
+mask, so their check words are those of that, and are themselves exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate as running_sum
-from typing import Final
+
+import numpy as np
 
 from secagg.contract import Payload, RingSegment
+from secagg.crypto.check_words import CHECK_KEY_BYTES, check_words
 from secagg.crypto.key_derivation import expand as expand_secret
 from secagg.crypto.labels import Label
-from secagg.crypto.mask_expansion import SEGMENT_BYTES, Generator, accumulate, segment_count
+from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, SessionContext
 
 from .configuration import SessionConfiguration
-
-_CHECK_KEY_BYTES: Final = 16
 
 
 def self_mask_key(
@@ -89,8 +90,8 @@ class MaskedVector:
             inputs = vector[: segment.length]
             inputs[:] = values
             if weight != 1:
-                inputs *= segment.ring.word.type(weight & low_bits(segment.modulus_bits))
-                reduce_into(inputs, segment.modulus_bits)
+                inputs *= segment.ring.word.type(weight & low_bits(segment.ring.modulus_bits))
+                reduce_into(inputs, segment.ring.modulus_bits)
         framed.vectors[-1][0] = weight
         for index, (segment, vector) in enumerate(zip(configuration.segments, framed.vectors, strict=True)):
             vector[segment.length :] = _check_words(segment, vector, index, context)
@@ -103,13 +104,34 @@ class MaskedVector:
         ):
             accumulate(vector, segment.ring, add=add, subtract=subtract, first_segment=first, threads=threads)
 
+    def round(self, context: SessionContext) -> None:
+        """Round what was masked on a fine grid; its check words become those of what is sent less the masks.
+
+        They are linear: what rounding adds to the values, its words add to the check words under their masks.
+        """
+        for index, (segment, vector) in enumerate(zip(self._configuration.segments, self.vectors, strict=True)):
+            if not segment.fine_bits:
+                continue
+            rounded = segment.rounded(vector[: segment.length])
+            vector[: segment.length] = segment.ring.subtract(rounded, vector[: segment.length])
+            words = _check_words(segment, vector, index, context)
+            vector[: segment.length] = rounded
+            vector[segment.length :] = segment.ring.add(
+                vector[segment.length :], np.array(words, dtype=segment.ring.word)
+            )
+
     def pack(self) -> tuple[bytes | memoryview, ...]:
         """Return each vector at exactly its bits for each element; together they are what travels.
 
         Where elements fill their words this is a view of the vector and not a copy.
         """
-        pairs = zip(self._configuration.segments, self.vectors, strict=True)
-        return tuple(segment.ring.pack_view(vector) for segment, vector in pairs)
+        packed = list[bytes | memoryview]()
+        for segment, vector in zip(self._configuration.segments, self.vectors, strict=True):
+            if segment.fine_bits:
+                packed += [segment.pack_sent(vector[: segment.length]), segment.ring.pack(vector[segment.length :])]
+            else:
+                packed.append(segment.ring.pack_view(vector))
+        return tuple(packed)
 
     def add_packed(self, packed: bytes | memoryview) -> None:
         """Add what another client packed; nothing is added unless all of it decodes.
@@ -125,12 +147,12 @@ class MaskedVector:
             )
         unpacked, position = list[RingVector](), 0
         for segment, vector in zip(self._configuration.segments, self.vectors, strict=True):
-            end = position + segment.ring.packed_bytes(vector.size)
-            unpacked.append(segment.ring.unpack(data[position:end], vector.size))
+            end = position + self._configuration.sent_bytes(segment)
+            unpacked.append(_unpacked(segment, data[position:end], vector.size))
             position = end
         for segment, vector, summand in zip(self._configuration.segments, self.vectors, unpacked, strict=True):
             add_into(vector, summand)
-            reduce_into(vector, segment.modulus_bits)
+            reduce_into(vector, segment.ring.modulus_bits)
 
     def check(self, context: SessionContext) -> None:
         """Compare an unmasked sum with its check words.
@@ -146,10 +168,10 @@ class MaskedVector:
                     reason=Reason.CHECK_WORDS_MISMATCH,
                 )
 
-    def inputs(self) -> tuple[RingVector, ...]:
-        """Return the values of the layout's segments, without check words."""
+    def inputs(self, contributors: int = 0) -> tuple[RingVector, ...]:
+        """Return the values of the layout's segments, without check words and without what roundings add on average."""
         pairs = zip(self._configuration.layout.require_rings(), self.vectors, strict=False)
-        return tuple(vector[: segment.length] for segment, vector in pairs)
+        return tuple(segment.unbiased(vector[: segment.length], contributors) for segment, vector in pairs)
 
     @property
     def weight(self) -> int:
@@ -166,28 +188,18 @@ def _framed_length(configuration: SessionConfiguration, segment: RingSegment) ->
     return segment.length + configuration.check_words_of(segment)
 
 
-def _check_words(segment: RingSegment, vector: RingVector, index: int, context: SessionContext) -> list[int]:
-    """Compute as many words as stand behind the segment, from a public vector that is never held whole.
+def _unpacked(segment: RingSegment, data: memoryview, size: int) -> RingVector:
+    if not segment.fine_bits:
+        return segment.ring.unpack(data, size)
+    values, words = data[: segment.payload_bytes], data[segment.payload_bytes :]
+    return np.concatenate([segment.unpack_sent(values), segment.ring.unpack(words, size - segment.length)])
 
-    Word w is the inner product of the values with the public vector from element w on. An error whose last element of
-    least valuation v is unit times 2^v reaches the words through as many elements of the public vector as there are
-    words; modulo 2 their matrix is triangular with ones on the diagonal. So the words of any one error are uniform and
-    independent multiples of 2^v, as if each word had a public vector of its own.
-    """
-    ring, per_piece = segment.ring, SEGMENT_BYTES // segment.ring.word_bytes
-    words = [0] * (vector.size - segment.length)
+
+def _check_words(segment: RingSegment, vector: RingVector, index: int, context: SessionContext) -> list[int]:
+    """Compute as many words as stand behind the segment, from the public vector of this session and segment."""
     # The context is public; a Secret is merely what a key is handed over in.
     with (
         Secret("session context", context.digest) as source,
-        expand_secret("check_key", _CHECK_KEY_BYTES, source, Label.CHECK_VECTOR, index.to_bytes(4, "big")) as key,
+        expand_secret("check_key", CHECK_KEY_BYTES, source, Label.CHECK_VECTOR, index.to_bytes(4, "big")) as key,
     ):
-        memory = ring.zeros(min(per_piece, segment.length) + len(words) - 1)
-        for start in range(0, segment.length, per_piece):
-            piece = vector[start : min(start + per_piece, segment.length)]
-            public = memory[: piece.size + len(words) - 1]
-            public[:] = 0
-            # For a single key the smaller chunks of counter mode cost less than the larger buffers of GCM.
-            accumulate(public, ring, add=[key], subtract=[], start=start, generator=Generator.CTR)
-            for word in range(len(words)):
-                words[word] += ring.inner_product(piece, public[word : word + piece.size])
-    return [word & low_bits(ring.modulus_bits) for word in words]
+        return check_words(segment.ring, vector[: segment.length], vector.size - segment.length, key)

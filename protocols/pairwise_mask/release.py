@@ -63,7 +63,7 @@ def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
             f"{configuration.maximum_weight} do not give",
             reason=Reason.INPUT_OUT_OF_RANGE,
         )
-    return Aggregate(configuration.layout, total.inputs(), contributors, total.weight)
+    return Aggregate(configuration.layout, total.inputs(contributors), contributors, total.weight)
 
 
 def remove_masks(

@@ -137,6 +137,7 @@ def mask_input(
         member.require_signing()
         vector = MaskedVector.of_input(roster.configuration, roster.context, *client_input.spend())
         _apply_masks(vector, state, seeds, member.threads)
+        vector.round(roster.context)
         packed, signature = vector.pack(), b""
         if roster.configuration.is_active:
             parts = signed_view(roster.context, member.client, message.sharers, upload_digest(packed))

@@ -104,7 +104,9 @@ class PairwiseServerSession(Confined):
         configuration = self.configuration
         segment = configuration.layout.require_rings()[0]
         length = segment.length + configuration.check_words_of(segment)
-        packed = MaskedInput.decode(upload, self._server.roster).packed[0][: segment.ring.packed_bytes(length)]
+        packed = MaskedInput.decode(upload, self._server.roster).packed[0][: configuration.sent_bytes(segment)]
+        if segment.fine_bits:
+            return segment.unpack_sent(packed[: segment.payload_bytes])
         return segment.ring.unpack(packed, length)[: segment.length]
 
     @property

@@ -111,6 +111,7 @@ ENTRY: Final = ProtocolEntry(
     summary="pairwise masks: one server, four or five exchanges, any number of dropouts that was planned for",
     settings=PairwiseSettings,
     segments=frozenset({RingSegment}),
+    rounds=True,
     stages=tuple(STAGES.values()),
     describe=describe,
     open_session=open_session,

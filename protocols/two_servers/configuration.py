@@ -122,6 +122,7 @@ class IndexingConfiguration:
             raise InvalidParameters(
                 f"a layout has {len(self.layout.segments)} segments, and two servers take {MAXIMUM_SEGMENTS}"
             )
+        self.layout.require_whole_steps()
         for number, segment in enumerate(self.layout.segments):
             if isinstance(segment, RingSegment):
                 continue

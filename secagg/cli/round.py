@@ -47,7 +47,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     )
     command.add_argument(
         "--compression",
-        choices=(_PLAIN, "sq", "pruning", "pq", "peak"),
+        choices=(_PLAIN, "sq", "dither", "pruning", "pq", "peak"),
         help="what is done with a model of that dimension (default: none for rings alone, else pq)",
     )
     command.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
@@ -227,6 +227,7 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
         "faults": [str(fault) for fault in result.session.faults],
         "noise deviations": [round(deviation, 3) for deviation in result.deviations],
         "sum is exact": result.is_exact,
+        "rounding error in steps": _rounding_error(rehearsal, result),
         "bytes sent by a client": round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
         "bytes received by a client": round(sum(each.bytes_down / max(1, each.sent) for each in stages)),
         "bytes between the server and its helpers": sum(each.bytes_between for each in result.session.figures),
@@ -238,11 +239,21 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
     }
 
 
+def _rounding_error(rehearsal: Rehearsal, result: Rehearsed) -> float | None:
+    """Return what rounding under masks adds to each value; None where nothing is rounded."""
+    from secagg.simulation.synthetic_updates import SyntheticUpdates
+
+    if not isinstance(rehearsal.inputs, SyntheticUpdates):
+        return None
+    return rehearsal.inputs.rounding_error(result.released.aggregate, sorted(result.contributors))
+
+
 def _segment(segment: RingSegment | IndexSegment) -> str:
     from secagg.contract import RingSegment
 
     if isinstance(segment, RingSegment):
-        return f"{segment.length:,} values of {segment.modulus_bits} bits"
+        fine = f", rounded from {segment.ring.modulus_bits} under the mask" if segment.fine_bits else ""
+        return f"{segment.length:,} values of {segment.modulus_bits} bits{fine}"
     return f"{segment.blocks:,} indices into {segment.codewords} codewords"
 
 
@@ -302,13 +313,26 @@ def _text(summary: dict[str, Any], threads: int) -> Iterator[str]:
     sets = ", ".join(f"{size:,}" for size in summary["revealed sets"])
     is_not = "" if summary["revealed set is the contributors"] else "NOT "
     yield f"revealed: {len(summary['revealed sets'])} sum, over {sets} clients, which are {is_not}those that uploaded"
-    how = "as near as its noise reaches to" if summary["noise deviations"] else "exactly"
-    yield f"the sum is {how if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
+    yield _verdict(summary)
     yield from _sizes(summary)
     yield (
         f"{summary['seconds']:.1f} s on {'one thread' if threads == 1 else f'{threads} threads'}, one client after "
         "another, encoding included"
         + (f"; {summary['peak memory MiB']} MiB at the peak, everybody included" if summary["peak memory MiB"] else "")
+    )
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    """Say whether the sum is that of the inputs, and how far rounding moves it."""
+    error, has_noise = summary["rounding error in steps"], bool(summary["noise deviations"])
+    if error is None or has_noise:
+        how = "as near as its noise reaches to" if has_noise else "exactly"
+        return f"the sum is {how if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
+    due = (summary["contributors"] / 12) ** 0.5
+    within = "within the rounding of each" if summary["sum is exact"] else "NOT within the rounding of each"
+    return (
+        f"the sum is the plain sum of their inputs {within}: {error:.3f} steps on average, and a uniform dither has "
+        f"{due:.3f}"
     )
 
 

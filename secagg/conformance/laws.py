@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from secagg.errors import ContractViolation, InvalidParameters
 
-from . import conduct, decoded_sums, norms, payloads, sums
+from . import conduct, decoded_sums, norms, payloads, rounding, sums
 from .candidate import Candidate
 from .trial import Trial
 
@@ -105,6 +105,14 @@ LAWS: Final = (
         "take the longest codeword of every block, in the units of what is decoded: times the scale and the length, "
         "and over the share that is kept",
         norms.largest_norm,
+    ),
+    Law(
+        "masked_rounding",
+        "where a layout has fine bits, rounding masked values leaves an error without bias, whatever the update, with "
+        "1/12 of a squared step for each client, and no sum of rounded values leaves the ring",
+        "count the segment's head_room into the ends of the codes before the capacity is computed, decode every fine "
+        "step, and leave the bias to the protocol, which takes it off",
+        rounding.masked_rounding,
     ),
     Law(
         "determinism",

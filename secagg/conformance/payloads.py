@@ -74,11 +74,12 @@ def layout(trial: Trial) -> None:
 def byte_count(trial: Trial) -> None:
     """Compare the bytes on the wire with the bits of the segments, and with the author's count."""
     candidate = trial.candidate
-    segments = candidate.make().layout.segments
-    values = sum(-(-segment.length * segment.ring.modulus_bits // 8) for segment in segments)
-    if candidate.payload_bytes not in (None, values):
+    layout = candidate.make().layout
+    values = sum(-(-segment.length * segment.ring.modulus_bits // 8) for segment in layout.segments)
+    if candidate.payload_bytes not in (None, layout.payload_bytes):
         raise ContractViolation(
-            f"the author counts {candidate.payload_bytes} bytes in a payload, and the layout's segments have {values}"
+            f"the author counts {candidate.payload_bytes} bytes in a payload, and the layout's segments have "
+            f"{layout.payload_bytes}"
         )
 
     def holds(data: st.DataObject) -> None:

@@ -7,7 +7,8 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from secagg.contract import MAXIMUM_WEIGHT, Aggregate, IndexSegment, Payload
+from secagg.contract import MAXIMUM_WEIGHT, Aggregate, IndexSegment, Payload, RingSegment
+from secagg.crypto.ring import RingVector
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters
 
 from .candidate import Candidate
@@ -117,9 +118,15 @@ def _require_telling_extremes(candidate: Candidate, decoder: Decoder) -> None:
 
 def _leaves_a_ring(decoder: Decoder, payloads: Sequence[Payload]) -> bool:
     return any(
-        not segment.ring.least <= (decoder.capacity + 1) * int(code) <= segment.ring.greatest
+        not segment.ring.least <= (decoder.capacity + 1) * end <= segment.ring.greatest
         for payload in payloads
         for segment, vector in zip(decoder.layout.segments, payload.values, strict=True)
         if not isinstance(segment, IndexSegment)
-        for code in (segment.ring.lift(vector).min(), segment.ring.lift(vector).max())
+        for end in _ends(segment, vector)
     )
+
+
+def _ends(segment: RingSegment, vector: RingVector) -> tuple[int, int]:
+    """Return the least and the greatest code of a payload, with what rounding may add to them."""
+    codes = segment.ring.lift(vector)
+    return int(codes.min()) - segment.head_room, int(codes.max()) + segment.head_room

@@ -158,7 +158,7 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight:
             reason=Reason.LAYOUT_MISMATCH,
         )
     for segment, least, piece in zip(summed.segments, due.require_rings(), pieces, strict=True):
-        is_wider = isinstance(piece, CodewordTable) and isinstance(segment, RingSegment)
+        is_wider = isinstance(piece, CodewordTable) and isinstance(segment, RingSegment) and not segment.fine_bits
         if segment.length != least.length or not (is_wider or segment == least):
             raise Misuse("a segment has another form than its sums", reason=Reason.LAYOUT_MISMATCH)
         if segment.ring.modulus_bits < least.modulus_bits:

@@ -78,7 +78,7 @@ class Payload:
         self.check()
         writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
-            writer.fixed(segment.ring.pack(vector), segment.payload_bytes)
+            writer.fixed(segment.ring.pack(vector), segment.ring.packed_bytes(segment.length))
         return writer.finish()
 
     @classmethod
@@ -90,7 +90,7 @@ class Payload:
         """
         reader = Reader(message, MessageKind.PAYLOAD)
         _require_digest(reader.fixed(DIGEST_BYTES), layout)
-        packed = [reader.fixed(segment.payload_bytes) for segment in layout.segments]
+        packed = [reader.fixed(segment.ring.packed_bytes(segment.length)) for segment in layout.segments]
         reader.finish()
         values = list[RingVector]()
         for segment, data in zip(layout.segments, packed, strict=True):
@@ -262,7 +262,7 @@ def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:
 def _ideal_segment(segment: Segment, vectors: list[RingVector], weights: list[int]) -> RingVector | Histogram:
     match segment:
         case RingSegment():
-            modulus_mask, word = low_bits(segment.modulus_bits), segment.ring.word.type
+            modulus_mask, word = low_bits(segment.ring.modulus_bits), segment.ring.word.type
             weighted = (vector * word(weight & modulus_mask) for vector, weight in zip(vectors, weights, strict=True))
             return segment.ring.sum(weighted, segment.length)
         case IndexSegment():

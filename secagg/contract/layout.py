@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from secagg.crypto.labels import Label, bind
-from secagg.crypto.ring import Ring
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, low_bits, round_off, subtract
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -18,30 +18,89 @@ MAXIMUM_SEGMENTS: Final = 1 << 16
 MAXIMUM_LENGTH: Final = 1 << 40
 LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 16
+LARGEST_MASK_NOISE: Final = 64
+"""What a mask that is not quite uniform adds to a value at most, in fine steps; lattice masks do."""
 
 
 class _Tag(IntEnum):
     RING = 1
     INDEX = 2
+    FINE_RING = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RingSegment:
-    """A run of elements of Z_{2^modulus_bits}; the aggregate is their sum, coordinate by coordinate."""
+    """A run of elements of Z_{2^modulus_bits}; the aggregate is their sum, coordinate by coordinate.
+
+    With ``fine_bits`` f the elements are of Z_{2^(modulus_bits + f)}, and 2^f fine steps make a step. A client masks
+    them there, rounds what it has masked to whole steps, and sends ``modulus_bits`` of each. Because the mask is
+    uniform, so is the rounding error: between -1/2 and 1/2 step, whatever the value. Only protocols that mask do this.
+    """
 
     modulus_bits: int
     length: int
+    fine_bits: int = 0
     ring: Ring = field(init=False, repr=False, compare=False)
-    """The ring of the elements."""
+    """The ring of the elements, fine bits included: of payloads, of masks and of aggregates."""
+    sent_ring: Ring = field(init=False, repr=False, compare=False)
+    """The ring of what a client uploads."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ring", Ring(self.modulus_bits))
+        sent, fine = Ring(self.modulus_bits), self.fine_bits
+        if type(fine) is not int or not 0 <= fine <= MAXIMUM_MODULUS_BITS - self.modulus_bits:
+            raise InvalidParameters(
+                f"fine_bits is an integer in 0..{MAXIMUM_MODULUS_BITS - self.modulus_bits} beside {self.modulus_bits} "
+                f"modulus bits; got {fine!r}"
+            )
+        object.__setattr__(self, "sent_ring", sent)
+        object.__setattr__(self, "ring", Ring(self.modulus_bits + fine) if fine else sent)
         _require_length("length", self.length)
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes one client's values have on the wire."""
-        return self.ring.packed_bytes(self.length)
+        """How many bytes one client's values have in an upload."""
+        return self.sent_ring.packed_bytes(self.length)
+
+    @property
+    def head_room(self) -> int:
+        """How far rounding one masked value moves it at most, in fine steps: half a step, and what masks add.
+
+        A sum of total weight W stays in the ring where W (bound + head_room) does.
+        """
+        half = (1 << self.fine_bits) >> 1
+        return half + min(half, LARGEST_MASK_NOISE)
+
+    def rounded(self, masked: RingVector) -> RingVector:
+        """Return masked values as they count once sent: multiples of a step, in ``ring``."""
+        nearest: RingVector = round_off(masked, self.ring.modulus_bits, self.fine_bits)
+        return nearest
+
+    def pack_sent(self, masked: RingVector) -> bytes | memoryview:
+        """Write masked values as they travel, rounded; without fine bits this may be a view of the vector."""
+        if not self.fine_bits:
+            return self.ring.pack_view(masked)
+        return self.sent_ring.pack((self.rounded(masked) >> self.fine_bits).astype(self.sent_ring.word))
+
+    def unpack_sent(self, data: bytes | bytearray | memoryview) -> RingVector:
+        """Read what ``pack_sent`` wrote: rounded values, in ``ring``.
+
+        Raises:
+            MalformedMessage: as for ``Ring.unpack``.
+        """
+        sent = self.sent_ring.unpack(data, self.length)
+        if not self.fine_bits:
+            return sent
+        wide: Any = sent.astype(self.ring.word)
+        shifted: RingVector = wide << self.fine_bits
+        return shifted
+
+    def unbiased(self, total: RingVector, roundings: int) -> RingVector:
+        """Take from an unmasked sum what so many roundings add on average: half a fine step each."""
+        if not self.fine_bits:
+            return total
+        bias = self.ring.word.type(roundings // 2 & low_bits(self.ring.modulus_bits))
+        corrected: RingVector = subtract(total, bias, self.ring.modulus_bits)
+        return corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +170,10 @@ class Layout:
         for segment in self.segments:
             match segment:
                 case RingSegment():
-                    writer.integer(_Tag.RING, 1).integer(segment.modulus_bits, 4).integer(segment.length, 8)
+                    writer.integer(_Tag.FINE_RING if segment.fine_bits else _Tag.RING, 1)
+                    writer.integer(segment.modulus_bits, 4).integer(segment.length, 8)
+                    if segment.fine_bits:
+                        writer.integer(segment.fine_bits, 1)
                 case IndexSegment():
                     writer.integer(_Tag.INDEX, 1).integer(segment.codewords, 4).integer(segment.blocks, 8)
         return writer.fixed(self.version, VERSION_BYTES).finish()
@@ -152,12 +214,30 @@ class Layout:
                 )
         return cast("tuple[RingSegment, ...]", self.segments)
 
+    def require_whole_steps(self) -> None:
+        """Refuse fine bits, for a protocol that does not round what it masks.
+
+        Raises:
+            InvalidParameters: a segment has fine bits.
+        """
+        for position, segment in enumerate(self.segments):
+            if isinstance(segment, RingSegment) and segment.fine_bits:
+                raise InvalidParameters(
+                    f"segment {position} has {segment.fine_bits} fine bits, and this protocol does not round masked "
+                    "values; choose a scheme without fine bits, or a protocol with masks: pairwise, enclave or "
+                    "one-message"
+                )
+
 
 def _decode_segment(reader: Reader) -> Segment:
     tag, first, second = reader.integer(1), reader.integer(4), reader.integer(8)
     match tag:
         case _Tag.RING:
             return RingSegment(first, second)
+        case _Tag.FINE_RING:
+            if not (fine_bits := reader.integer(1)):
+                raise MalformedMessage("a segment of a fine ring has fine bits", reason=Reason.NOT_CANONICAL)
+            return RingSegment(first, second, fine_bits)
         case _Tag.INDEX:
             return IndexSegment(first, second)
         case _:

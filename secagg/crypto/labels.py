@@ -126,6 +126,7 @@ class Label(Enum):
     POINT_FUNCTION_EXPLICIT_DIGEST = b"secagg/1/point-function-explicit-digest"
     ONE_MESSAGE_SECRET = b"secagg/1/one-message-secret"
     ONE_MESSAGE_NOISE = b"secagg/1/one-message-noise"
+    ONE_MESSAGE_CHECK_VECTOR = b"secagg/1/one-message-check-vector"
     ONE_MESSAGE_SHARE = b"secagg/1/one-message-share"
     ONE_MESSAGE_FREE_VALUES = b"secagg/1/one-message-free-values"
     ONE_MESSAGE_CHALLENGE = b"secagg/1/one-message-challenge"

@@ -347,6 +347,16 @@ def lift(element: Words, modulus_bits: int) -> Words:
     return (element ^ half) - half
 
 
+def round_off(words: Words, modulus_bits: int, fine_bits: int) -> Words:
+    """Round elements modulo 2^p to the nearest multiple of 2^f, halves upwards.
+
+    Claim RI-5: of a masked element the mask can be taken off afterwards; what is left is within half of 2^f, depends on
+    the low bits of the masked element alone, and takes each of its 2^f values for one of them.
+    """
+    half = (1 << fine_bits) >> 1
+    return (words + half) & (low_bits(modulus_bits) ^ low_bits(fine_bits))
+
+
 def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
     """Write the lanes, p bits each, one after another into words of word_bits bits, lowest bits first.
 

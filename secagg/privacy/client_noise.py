@@ -223,7 +223,8 @@ class ClientNoise:
 
     def _require_room(self, segment: RingSegment, bound: int, variance: Fraction) -> None:
         """Refuse a ring that a sum with its noise leaves more often than the module ``rounding`` says."""
-        greatest, noise = segment.ring.greatest, float(variance) * self.capacity / self.honest
+        greatest = segment.ring.greatest - self.capacity * segment.head_room
+        noise = float(variance) * self.capacity / self.honest
         if self.settings.is_rotated:
             norm = unrounded_norm(bound, segment.length)
             reach = ROTATED_DEVIATIONS * summed_deviation(norm, segment.length, self.capacity, noise)
@@ -281,7 +282,7 @@ def noise_in(session: object) -> SumNoise | None:
 
 
 def is_near(noised: Aggregate, plain: Aggregate, deviations: Sequence[float]) -> bool:
-    """Whether a sum differs from the one in the clear by no more than its noise, modulo its rings.
+    """Whether a sum differs from the one in the clear by no more than its noise and rounding, modulo its rings.
 
     Args:
         deviations: of each segment's noise, in steps; it is granted ten of them.
@@ -292,6 +293,6 @@ def is_near(noised: Aggregate, plain: Aggregate, deviations: Sequence[float]) ->
     for (wide, narrow), mine, due, deviation in zip(rings, noised.values, plain.values, deviations, strict=True):
         apart = wide.ring.from_integers(narrow.ring.lift(due).astype(np.int64))
         distance = np.abs(wide.ring.lift(wide.ring.subtract(mine, apart)).astype(np.float64))
-        if float(distance.max(initial=0)) > _TAIL_DEVIATIONS * deviation + 1:
+        if float(distance.max(initial=0)) > _TAIL_DEVIATIONS * deviation + 1 + plain.total_weight * narrow.head_room:
             return False
     return True

@@ -75,6 +75,8 @@ class ProtocolEntry:
     """A frozen dataclass of what a planner or a user chooses; its defaults are safe."""
     segments: frozenset[type[Segment]]
     """Which segments its sums can hold."""
+    rounds: bool = False
+    """Whether it rounds masked values, so that segments may have fine bits."""
     stages: tuple[Stage, ...]
     """All stages that a session may have, in order; settings may leave some out."""
     open_session: Callable[..., ServerSession]
@@ -107,6 +109,8 @@ class ProtocolEntry:
                     f"{self.name} sums no {type(segment).__name__} (segment {position} of the layout); choose another "
                     "protocol, or a scheme without it"
                 )
+        if not self.rounds:
+            layout.require_whole_steps()
 
 
 _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {

@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
+from secagg.compression.dithered_quantization import dithered_ring
 from secagg.compression.joined_rotation import BLOCK_SIZE, JoinedRotation
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
     Codebooks,
+    Dithered,
     ModelUpdate,
     Plain,
     Pruned,
@@ -37,7 +39,7 @@ from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload,
 from secagg.contract.codewords import Tables, sum_of_codewords
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
-from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, add_into, capacity, reduce_into
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, SignedVector, add_into, capacity, reduce_into
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
@@ -64,6 +66,8 @@ class Compression(StrEnum):
     """Product quantization: the indices of codewords."""
     PEAK = "peak"
     """Places and signs of peaks of the whole rotated update, and its length in public levels."""
+    DITHER = "dither"
+    """Dithered quantization to 8 bits: the protocol rounds what is masked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,8 @@ class SyntheticUpdates:
         match self.setting.compression:
             case Compression.SCALAR:
                 return Quantized(bits=8, modulus_bits=8 + self.setting.clients.bit_length())
+            case Compression.DITHER:
+                return Dithered(bits=8, modulus_bits=dithered_ring(8, self.setting.clients))
             case Compression.PRUNING:
                 return Pruned(sparsity=Fraction(9, 10), inner=_PLAIN)
             case Compression.PRODUCT:
@@ -162,7 +168,7 @@ class SyntheticUpdates:
             for segment, total, values in zip(self.codec.layout.segments, sums, payload.values, strict=True):
                 match segment:
                     case RingSegment():
-                        reduce_into(add_into(total, values), segment.modulus_bits)
+                        reduce_into(add_into(total, values), segment.ring.modulus_bits)
                     case IndexSegment():
                         total[np.arange(segment.blocks), values] += np.uint64(1)
         return Aggregate(self.codec.layout, tuple(sums), count, count)
@@ -173,10 +179,16 @@ class SyntheticUpdates:
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
     ) -> bool:
-        """Whether a sum is that of these clients in the clear, to the last bit of every decoded value."""
+        """Whether a sum is that of these clients in the clear, to the last bit of every decoded value.
+
+        Values that are rounded under a mask may each be as far off as the rounding of all clients allows.
+        """
         ideal = self.ideal(contributors)
         if deviations:
             return is_near(aggregate, self._released(ideal, aggregate.layout), deviations)
+        if self.setting.compression is Compression.DITHER:
+            pairs = zip(self.layout.require_rings(), _errors(aggregate, ideal), strict=True)
+            return all(np.abs(errors).max() <= ideal.contributors * segment.head_room for segment, errors in pairs)
         if aggregate.layout == self.layout:
             decoded = self.codec.decode(aggregate)
             is_same = all(np.array_equal(*pair) for pair in zip(aggregate.values, ideal.values, strict=True))
@@ -205,6 +217,20 @@ class SyntheticUpdates:
                 values.append(next(segments).ring.from_integers(sum_of_codewords(histogram, table)))
                 first += table.blocks
         return Aggregate(layout, tuple(values), plain.contributors, plain.total_weight)
+
+    def rounding_error(self, aggregate: Aggregate, contributors: Iterable[ClientId]) -> float | None:
+        """Return the root mean square, in steps, of what rounding under masks adds to a sum; None without rounding."""
+        if self.setting.compression is not Compression.DITHER:
+            return None
+        pairs = zip(self.layout.require_rings(), _errors(aggregate, self.ideal(contributors)), strict=True)
+        errors, segment = next((errors, segment) for segment, errors in pairs if segment.fine_bits)
+        return float(np.sqrt(np.square(errors.astype(np.float64)).mean())) / (1 << segment.fine_bits)
+
+
+def _errors(aggregate: Aggregate, ideal: Aggregate) -> Iterator[SignedVector]:
+    """Return how far each ring segment of a sum is from the ideal one, in its smallest steps."""
+    for segment, mine, due in zip(ideal.layout.require_rings(), aggregate.values, ideal.values, strict=True):
+        yield segment.ring.lift(segment.ring.subtract(mine, due))
 
 
 class WindowedInputs:

@@ -67,6 +67,14 @@ def test_every_compression_is_summed_exactly(report_of: Report, protocol: str, c
     assert report["bytes between the server and its helpers"] > 0
 
 
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave", "one-message"])
+def test_updates_that_are_rounded_under_the_mask_err_as_a_uniform_dither_does(report_of: Report, protocol: str) -> None:
+    report = report_of("--protocol", protocol, "--compression", "dither", "--drop", "2")
+    assert report["sum is exact"] is True
+    assert report["rounding error in steps"] == pytest.approx((report["contributors"] / 12) ** 0.5, rel=0.2)
+    assert "rounded from" in report["segments"][0]
+
+
 @pytest.mark.parametrize("release", ["decoded-sum", "histogram"])
 @pytest.mark.parametrize("accumulation", ["direct", "oblivious"])
 def test_the_enclave_releases_what_is_asked_for(report_of: Report, release: str, accumulation: str) -> None:
@@ -167,6 +175,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--release", "histogram"], "--release is not for pairwise, but for enclave"),
         (["--depth", "1"], "--depth is not for pairwise, but for two-servers"),
         (["--compression", "pq"], "pairwise sums no IndexSegment"),
+        (["--protocol", "two-servers", "--compression", "dither"], "choose a scheme without fine bits"),
         (["--compression", "sq", "--bits", "8"], "--bits is not for --compression sq"),
         (["--protocol", "enclave", "--bits", "8"], "--bits is not for --compression pq"),
         (["--codewords", "8"], "--codewords is not for --compression none"),

@@ -532,10 +532,10 @@ def test_a_message_for_another_layout_is_refused(kind: str, decode: Callable[[by
     assert caught.value.reason is Reason.LAYOUT_MISMATCH
 
 
-def layout_message(count: int, *segments: tuple[int, int, int]) -> bytes:
+def layout_message(count: int, *segments: tuple[int, ...]) -> bytes:
     parts = [b"SAGG\x01\x00\x01", count.to_bytes(4, "big")]
-    for tag, first, second in segments:
-        parts += [tag.to_bytes(1, "big"), first.to_bytes(4, "big"), second.to_bytes(8, "big")]
+    for tag, first, second, *fine_bits in segments:
+        parts += [tag.to_bytes(1, "big"), first.to_bytes(4, "big"), second.to_bytes(8, "big"), bytes(fine_bits)]
     return b"".join(parts)
 
 
@@ -553,7 +553,7 @@ def test_more_segments_than_there_are_bytes_for_are_refused(count: int) -> None:
     assert caught.value.reason is Reason.TRUNCATED
 
 
-@pytest.mark.parametrize("tag", [0, 3, 255])
+@pytest.mark.parametrize("tag", [0, 4, 255])
 def test_an_unknown_segment_is_refused(tag: int) -> None:
     with pytest.raises(MalformedMessage) as caught:
         Layout.decode(layout_message(1, (tag, 8, 1)))
@@ -572,9 +572,13 @@ def test_an_unknown_segment_is_refused(tag: int) -> None:
         (2, MAXIMUM_CODEWORDS + 1, 1),
         (2, 8, 0),
         (2, 8, MAXIMUM_LENGTH + 1),
+        (3, 0, 1, 1),
+        (3, 8, 1, 0),
+        (3, 8, 1, 57),
+        (3, 8, 0, 1),
     ],
 )
-def test_a_segment_outside_its_limits_is_malformed_on_the_wire(segment: tuple[int, int, int]) -> None:
+def test_a_segment_outside_its_limits_is_malformed_on_the_wire(segment: tuple[int, ...]) -> None:
     for message in (layout_message(1, segment), layout_message(2, (1, 8, 1), segment)):
         with pytest.raises(MalformedMessage) as caught:
             Layout.decode(message)
@@ -720,3 +724,56 @@ def test_an_aggregate_that_was_changed_after_its_check_is_not_encoded() -> None:
     histogram[0, 1] = 1
     with pytest.raises(CapacityExceeded):
         aggregate.encode()
+
+
+# --- Fine bits --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    modulus_bits=st.integers(1, 64),
+    length=st.integers(1, 40),
+    data=st.data(),
+)
+def test_masked_values_travel_in_whole_steps(modulus_bits: int, length: int, data: st.DataObject) -> None:
+    segment = RingSegment(modulus_bits, length, data.draw(st.integers(0, 64 - modulus_bits)))
+    ring, step = segment.ring, 1 << segment.fine_bits
+    values = data.draw(st.lists(st.integers(0, (1 << ring.modulus_bits) - 1), min_size=length, max_size=length))
+    masked = np.array(values, ring.word)
+    sent = segment.pack_sent(masked)
+    assert len(sent) == segment.payload_bytes == -(-length * modulus_bits // 8)
+    due = [(2 * value + step) // (2 * step) * step % (1 << ring.modulus_bits) for value in values]
+    assert segment.unpack_sent(sent).tolist() == segment.rounded(masked).tolist() == due
+    assert segment.unpack_sent(sent).dtype == ring.word
+    roundings = data.draw(st.integers(0, 1 << 40))
+    assert segment.unbiased(masked, roundings).tolist() == [
+        (value - roundings // 2) % (1 << ring.modulus_bits) if segment.fine_bits else value for value in values
+    ]
+
+
+def test_layouts_that_differ_in_fine_bits_alone_have_two_digests_and_come_back() -> None:
+    layouts = [Layout((RingSegment(8, 3, fine_bits), IndexSegment(4, 2))) for fine_bits in (0, 1, 56)]
+    assert len({layout.digest for layout in layouts}) == 3
+    assert [Layout.decode(layout.encode()) for layout in layouts] == layouts
+
+
+@pytest.mark.parametrize(("modulus_bits", "fine_bits"), [(8, -1), (8, 57), (64, 1), (8, True), (8, 1.0)])
+def test_fine_bits_without_room_in_a_word_are_refused(modulus_bits: int, fine_bits: Any) -> None:
+    with pytest.raises(InvalidParameters, match="fine_bits is an integer in 0"):
+        RingSegment(modulus_bits, 3, fine_bits)
+
+
+def test_a_protocol_without_rounding_says_what_to_choose() -> None:
+    Layout((RingSegment(8, 3), IndexSegment(4, 2))).require_whole_steps()
+    with pytest.raises(InvalidParameters, match=r"segment 1 has 4 fine bits.*pairwise, enclave or one-message"):
+        Layout((RingSegment(8, 3), RingSegment(8, 3, 4))).require_whole_steps()
+
+
+def test_payloads_and_aggregates_hold_fine_steps() -> None:
+    layout = Layout((RingSegment(4, 3, 8),))
+    payload = payload_of(layout, [[4095, 0, 256]])
+    assert numbers_of(Payload.decode(payload.encode(), layout)) == [[4095, 0, 256]]
+    assert len(payload.encode()) == HEADER_BYTES + DIGEST_BYTES + 5
+    assert layout.payload_bytes == 2
+    total = ideal_aggregate(layout, [payload, payload], [1, 3])
+    assert numbers_of(total) == [[4092, 0, 1024]]
+    assert numbers_of(Aggregate.decode(total.encode(), layout)) == [[4092, 0, 1024]]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.crypto.ring import Ring, RingVector, capacity, capacity_between, require_capacity
+from secagg.crypto.ring import Ring, RingVector, capacity, capacity_between, require_capacity, round_off
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -558,3 +558,14 @@ def test_an_inner_product_of_what_does_not_belong_together_is_refused() -> None:
     for other in spoilt[1:]:
         with pytest.raises(Misuse):
             ring.inner_product(other, vector)
+
+
+# --- Rounding ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 64), st.data())
+def test_rounding_takes_the_nearest_multiple_and_halves_upwards(modulus_bits: int, data: st.DataObject) -> None:
+    ring, fine_bits = Ring(modulus_bits), data.draw(st.integers(0, modulus_bits - 1))
+    vector, step = some_vector(ring, 40), 1 << fine_bits
+    due = [(2 * value + step) // (2 * step) * step % (1 << modulus_bits) for value in vector.tolist()]
+    assert round_off(vector, modulus_bits, fine_bits).tolist() == due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +17,7 @@ from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.sections import AsynchronousSettings
+from secagg.training.sums.real_sum import LEAST_LIST
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -65,6 +67,30 @@ def test_a_real_enclave_gives_the_model_of_the_ideal_sum(
         run = toy_run(*BUFFERED, "asynchronous.exponent=0", "secagg.protocol=enclave", f"secagg.mode={mode}", *changes)
         models.append(play(run, toy_pieces(run), 8).parameters)
     assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize(
+    "changes", [(), ("compression.scheme=sq", "compression.modulus_bits=20", "compression.fine_bits=8")]
+)
+def test_buffers_of_one_message_sum_each_age_apart(toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...]) -> None:
+    """Every step is held to the sum in the clear of the ages that had enough uploads."""
+    run = toy_run(
+        "asynchronous.buffer=12",
+        "asynchronous.concurrency=12",
+        "asynchronous.maximum_staleness=3",
+        "asynchronous.levels=8",
+        "secagg.protocol=one-message",
+        "secagg.mode=real",
+        *changes,
+    )
+    played = AsynchronousRun(run, toy_pieces(run))
+    records = [played.advance() for _ in range(5)]
+    assert all(record.is_real and record.failure is None for record in records)
+    for record in records:
+        ages = Counter(record.staleness or [])
+        assert sum(ages.values()) == 12
+        assert record.contributors == sum(count for count in ages.values() if count >= LEAST_LIST)
+    assert len({age for record in records for age in record.staleness or []}) > 1
 
 
 @pytest.mark.parametrize("changes", [(), ("compression.scheme=pq", "secagg.protocol=enclave")])

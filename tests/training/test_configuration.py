@@ -113,3 +113,25 @@ def test_a_key_like_none_is_answered_with_those_there_are() -> None:
         changed(preset("fashion-none"), ["data.zzzzzz=1"])
     with pytest.raises(InvalidParameters, match="there are fashion"):
         preset("zzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["compression.scheme=pruning"], "take compression.scheme = 'sq'"),
+        (["compression.wrap=true"], "take compression.wrap = false"),
+        (["compression.stochastic=true"], "take compression.stochastic = false"),
+        (["secagg.protocol=two-servers"], "two-servers does not round: take secagg.protocol = 'pairwise'"),
+        (["compression.fine_bits=25"], "compression.fine_bits is in 0..24"),
+    ],
+)
+def test_what_rounding_under_the_mask_cannot_be_combined_with_is_refused(changes: list[str], message: str) -> None:
+    sound = [
+        "compression.scheme=sq",
+        "compression.fine_bits=8",
+        "compression.modulus_bits=16",
+        "compression.wrap=false",
+    ]
+    changed(Configuration(), sound)
+    with pytest.raises(InvalidParameters, match=message):
+        changed(Configuration(), [*sound, *changes])

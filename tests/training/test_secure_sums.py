@@ -25,12 +25,21 @@ from secagg.training.settings.sections import (
     DropoutSettings,
     Scheme,
     ServerSettings,
+    Source,
     SumMode,
     SumSettings,
     Weighting,
 )
 from secagg.training.sums.clear_sum import ClearSum, OverflowMeter
-from secagg.training.sums.round_sums import CheckedSum, IdealSum, SumOutcome, SumRound, Upload, require_equal
+from secagg.training.sums.round_sums import (
+    CheckedSum,
+    IdealSum,
+    SumOutcome,
+    SumRound,
+    Upload,
+    require_equal,
+    require_rounded,
+)
 from secagg.training.sums.secure_sums import require_feasible, secure_sum
 from tests.harness import plain_sum
 from tests.harness.planted import always
@@ -39,6 +48,7 @@ SHAPES = {"weight": (8, 36), "bias": (8,)}
 SCALAR = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=8, wrap=True)
 PRUNING = CompressionSettings(scheme=Scheme.PRUNING, sparsity="0.5")
 PRODUCT = CompressionSettings(scheme=Scheme.PRODUCT, codewords=8, block_size=4)
+DITHERED = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=12, fine_bits=8)
 CASES = [
     ("pairwise", CompressionSettings()),
     ("pairwise", SCALAR),
@@ -280,6 +290,35 @@ def test_a_protocol_whose_sum_is_wrong_is_found_out() -> None:
     due = everybody(made.codec)
     with pytest.raises(InternalError, match="not the sum of the updates"):
         CheckedSum(WrongSum(ideal), ideal).run(due, uploads(made, due))
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave", "one-message"])
+@pytest.mark.parametrize("calibration", [None, Source.PUBLIC])
+def test_a_sum_that_is_rounded_is_near_the_one_in_the_clear(protocol: str, calibration: Source | None) -> None:
+    run = configuration(protocol, replace(DITHERED, calibration=calibration))
+    made, ideal = codecs(run), IdealSum(run.maximum_total_weight)
+    due = everybody(made.codec)
+    real, clear = secure_sum(run).run(due, uploads(made, due)), ideal.run(due, uploads(made, due))
+    exact = ideal_aggregate(due.codec.layout, [payload for _, payload, _ in uploads(made, due)])
+    (segment,) = (one for one in due.codec.layout.require_rings() if one.fine_bits)
+    at = due.codec.layout.segments.index(segment)
+    for outcome in (real, clear):
+        require_rounded(outcome.aggregate, exact)
+        errors = segment.ring.lift(segment.ring.subtract(outcome.aggregate.values[at], exact.values[at]))
+        assert errors.std() == pytest.approx((8 / 12) ** 0.5 * 256, rel=0.25)
+    again = ideal.run(due, uploads(made, due)).aggregate
+    assert again.encode() == clear.aggregate.encode()
+
+
+def test_a_rounded_sum_that_is_wrong_is_found_out() -> None:
+    run = configuration("pairwise", replace(DITHERED, bits=6))
+    made, ideal = codecs(run), IdealSum(8)
+    due = everybody(made.codec)
+    many = [
+        (client, made.encode(update(1) if client % 2 else update(client), SystemCoins()), 1) for client in due.uploaders
+    ]
+    with pytest.raises(InternalError, match="more than rounding does"):
+        CheckedSum(WrongSum(ideal), ideal).run(due, iter(many))
 
 
 def test_a_protocol_that_counts_others_is_found_out() -> None:

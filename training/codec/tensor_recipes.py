@@ -8,9 +8,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Final
 
-from secagg.compression.model_update import Codebooks, Plain, Pruned, Quantized, Recipe, Rotated
+from secagg.compression.dithered_quantization import dithered_ring
+from secagg.compression.model_update import Codebooks, Dithered, Plain, Pruned, Quantized, Recipe, Rotated
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.model_update.told_scales import ReachingQuantizer, ScaledCodebooks
+from secagg.compression.model_update.told_scales import ReachingDither, ReachingQuantizer, ScaledCodebooks
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.scalar_quantization import Rounding
 from secagg.errors import InvalidParameters
@@ -108,6 +109,9 @@ class TensorRecipes:
             )
         if self.settings.scheme is not Scheme.SCALAR:
             return
+        if self.settings.fine_bits:
+            self._require_room_for_rounding()
+            return
         margin = self.settings.modulus_bits - self.settings.bits
         if margin < 0:
             raise InvalidParameters(
@@ -121,6 +125,21 @@ class TensorRecipes:
                 "compression.modulus_bits, lower compression.bits, or allow sums to leave the ring with "
                 "compression.wrap = true"
             )
+
+    def _require_room_for_rounding(self) -> None:
+        due = dithered_ring(self.settings.bits, self.maximum_total_weight, self.settings.fine_bits)
+        if self.settings.modulus_bits < due:
+            raise InvalidParameters(
+                f"codes of {self.settings.bits} bits, rounded under the mask, need a ring of {due} bits for a total "
+                f"weight of {self.maximum_total_weight}; raise compression.modulus_bits to {due} or lower "
+                "compression.bits"
+            )
+
+    def _dithered(self, statistic: float) -> Recipe:
+        bits, modulus_bits, fine_bits = self.settings.bits, self.settings.modulus_bits, self.settings.fine_bits
+        if self.settings.source is Source.STAT:
+            return ReachingDither(reach=statistic, bits=bits, modulus_bits=modulus_bits, fine_bits=fine_bits)
+        return Dithered(bits=bits, modulus_bits=modulus_bits, fine_bits=fine_bits)
 
     def _layer(self, entry: str) -> tuple[str, Recipe | None]:
         name, _, text = entry.rpartition("=")
@@ -142,7 +161,9 @@ class TensorRecipes:
                 rounding = Rounding.STOCHASTIC if settings.stochastic else Rounding.NEAREST_EVEN
                 weight = self.maximum_total_weight if settings.wrap else None
                 inner: Recipe = (
-                    ReachingQuantizer(
+                    self._dithered(statistic)
+                    if settings.fine_bits
+                    else ReachingQuantizer(
                         reach=statistic,
                         bits=settings.bits,
                         modulus_bits=settings.modulus_bits,

@@ -48,10 +48,10 @@ def require_asynchronous(configuration: Configuration) -> None:
         InvalidParameters: saying what to take instead.
     """
     settings, secagg = configuration.asynchronous, configuration.secagg
-    if secagg.mode is SumMode.REAL and settings.exponent:
+    if secagg.mode is SumMode.REAL and settings.exponent and secagg.protocol == "enclave":
         raise InvalidParameters(
             "without noise an enclave releases no sum in which few updates have a weight of their own, as those of one "
-            "age would: take asynchronous.exponent = 0, or secagg.mode = 'ideal'"
+            "age would: take asynchronous.exponent = 0, secagg.protocol = 'one-message' or secagg.mode = 'ideal'"
         )
     if configuration.server.weighting is not Weighting.EQUAL or configuration.dropouts.rate:
         raise InvalidParameters("asynchronous runs weigh by age alone, and count clients that are too late as lost")

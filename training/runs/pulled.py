@@ -79,7 +79,8 @@ class Pulled:
         self.due, self._timer = due, timer
         self.sent = 0
         self._losses = list[tuple[int, float, int]]()
-        is_metered = compression.scheme is Scheme.SCALAR and compression.modulus_bits != PLAIN_BITS
+        is_scalar = compression.scheme is Scheme.SCALAR and not compression.fine_bits
+        is_metered = is_scalar and compression.modulus_bits != PLAIN_BITS
         meter = OverflowMeter(due.codec, compression.modulus_bits) if is_metered else None
         self.meter = meter if meter is not None and meter.is_metering else None
 

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
 
+from secagg.compression.dithered_quantization import MOST_FINE_BITS
 from secagg.compression.peak import MAXIMUM_PLACES
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.sketch import MOST_BITS
@@ -25,6 +26,7 @@ from secagg.contract import IndexSegment
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
+from .rounding import require_rounding
 from .sections import (
     NOISY_SCHEMES,
     SECURE_SOURCES,
@@ -293,6 +295,7 @@ def _require_ranges(run: Configuration) -> None:
         ("compression.refresh", compression.refresh, 1, 10**7),
         ("compression.fraction_bits", compression.fraction_bits, 1, 30),
         ("compression.vector_bits", compression.vector_bits, 0, 16),
+        ("compression.fine_bits", compression.fine_bits, 0, MOST_FINE_BITS),
         ("secagg.every", run.secagg.every, 1, 10**7),
         ("secagg.threads", run.secagg.threads, 1, 1024),
         ("dropouts.rate", run.dropouts.rate, 0, 0.95),
@@ -335,6 +338,8 @@ def _require_ranges(run: Configuration) -> None:
     _require_told_lengths(run)
     _require_ring_for_ages(run)
     protocol = find(run.secagg.protocol)
+    if compression.fine_bits:
+        require_rounding(run.compression, protocol)
     if scheme in {Scheme.PRODUCT, Scheme.PEAK} and IndexSegment not in protocol.segments:
         raise InvalidParameters(
             f"{protocol.name} adds ring elements, and {scheme.value!r} sends indices: take secagg.protocol = 'enclave' "

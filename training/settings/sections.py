@@ -173,6 +173,9 @@ class CompressionSettings:
     """Whether sums may leave the ring, as they do in the paper wherever the margin is narrower than the cohort."""
     stochastic: bool = False
     """Whether scalar quantization rounds at random."""
+    fine_bits: int = 0
+    """Bits of a step below what is sent: scalar codes are rounded under the mask, where a protocol masks; 0 rounds
+    them before."""
     sparsity: str = "0.9"
     codewords: int = 64
     block_size: int = 4

@@ -15,6 +15,8 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.compression.scalar_quantization import overflowed
 from secagg.contract import Aggregate, IndexSegment, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable, Tables, summed_layout
+from secagg.contract.rounding import rounded_values
+from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import add_into, low_bits, reduce_into
 from secagg.errors import Misuse, ThresholdNotMet
 
@@ -24,9 +26,15 @@ _Sums = npt.NDArray[Any]
 class ClearSum:
     """Adds payloads up; it protects nobody."""
 
-    def __init__(self, codec: ModelUpdate, maximum_total_weight: int, minimum_cohort: int = 1) -> None:
-        """Begin an empty sum of a codec's payloads."""
-        self._layout = codec.layout
+    def __init__(
+        self, codec: ModelUpdate, maximum_total_weight: int, minimum_cohort: int = 1, rounding: Coins | None = None
+    ) -> None:
+        """Begin an empty sum of a codec's payloads.
+
+        Args:
+            rounding: in place of masks, for segments with fine bits; without them nothing is rounded.
+        """
+        self._layout, self._rounding = codec.layout, rounding
         has_indices = any(isinstance(segment, IndexSegment) for segment in self._layout.segments)
         tables: Tables = codec.tables if has_indices else ()
         self._released = summed_layout(self._layout, tables, maximum_total_weight) if has_indices else self._layout
@@ -58,8 +66,11 @@ class ClearSum:
         ):
             match segment:
                 case RingSegment():
-                    word = segment.ring.word.type(weight & low_bits(segment.modulus_bits))
-                    reduce_into(add_into(sums[0], values if weight == 1 else values * word), segment.modulus_bits)
+                    ring = segment.ring
+                    added = values if weight == 1 else values * ring.word.type(weight & low_bits(ring.modulus_bits))
+                    if self._rounding is not None:
+                        added = rounded_values(segment, added, self._rounding)
+                    reduce_into(add_into(sums[0], added), ring.modulus_bits)
                 case IndexSegment():
                     first = 0
                     for table, total in zip(some, sums, strict=True):
@@ -82,7 +93,10 @@ class ClearSum:
         for segment, sums in zip(self._layout.segments, self._sums, strict=True):
             for total in sums:
                 ring = next(released).ring
-                values.append(total if isinstance(segment, RingSegment) else ring.from_integers(total.reshape(-1)))
+                if isinstance(segment, RingSegment):
+                    values.append(segment.unbiased(total, 0 if self._rounding is None else self._contributors))
+                else:
+                    values.append(ring.from_integers(total.reshape(-1)))
         return Aggregate(self._released, tuple(values), self._contributors, self._total_weight)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import IndexSegment, Payload
@@ -29,6 +29,8 @@ from .privacy import RunNoise
 from .round_sums import SumOutcome, SumRound, Upload
 
 _TASK: Final = b"federated training"
+LEAST_LIST: Final = 3
+"""Uploads of one age that are summed; two of them are honest where one client is corrupted."""
 Received = Callable[[Payload, int], None]
 """Told of a payload and its weight."""
 
@@ -43,6 +45,15 @@ class Weights:
     """Where clients are asynchronous: of the age of the model that an update started from."""
     buffer: int = 0
     """Where clients are asynchronous: how many updates a sum takes."""
+
+
+@runtime_checkable
+class Buffer(Protocol):
+    """A session that also takes uploads for older models."""
+
+    def invitation_for(self, subject: Subject) -> bytes:
+        """Return the invitation of a client whose subject is about the model that it started from."""
+        ...
 
 
 class RealSum:
@@ -69,7 +80,7 @@ class RealSum:
         if weights.by_age and "staleness_weights" not in known:
             raise InvalidParameters(
                 f"{settings.protocol} needs to know a cohort in advance, or cannot tell old updates, and asynchronous "
-                "clients come when they are done: take secagg.protocol = 'enclave'"
+                "clients come when they are done: take secagg.protocol = 'enclave' or 'one-message'"
             )
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
@@ -95,7 +106,7 @@ class RealSum:
             "minimum_cohort": max(LEAST_COHORT, (weights.buffer or self._cohorts.minimum) // weights.maximum),
             "maximum_cohort": weights.buffer or self._cohorts.size,
             "maximum_weight": weights.maximum,
-            **({"staleness_weights": weights.by_age} if weights.by_age else {}),
+            **self._facts_of_buffers(),
             **({} if self._noise is None else self._noise.settings_for(codec)),
         }
         given = chosen_settings(self._entry, facts, self._settings.settings, option="secagg.settings")
@@ -124,6 +135,13 @@ class RealSum:
                 "secagg.mode = 'real', or secagg.protocol = 'pairwise' or 'one-message'"
             )
         return noise
+
+    def _facts_of_buffers(self) -> dict[str, Any]:
+        """Return what settings say of weights by age; where each age is summed apart, the least cohort is of one."""
+        if not self._weights.by_age:
+            return {}
+        facts: dict[str, Any] = {"staleness_weights": self._weights.by_age, "capacity": self._weights.buffer}
+        return {**facts, "minimum_cohort": LEAST_LIST} if "capacity" in known_settings(self._entry) else facts
 
     def rehearse(self, due: SumRound, judge: Callable[[ServerSession], None] | None = None) -> None:
         """Open a session that nobody joins.
@@ -157,6 +175,7 @@ class RealSum:
                 released = self._run(session, world, pulled)
             else:
                 released = _run_buffer(session, world, pulled)
+                pulled.tell(released.counted)
         except (ThresholdNotMet, PeerError):
             # What a client raises ends its part in a session and not the session: here it would end every round.
             pulled.require_whole()
@@ -215,7 +234,7 @@ class _PulledUploads:
         self.due, self._uploads = due, iter(uploads)
         self._session, self._received = session, received
         self._handed_over: Upload | None = None
-        self._early = dict[int, Upload]()
+        self._early, self._buffered = dict[int, Upload](), dict[ClientId, Upload]()
         self._error: Exception | None = None
         self.lost = {client_id(client) for some in due.lost.values() for client in some}
         self.seconds = 0.0
@@ -267,7 +286,18 @@ class _PulledUploads:
         if handed_over is not None and self._received is not None:
             client = client_id(handed_over[0])
             if any(client in figures.answered for figures in self._session.figures if figures.takes_update):
-                self._received(handed_over[1], handed_over[2])
+                if self.due.versions is None:
+                    self._received(handed_over[1], handed_over[2])
+                else:
+                    # Of a buffer an age may stay out, which is known at its release.
+                    self._buffered[client] = handed_over
+
+    def tell(self, counted: frozenset[ClientId]) -> None:
+        """Tell of the updates of a buffer that were counted."""
+        self.settle()
+        for client in counted & self._buffered.keys():
+            if self._received is not None:
+                self._received(*self._buffered[client][1:])
 
     def require_whole(self) -> None:
         """Raise what training or encoding raised inside of a client's answer."""
@@ -276,15 +306,13 @@ class _PulledUploads:
 
 
 def _run_buffer(session: Measured, world: Simulation, pulled: _PulledUploads) -> Released:
-    """Fill one buffer of an enclave with updates of several models; a client answers for the one that it started from.
+    """Fill one buffer with updates of several models; a client answers for the one that it started from.
 
     This is below the session interface: a platform's sessions are about one model.
     """
-    from secagg.protocols.enclave import EnclaveServerSession  # noqa: PLC0415 -- a protocol, where it is asked for
-
     buffer, subject = session.session, _subject(pulled.due)
-    if not isinstance(buffer, EnclaveServerSession):
-        raise InternalError("only an enclave has buffers")
+    if not isinstance(buffer, Buffer):
+        raise InternalError(f"{type(buffer).__name__} is no buffer")
     try:
         while (client := pulled.pull()) is not None:
             version, digest = (pulled.due.versions or {})[client]

@@ -16,11 +16,13 @@ import numpy as np
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.model_update import ModelUpdate
 from secagg.contract import Aggregate, Payload
+from secagg.contract.rounding import has_fine_bits
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.client_noise import ClientNoise, is_near
 from secagg.session.measured import StageFigures
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 from .clear_sum import ClearSum
 
@@ -106,8 +108,10 @@ class IdealSum:
     minimum_cohort: int = LEAST_COHORT
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
-        """Add up in the clear; an upload has the bytes of its payload's encoding."""
-        clear, figures = ClearSum(due.codec, self.maximum_total_weight, self.minimum_cohort), StageFigures("clear sum")
+        """Add up in the clear; an upload has the bytes of its payload's encoding, or what rounding leaves of them."""
+        coins = InsecureSeededCoins(due.codec.layout.digest + due.number.to_bytes(8, "big"))
+        clear = ClearSum(due.codec, self.maximum_total_weight, self.minimum_cohort, coins)
+        figures = StageFigures("clear sum")
         for _, payload, weight in uploads:
             started = perf_counter()
             clear.add(payload, weight)
@@ -153,6 +157,8 @@ class CheckedSum:
         outcome = self.real.run(due, uploads, clear.add)
         if outcome.deviations:
             require_near(outcome.aggregate, clear.finish(), outcome.deviations)
+        elif any(map(has_fine_bits, due.codec.layout.segments)):
+            require_rounded(outcome.aggregate, clear.finish())
         else:
             require_equal(due.codec, outcome.aggregate, clear.finish())
         return outcome
@@ -171,6 +177,20 @@ def require_equal(codec: ModelUpdate, real: Aggregate, ideal: Aggregate) -> None
     wrong = [name for name in due if not np.array_equal(decoded[name], due[name])]
     if wrong:
         raise InternalError(f"the protocol's sum is not the sum of the updates: {', '.join(wrong)} differ")
+
+
+def require_rounded(real: Aggregate, ideal: Aggregate) -> None:
+    """Refuse a sum that is further from the one in the clear than each client's rounding reaches.
+
+    Raises:
+        InternalError: it is.
+    """
+    if (real.contributors, real.total_weight) != (ideal.contributors, ideal.total_weight):
+        raise InternalError(f"the protocol summed {real.contributors} clients instead of {ideal.contributors}")
+    for segment, mine, due in zip(ideal.layout.require_rings(), real.values, ideal.values, strict=True):
+        apart = segment.ring.lift(segment.ring.subtract(mine, due)).astype(np.int64)
+        if int(np.abs(apart).max(initial=0)) > ideal.total_weight * segment.head_room:
+            raise InternalError("the protocol's sum differs from the sum of the updates by more than rounding does")
 
 
 def require_near(noised: Aggregate, ideal: Aggregate, deviations: Sequence[float]) -> None:

@@ -84,3 +84,11 @@ def center(words: list[Words], lowest: int, bias: int) -> None:
     offset = (1 << (lowest - 1)) - bias & low_bits(64 * len(words))
     for index in range(len(words)):
         add_shifted(words, offset >> 64 * index & low_bits(64), 64 * index)
+
+
+def counted(word: Words, mask: Words, fine_bits: int) -> Words:
+    """Return what counts of a coefficient that ``round_off`` added half a step to: whole steps, less its mask.
+
+    Claim OM-7: modulo 2^(p + f) it is what a server has once it takes the mask off the p bits that were sent.
+    """
+    return (word & (_ONES ^ low_bits(fine_bits))) - mask

@@ -27,7 +27,8 @@ from .coefficients import add_shifted, center, field_of, round_off, subtract_wid
 from .estimator import SIGMA
 from .gaussian import Sampler, SmallVector
 from .packing import Word, lowest_bit, pack, unpack
-from .planes import Accumulator, empty_planes, encode_planes, write_planes
+from .planes import Accumulator, Plane, empty_planes, encode_planes, write_planes
+from .rounding import Rounding, agrees, remove_bias
 
 POLYNOMIALS_AT_ONCE: Final = 16
 """Few enough that a block of transforms stays in a second-level cache."""
@@ -128,18 +129,31 @@ class EpochRing:
         return upload, secret
 
     def _masked(self, words: list[Word], secret: SmallVector, noise: Sampler) -> bytes:
-        planes = empty_planes(self.parameters)
+        """Mask, round and write coefficients in place; check words wait for what rounding makes of their values."""
+        parameters, planes = self.parameters, [empty_planes(run) for run in self.parameters.runs]
         spectrum = ring_products.spectra(secret)
+        rounding = Rounding(parameters, self._seed, words[0])
         for first, count in self._blocks():
             start, end = self._range(first, count)
             part = [word[start:end] for word in words]
             self._add_product(part, first, count, [spectrum])
+            rounding.keep_products(words[0], start, end)
             drawn = noise.draw(end - start)
             add_shifted(part, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
             drawn[:] = 0
-            write_planes(self.parameters, round_off(part, self.parameters.dropped_bits), start, planes)
+            self._write(words, start, min(end, rounding.end), planes)
         spectrum[:] = 0
-        return encode_planes(self.parameters, planes)
+        rounding.add_check_words(words)
+        self._write(words, rounding.end, parameters.coefficients, planes)
+        return b"".join(encode_planes(run, some) for run, some in zip(parameters.runs, planes, strict=True))
+
+    def _write(self, words: Sequence[Word], start: int, end: int, planes: Sequence[Sequence[Plane]]) -> None:
+        """Round coefficients and write them into the planes of their runs."""
+        for run, some in zip(self.parameters.runs, planes, strict=True):
+            low, high = max(start, run.first), min(end, run.end)
+            if low < high:
+                part = [word[low:high] for word in words]
+                write_planes(run, round_off(part, run.dropped), low - run.first, some)
 
     # --- The server --------------------------------------------------------------------------------------------------
 
@@ -166,6 +180,9 @@ class EpochRing:
             self._add_product(mask, first, count, spectra)
             subtract_wide(part, mask)
         self._center(words, total.count)
+        if not agrees(self.parameters, self._seed, words):
+            raise WrongSecret("what it unmasks does not agree with its check words")
+        remove_bias(self.parameters, words, total.count)
         return OpenedSum(self.parameters, words)
 
     def _require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
@@ -177,19 +194,22 @@ class EpochRing:
             raise WrongSecret("it is too long")
 
     def _center(self, words: list[Word], count: int) -> None:
-        """Remove the bias of rounding, centre the noise of each segment and refuse too much of it."""
-        energy = 0.0
+        """Remove the bias of rounding, centre the noise of each exact segment and refuse too much of it."""
+        energy, coefficients = 0.0, 0
         bias = count // 2 if self.parameters.dropped_bits else 0
-        for index in range(len(self.parameters.segments)):
+        for index, segment in enumerate(self.parameters.segments):
+            if segment.fine_bits:
+                continue
             first, end = self.parameters.starts[index : index + 2]
             part, lowest = [word[first:end] for word in words], lowest_bit(self.parameters, index)
             center(part, lowest, bias)
+            coefficients += end - first
             # Of a segment with many spare bits the lowest 62 tell as much as all.
             bits = min(lowest, 62)
             noise = field_of(part, lowest - bits, bits).astype(np.float64) - 2.0 ** (bits - 1)
             energy += float(np.square(noise * 2.0 ** (lowest - bits)).sum())
-        expected = self.parameters.coefficients * count * self.parameters.noise_variance
-        if energy > energy_factor(self.parameters.coefficients) * expected:
+        expected = coefficients * count * self.parameters.noise_variance
+        if energy > energy_factor(coefficients) * expected:
             raise WrongSecret("it leaves more noise than honest uploads have")
 
     # --- Both --------------------------------------------------------------------------------------------------------
@@ -245,8 +265,8 @@ class OpenedSum:
         return unpack(self._parameters, self._words, index, total_weight)
 
     def vectors(self, total_weight: int) -> list[RingVector]:
-        """Return the sums of all segments; the total weight is the number of uploads where nobody weighs."""
-        return [self.vector(index, total_weight) for index in range(len(self._parameters.segments))]
+        """Return the sums of all inputs; the total weight is the number of uploads where nobody weighs."""
+        return [self.vector(index, total_weight) for index in range(self._parameters.inputs)]
 
 
 def energy_factor(coefficients: int) -> float:

@@ -2,7 +2,8 @@
 
 A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds g
 guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field reaches the
-next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient.
+next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient. A value with fine bits
+stands in the lowest, and what is above it is dropped.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy.typing as npt
 
 from secagg.crypto.ring import Ring, RingVector
 from secagg.errors import CapacityExceeded, Misuse, Reason
-from secagg.protocols.one_message.parameters import Parameters, Values
+from secagg.protocols.one_message.parameters import Parameters
 
 from .coefficients import WORD_BITS, add_shifted, field_of, low_bits
+from .values import Values
 
 VALUES_AT_ONCE = 1 << 15
 """Few enough that what is made of them stays in a second-level cache."""
@@ -29,8 +31,10 @@ def word_count(modulus_bits: int) -> int:
 
 
 def lowest_bit(parameters: Parameters, segment: int) -> int:
-    """Return where the fields of a segment begin; everything below is noise."""
+    """Return where the fields of a segment begin; everything below is noise, which fine steps take in."""
     values = parameters.segments[segment]
+    if values.fine_bits:
+        return 0
     return parameters.modulus_bits - values.ring_bits if values.bounds is None else parameters.guard_bits
 
 
@@ -39,21 +43,21 @@ def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> 
 
     Args:
         parameters: the layout and its packing.
-        vectors: a ring vector for each segment, modulo 2^ring_bits in two's complement.
+        vectors: a ring vector for each segment but check words, modulo 2^ring_bits in two's complement.
         weight: multiplies every value.
 
     Raises:
         Misuse: a vector is missing, or is not one over its segment's ring, or the weight is not a positive integer.
         CapacityExceeded: a value leaves its bounds, or the weight the capacity.
     """
-    if len(vectors) != len(parameters.segments):
-        raise Misuse(f"the layout has {len(parameters.segments)} segments; got {len(vectors)} vectors")
+    if len(vectors) != parameters.inputs:
+        raise Misuse(f"the layout has {parameters.inputs} segments; got {len(vectors)} vectors")
     if type(weight) is not int or weight < 1:
         raise Misuse(f"a weight is an integer of at least 1; got {weight!r}")
     if weight > parameters.capacity_weight:
         raise CapacityExceeded(f"a weight of {weight} exceeds {parameters.capacity_weight}, all that a sum may have")
     words = [np.zeros(parameters.coefficients, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
-    for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=True)):
+    for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=False)):
         Ring(segment.ring_bits).require_vector(vector, segment.length)
         first, end = parameters.starts[index : index + 2]
         bits = segment.field_bits(parameters.capacity_weight)

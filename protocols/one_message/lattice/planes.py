@@ -2,7 +2,8 @@
 
 A coefficient of 52 bits is sent as a plane of its lowest 32, one of the next 16 and one of the last 4. A plane of fewer
 than 8 bits has several coefficients in a byte: of 4 bits, byte j holds coefficient j below and coefficient j + half
-above. Bits that fill a plane's last bytes are zero.
+above. Bits that fill a plane's last bytes are zero. Runs of coefficients of which other bits travel have planes of
+their own, one run after another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from secagg.protocols.one_message.parameters import Parameters
 
 from .coefficients import WORD_BITS, add_shifted, field_of
 from .packing import Word, word_count
+from .values import Run
 
 _BYTE_BITS: Final = 8
 _WIDE_PLANE: Final = 32
@@ -28,10 +30,10 @@ _SUM_OF_NARROW_PLANES: Final = 1 << 16
 Plane = npt.NDArray[np.unsignedinteger[Any]]
 
 
-def write_planes(parameters: Parameters, words: Sequence[Word], start: int, planes: Sequence[Plane]) -> None:
-    """Write rounded coefficients, of which the first is number ``start``, into the planes of ``empty_planes``."""
+def write_planes(run: Run, words: Sequence[Word], start: int, planes: Sequence[Plane]) -> None:
+    """Write rounded coefficients of a run, of which the first is number ``start`` of it, into its planes."""
     offset = 0
-    for bits, plane in zip(parameters.plane_bits, planes, strict=True):
+    for bits, plane in zip(run.plane_bits, planes, strict=True):
         end = start + words[0].size
         # The cast to a plane of whole bytes cuts its bits out of a word.
         aligned = bits >= _BYTE_BITS and offset % WORD_BITS + bits <= WORD_BITS
@@ -41,16 +43,16 @@ def write_planes(parameters: Parameters, words: Sequence[Word], start: int, plan
         offset += bits
 
 
-def empty_planes(parameters: Parameters) -> list[Plane]:
-    """Return arrays for all coefficients, one a plane, of the smallest whole words."""
-    return [np.empty(parameters.coefficients, np.dtype(f"<u{max(1, bits // 8)}")) for bits in parameters.plane_bits]
+def empty_planes(run: Run) -> list[Plane]:
+    """Return arrays for all coefficients of a run, one a plane, of the smallest whole words."""
+    return [np.empty(run.size, np.dtype(f"<u{max(1, bits // 8)}")) for bits in run.plane_bits]
 
 
-def encode_planes(parameters: Parameters, planes: Sequence[Plane]) -> bytes:
-    """Return the bytes of all planes."""
+def encode_planes(run: Run, planes: Sequence[Plane]) -> bytes:
+    """Return the bytes of all planes of a run."""
     return b"".join(
         (_fold(plane, bits) if bits < _BYTE_BITS else plane).tobytes()
-        for bits, plane in zip(parameters.plane_bits, planes, strict=True)
+        for bits, plane in zip(run.plane_bits, planes, strict=True)
     )
 
 
@@ -60,7 +62,7 @@ class Accumulator:
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self.count = 0
-        self._sums = [np.zeros(parameters.coefficients, self._word(bits)) for bits in parameters.plane_bits]
+        self._sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes()]
 
     def add(self, upload: bytes | bytearray | memoryview) -> None:
         """Add one upload; order does not matter.
@@ -72,7 +74,7 @@ class Accumulator:
         planes = self._read(memoryview(upload))
         if self.count >= self.parameters.capacity:
             raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
-        for bits, plane, total in zip(self.parameters.plane_bits, planes, self._sums, strict=True):
+        for (_, bits), plane, total in zip(self._planes(), planes, self._sums, strict=True):
             if bits >= _BYTE_BITS:
                 add_into(total, plane)
             else:
@@ -95,23 +97,28 @@ class Accumulator:
         words = [
             np.zeros(self.parameters.coefficients, np.uint64) for _ in range(word_count(self.parameters.modulus_bits))
         ]
-        offset = self.parameters.dropped_bits
-        for bits, total in zip(self.parameters.plane_bits, self._sums, strict=True):
-            add_shifted(words, total.astype(np.uint64), offset)
-            offset += bits
+        sums = iter(self._sums)
+        for run in self.parameters.runs:
+            offset, part = run.dropped, [word[run.first : run.end] for word in words]
+            for bits in run.plane_bits:
+                add_shifted(part, next(sums).astype(np.uint64), offset)
+                offset += bits
         return words
+
+    def _planes(self) -> list[tuple[Run, int]]:
+        return [(run, bits) for run in self.parameters.runs for bits in run.plane_bits]
 
     def _read(self, upload: memoryview) -> list[Plane]:
         due = self.parameters.upload_bytes
         if upload.nbytes != due:
             reason = Reason.TRUNCATED if upload.nbytes < due else Reason.TRAILING_BYTES
             raise MalformedMessage(f"a masked upload has {due} bytes; got {upload.nbytes}", reason=reason)
-        planes, start, count = list[Plane](), 0, self.parameters.coefficients
-        for bits in self.parameters.plane_bits:
-            size = -(-count * bits // _BYTE_BITS)
+        planes, start = list[Plane](), 0
+        for run, bits in self._planes():
+            size = -(-run.size * bits // _BYTE_BITS)
             plane = np.frombuffer(upload[start : start + size], f"<u{max(1, bits // 8)}")
             start += size
-            if bits < _BYTE_BITS and not _is_filled_with_zeros(plane, count, bits):
+            if bits < _BYTE_BITS and not _is_filled_with_zeros(plane, run.size, bits):
                 raise MalformedMessage("the bits that fill a plane must be zero", reason=Reason.NOT_CANONICAL)
             planes.append(plane)
         return planes

@@ -16,13 +16,12 @@ from secagg.fields import read_fields, write_fields
 from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.estimator import greatest_modulus_bits
 from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
+from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, Values
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,
-    MAXIMUM_COEFFICIENTS,
     MAXIMUM_DROPPED_BITS,
     Parameters,
     ThresholdRule,
-    Values,
     greatest_capacity,
     least_guard_bits,
     least_quorum,
@@ -115,7 +114,7 @@ def test_eight_bits_of_a_hundred_clients_cost_1_158_of_their_packed_sum() -> Non
     made = plan(segments, 100, choose_committee(24, 3), degrees=(2048,))
     assert (made.per_coefficient, made.modulus_bits, made.dropped_bits, made.sent_bits) == ((3,), 55, 3, 52)
     assert math.isclose(made.upload_bytes / ((1 << 20) * 15 / 8), 1.1556, rel_tol=0, abs_tol=0.003)
-    assert made.plane_bits == (32, 16, 4)
+    assert made.runs[0].plane_bits == (32, 16, 4)
     wide = plan(segments, 100, choose_committee(24, 3), degrees=(4096,))
     assert wide.upload_bytes >= (1 << 20) * 15 / 8
 

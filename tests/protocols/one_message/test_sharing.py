@@ -12,7 +12,8 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.gaussian import Sampler
 from secagg.protocols.one_message.lattice.masks import RingSecret, SumOfSecrets
-from secagg.protocols.one_message.parameters import CHECK_WORDS, Parameters, ThresholdRule, Values
+from secagg.protocols.one_message.lattice.values import Values
+from secagg.protocols.one_message.parameters import CHECK_WORDS, Parameters, ThresholdRule
 from secagg.protocols.one_message.recovery import recover, require_answer
 from secagg.protocols.one_message.sharing import Dealing, HeldShare, ShareSum, deal, open_share
 from secagg.protocols.one_message.sharing_field import (

@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.contract import RingSegment
+from secagg.contract.layout import LARGEST_MASK_NOISE
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, ThresholdNotMet
+from secagg.fields import read_fields, write_fields
 from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice import coefficients, masks, packing
+from secagg.protocols.one_message.lattice.gaussian import LARGEST
 from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret, energy_factor
 from secagg.protocols.one_message.lattice.planes import Accumulator
-from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, Values, least_guard_bits
+from secagg.protocols.one_message.lattice.values import LEAST_FINE_BITS, Values
+from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, least_guard_bits
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind, Reader, Writer
 
 EPOCH = bytes(range(32))
 PARAMETERS = plan([Values(64, 16, (-128, 127))], 100, choose_committee(5, 1), degrees=(2048,))
@@ -243,7 +249,7 @@ def test_energy_may_vary_more_where_there_are_few_coefficients() -> None:
 
 def test_malformed_uploads_change_nothing() -> None:
     parameters = plan([Values(9, 15)], 3, choose_committee(5, 1), degrees=(1024,))
-    assert parameters.plane_bits[-1] < 8
+    assert parameters.runs[0].plane_bits[-1] < 8
     ring = EpochRing(parameters, EPOCH)
     upload, secret = ring.mask([np.zeros(9, np.uint16)], seed(1))
     total = ring.accumulator()
@@ -347,3 +353,151 @@ def test_rounding_adds_half_a_unit_at_most(start: int, dropped: int) -> None:
     low, high = coefficients.round_off(words, dropped)
     due = (start + (1 << dropped >> 1)) % (1 << 128) >> dropped
     assert int(low[0]) | int(high[0]) << 64 == due
+
+
+# --- Values that are rounded ------------------------------------------------------------------------------------------
+
+
+def rounded_values(length: int, ring_bits: int, fine_bits: int, *others: Values) -> list[Values]:
+    fine = Values(length, ring_bits, None, fine_bits)
+    return [fine, *others, Values(1, 12), fine.check_words]
+
+
+@settings(max_examples=20)
+@given(data=st.data(), degree=st.sampled_from([1024, 2048, 4096]), clients=st.integers(1, 5))
+def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
+    data: st.DataObject, degree: int, clients: int
+) -> None:
+    fine_bits = data.draw(st.integers(7, 10))
+    sent_bits = data.draw(st.integers(1, 4 if degree == 1024 else 20))
+    others = data.draw(st.sampled_from([(), (Values(30, 9, (-3, 3)),), (Values(40, 8),)]))
+    length = data.draw(st.sampled_from([1, 700, 3000]))
+    parameters = plan(
+        rounded_values(length, sent_bits + fine_bits, fine_bits, *others),
+        40,
+        choose_committee(5, 1),
+        degrees=(degree,),
+        capacity_weight=80,
+    )
+    (run, *_) = parameters.runs
+    assert (run.size, run.dropped, run.sent) == (length, fine_bits, sent_bits)
+    ring, weights = Ring(sent_bits + fine_bits), [1 + client % 2 for client in range(clients)]
+    inputs = [
+        [[(7 * client + 5 * at) % 64 for at in range(length)], *([[1] * one.length for one in others]), [1]]
+        for client in range(clients)
+    ]
+    total, secrets = EpochRing(parameters, EPOCH).accumulator(), np.zeros(degree, np.int32)
+    for client, (rows, weight) in enumerate(zip(inputs, weights, strict=True)):
+        vectors = [
+            Ring(segment.ring_bits).from_integers(np.array(row, np.int64) % (1 << segment.ring_bits - 1))
+            for segment, row in zip(parameters.segments, rows, strict=False)
+        ]
+        upload, secret = EpochRing(parameters, EPOCH).mask(vectors, seed(client, degree), weight)
+        assert len(upload) == parameters.upload_bytes
+        total.add(upload)
+        secrets += secret.expose()
+    opened = EpochRing(parameters, EPOCH).open(total, secrets).vectors(sum(weights))
+    assert opened[-1].tolist() == [sum(weights)]
+    due = sum(np.array(rows[0], np.int64) * weight for rows, weight in zip(inputs, weights, strict=True))
+    due_elements = (np.asarray(due) % (1 << ring.modulus_bits)).astype(ring.word)
+    errors = ring.lift(ring.subtract(opened[0], due_elements)).astype(np.int64)
+    reach = clients * ((1 << fine_bits - 1) + LARGEST)
+    if reach < 1 << ring.modulus_bits - 1:
+        assert np.abs(errors).max() <= reach
+
+
+def test_what_roundings_add_on_average_is_taken_off() -> None:
+    clients, size = 40, 16_384
+    parameters = plan(rounded_values(size, 16, 7), clients, choose_committee(5, 1), degrees=(2048,))
+    ring = EpochRing(parameters, EPOCH)
+    ring.prepare()
+    total, secrets = ring.accumulator(), np.zeros(2048, np.int32)
+    for client in range(clients):
+        upload, secret = ring.mask([np.zeros(size, np.uint16), np.ones(1, np.uint16)], seed(client, 79))
+        total.add(upload)
+        secrets += secret.expose()
+    errors = Ring(16).lift(ring.open(total, secrets).vector(0, clients)).astype(np.int64)
+    allowed = 6 * (clients * (128**2 / 12 + 4.5**2) / size) ** 0.5
+    # Half a fine step for each upload would be twice as far.
+    assert abs(errors.mean()) < allowed < clients / 3
+    assert errors.std() == pytest.approx((clients * (128**2 / 12 + 4.5**2)) ** 0.5, rel=0.05)
+
+
+def test_noise_takes_less_than_the_head_room_that_the_contract_gives_it() -> None:
+    assert LARGEST <= LARGEST_MASK_NOISE
+    assert RingSegment(1, 1, LEAST_FINE_BITS).head_room - (1 << LEAST_FINE_BITS - 1) >= LARGEST
+
+
+def test_a_wrong_secret_that_leaves_the_guard_bits_is_noticed_by_the_check_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rule D18: rounded values have no guard bits, and uniform garbage looks like any sum."""
+    parameters = plan(rounded_values(2000, 16, 8), 24, choose_committee(5, 1), degrees=(2048,))
+    ring = EpochRing(parameters, EPOCH)
+    total, secrets = ring.accumulator(), np.zeros(2048, np.int32)
+    for client in range(3):
+        upload, secret = ring.mask([np.zeros(2000, np.uint16), np.ones(1, np.uint16)], seed(client, 77))
+        total.add(upload)
+        secrets += secret.expose()
+    ring.open(total, secrets)
+    wrong = secrets.copy()
+    wrong[5] += 1
+
+    def much(_: int) -> float:
+        return 1e18
+
+    # A liar that leaves the few exact coefficients alone would be seen by nothing else.
+    monkeypatch.setattr(masks, "energy_factor", much)
+    with pytest.raises(WrongSecret, match="check words"):
+        ring.open(total, wrong)
+
+    def accepted(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(masks, "agrees", accepted)
+    garbage = ring.open(total, wrong).vector(0, 3)
+    assert np.abs(Ring(16).lift(garbage)).max() > 1 << 14
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_an_altered_rounded_upload_is_noticed_by_the_check_words(place: int) -> None:
+    parameters = plan(rounded_values(64, 16, 8), 24, choose_committee(5, 1), degrees=(2048,))
+    ring = EpochRing(parameters, EPOCH)
+    upload, secret = ring.mask([np.zeros(64, np.uint16), np.ones(1, np.uint16)], seed(1, 78))
+    altered = bytearray(upload)
+    altered[place if place == 0 else 63] ^= 1
+    total = ring.accumulator()
+    total.add(altered)
+    with pytest.raises(WrongSecret, match="check words"):
+        ring.open(total, secret.expose().astype(np.int32))
+
+
+def test_rounded_values_travel_in_exactly_their_bits_and_check_words() -> None:
+    parameters = plan(rounded_values(1 << 14, 20, 8), 100, choose_committee(5, 1), degrees=(2048,))
+    check = parameters.segments[-1]
+    assert check == Values(6, 20)
+    assert parameters.upload_bytes == (1 << 14) * 12 // 8 + parameters.runs[1].sent_bytes
+    assert parameters.runs[1].size == 1 + 6
+
+
+@pytest.mark.parametrize(
+    ("length", "ring_bits", "bounds", "fine_bits"),
+    [(4, 16, None, 6), (4, 8, None, 8), (4, 16, (0, 3), 8), (4, 16, None, -1)],
+)
+def test_values_that_noise_would_move_too_far_are_refused(
+    length: int, ring_bits: int, bounds: tuple[int, int] | None, fine_bits: int
+) -> None:
+    with pytest.raises(InvalidParameters, match="at least 7 fine bits"):
+        Values(length, ring_bits, bounds, fine_bits)
+
+
+def test_rounded_values_without_their_check_words_are_refused() -> None:
+    fine = Values(4, 16, None, 8)
+    for others in ([], [Values(7, 16)], [Values(8, 15)]):
+        with pytest.raises(InvalidParameters):
+            plan([fine, Values(1, 5), *others], 24, choose_committee(5, 1), degrees=(2048,))
+    made = plan([fine, Values(1, 5), fine.check_words], 24, choose_committee(5, 1), degrees=(2048,))
+    writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
+    write_fields(writer, made)
+    reader = Reader(writer.finish(), MessageKind.ONE_MESSAGE_CONFIGURATION)
+    assert read_fields(reader, Parameters) == made

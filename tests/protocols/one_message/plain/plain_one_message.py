@@ -9,6 +9,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
@@ -90,7 +91,16 @@ class Offer:
     guard: int
     dropped: int
     capacity_weight: int
-    segments: list[tuple[int, int, tuple[int, int] | None]]
+    segments: list[Segment]
+
+
+class Segment(NamedTuple):
+    """A run of values: of how many bits, between which bounds, and with how many fine bits."""
+
+    length: int
+    ring: int
+    bounds: tuple[int, int] | None
+    fine: int
 
 
 def read_offer(message: bytes) -> Offer:
@@ -101,11 +111,11 @@ def read_offer(message: bytes) -> Offer:
     reader.variable()
     reader.variable()
     degree, modulus, guard, dropped = (reader.number(size) for size in (2, 1, 1, 1))
-    segments = list[tuple[int, int, tuple[int, int] | None]]()
+    segments = list[Segment]()
     for _ in range(reader.number(4)):
         length, bits, has_bounds = reader.number(8), reader.number(1), reader.number(1)
         bounds = (reader.number(8) - 2**63, reader.number(8) - 2**63) if has_bounds else None
-        segments.append((length, bits, bounds))
+        segments.append(Segment(length, bits, bounds, reader.number(1)))
     reader.number(4)
     capacity_weight = reader.number(8)
     # Holders, corrupted, threshold, packing, rule and quorum stand in the record too.
@@ -255,22 +265,50 @@ def product(a: Sequence[int], s: Sequence[int]) -> list[int]:
     return result
 
 
-def coefficients(offer: Offer, vector: bytes, count: int) -> list[int]:
-    """Put the planes of one upload together, shifted back by what was dropped."""
-    sent = offer.modulus - offer.dropped
-    found, at, shift = [0] * count, 0, offer.dropped
-    for bits in [32] * (sent // 32) + [part for part in (16, 8, 4, 2, 1) if sent & part]:
-        size = -(-count * bits // 8)
-        plane, at = vector[at : at + size], at + size
-        for index in range(count):
-            if bits >= 8:
-                value = int.from_bytes(plane[index * bits // 8 : (index + 1) * bits // 8], "little")
-            else:
-                value = plane[index % size] >> (bits * (index // size)) & ((1 << bits) - 1)
-            found[index] += value << shift
-        shift += bits
-    assert at == len(vector)
+def runs(offer: Offer, counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return runs of coefficients of which the same bits travel: how many, dropped bits, sent bits."""
+    found = list[tuple[int, int, int]]()
+    for segment, count in zip(offer.segments, counts, strict=True):
+        kind = (offer.dropped, offer.modulus - offer.dropped)
+        if segment.fine:
+            kind = (segment.fine, segment.ring - segment.fine)
+        before = found.pop()[0] if found and found[-1][1:] == kind else 0
+        found.append((before + count, *kind))
     return found
+
+
+def coefficients(offer: Offer, vector: bytes, counts: Sequence[int]) -> list[int]:
+    """Put the planes of one upload together, shifted back by what was dropped."""
+    whole, at = list[int](), 0
+    for count, dropped, sent in runs(offer, counts):
+        found, shift = [0] * count, dropped
+        for bits in [32] * (sent // 32) + [part for part in (16, 8, 4, 2, 1) if sent & part]:
+            size = -(-count * bits // 8)
+            plane, at = vector[at : at + size], at + size
+            for index in range(count):
+                if bits >= 8:
+                    value = int.from_bytes(plane[index * bits // 8 : (index + 1) * bits // 8], "little")
+                else:
+                    value = plane[index % size] >> (bits * (index // size)) & ((1 << bits) - 1)
+                found[index] += value << shift
+            shift += bits
+        whole += found
+    assert at == len(vector)
+    return whole
+
+
+def check_words(offer: Offer, number: int, values: Sequence[int], count: int) -> list[int]:
+    """Return the inner products of a rounded segment with a public vector, shifted for each word."""
+    bits = offer.segments[number].ring
+    size = max(8, 1 << (bits - 1).bit_length()) // 8
+    key = expand(offer.seed, bind("one-message-check-vector", number.to_bytes(4, "big")))[:16]
+    data = Cipher(algorithms.AES(key), modes.CTR((2).to_bytes(16, "big"))).encryptor()
+    made = data.update(bytes(size * (len(values) + count - 1)))
+    public = [int.from_bytes(made[at : at + size], "little") for at in range(0, len(made), size)]
+    return [
+        sum(a * b for a, b in zip(values, public[word : word + len(values)], strict=True)) % (1 << bits)
+        for word in range(count)
+    ]
 
 
 def public_polynomial(offer: Offer, block: int) -> list[int]:
@@ -290,16 +328,16 @@ def public_polynomial(offer: Offer, block: int) -> list[int]:
 def open_sum(offer: Offer, vectors: Sequence[bytes], secret: Sequence[int]) -> tuple[list[list[int]], int]:
     """Remove the masks: return the sum of each segment modulo its ring, and the sum of weights."""
     shapes = list[tuple[int, int, int]]()
-    for _, ring, bounds in offer.segments:
-        if bounds is None:
-            shapes.append((1, ring, offer.modulus - ring))
+    for segment in offer.segments:
+        if segment.bounds is None:
+            shapes.append((1, segment.ring, 0 if segment.fine else offer.modulus - segment.ring))
         else:
-            bits = (offer.capacity_weight * (bounds[1] - bounds[0])).bit_length()
+            bits = (offer.capacity_weight * (segment.bounds[1] - segment.bounds[0])).bit_length()
             shapes.append(((offer.modulus - offer.guard) // bits, bits, offer.guard))
-    counts = [-(-length // k) for (length, _, _), (k, _, _) in zip(offer.segments, shapes, strict=True)]
+    counts = [-(-segment.length // k) for segment, (k, _, _) in zip(offer.segments, shapes, strict=True)]
     total = [0] * sum(counts)
     for vector in vectors:
-        sent = coefficients(offer, vector, len(total))
+        sent = coefficients(offer, vector, counts)
         total = [left + right for left, right in zip(total, sent, strict=True)]
     for start in range(0, len(total), offer.degree):
         mask = product(public_polynomial(offer, start // offer.degree), secret)
@@ -307,15 +345,20 @@ def open_sum(offer: Offer, vectors: Sequence[bytes], secret: Sequence[int]) -> t
             total[index] -= mask[index - start]
     bias = len(vectors) // 2 if offer.dropped else 0
     pieces, first = list[list[int]](), 0
-    for (length, _, _), (k, bits, lowest), size in zip(offer.segments, shapes, counts, strict=True):
-        half, modulus = 1 << (lowest - 1), 1 << offer.modulus
-        part = [(value - bias + half) % modulus >> lowest for value in total[first : first + size]]
+    for segment, (k, bits, lowest), size in zip(offer.segments, shapes, counts, strict=True):
+        half, modulus = (0, 1 << bits) if segment.fine else (1 << (lowest - 1), 1 << offer.modulus)
+        off = 0 if segment.fine else bias
+        part = [(value - off + half) % modulus >> lowest for value in total[first : first + size]]
         fields = [value >> (j * bits) & ((1 << bits) - 1) for j in range(k) for value in part]
-        pieces.append(fields[:length])
+        pieces.append(fields[: segment.length])
         first += size
-    weight = pieces[-1][0]
-    sums = [
-        [(value + (bounds[0] * weight if bounds else 0)) % (1 << ring) for value in piece]
-        for piece, (_, ring, bounds) in zip(pieces[:-1], offer.segments, strict=False)
-    ]
+    fine = [number for number, segment in enumerate(offer.segments) if segment.fine]
+    inputs = len(offer.segments) - len(fine)
+    for number, words in zip(fine, pieces[inputs:], strict=True):
+        assert check_words(offer, number, pieces[number], len(words)) == words
+    weight = pieces[inputs - 1][0]
+    sums = list[list[int]]()
+    for piece, segment in zip(pieces[: inputs - 1], offer.segments, strict=False):
+        added = segment.bounds[0] * weight if segment.bounds else -(len(vectors) // 2) if segment.fine else 0
+        sums.append([(value + added) % (1 << segment.ring) for value in piece])
     return sums, weight

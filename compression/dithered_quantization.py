@@ -1,0 +1,159 @@
+"""Dithered quantization: values on a fine grid, which a protocol that masks rounds to whole steps once they are masked.
+
+A step is divided into 2^f fine steps. A value becomes a whole number of fine steps; the protocol adds a uniform mask to
+it and rounds the sum to whole steps of ``modulus_bits`` bits, which alone travel. Taking the mask off again makes this
+a subtractive dither: the error is uniform between -1/2 and 1/2 step, whatever the value, and its mean is zero. A sum of
+N clients errs by sqrt(N / 12) steps. Rounding at random before masking sends as many bits and errs by up to
+sqrt(N / 4).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import capacity_between, reduce_into, require_capacity
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+
+from .public_stream import require_shape
+
+Tensor = npt.NDArray[np.floating[Any]]
+DEFAULT_FINE_BITS: Final = 8
+MOST_FINE_BITS: Final = 24
+MOST_BITS: Final = 16
+_FLOAT_BITS: Final = 53
+"""Every integer of so many bits is a float64, so decoding gives the number that is meant."""
+_LEAST_SCALE: Final = 2.0**-100
+_PIECE: Final = 1 << 15
+"""How many values are encoded at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DitheredQuantization:
+    """A tensor of floats in steps of ``scale``, clamped to 2^(bits - 1) steps on both sides of zero.
+
+    Encoding errs by half a fine step. Rounding under the mask adds up to half a step for each client, for which the
+    capacity keeps room, and 1/12 of a squared step of variance.
+    """
+
+    shape: tuple[int, ...]
+    bits: int
+    modulus_bits: int
+    scale: float
+    fine_bits: int = DEFAULT_FINE_BITS
+    layout: Layout = field(init=False, repr=False, compare=False)
+    """One ring segment with fine bits; the version covers every parameter."""
+
+    def __post_init__(self) -> None:
+        require_shape(self.shape)
+        for name, value, least, most in (
+            ("bits", self.bits, 1, MOST_BITS),
+            ("fine_bits", self.fine_bits, 1, MOST_FINE_BITS),
+            ("modulus_bits", self.modulus_bits, 2, _FLOAT_BITS - MOST_FINE_BITS),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                raise InvalidParameters(f"{name} is an integer in {least}..{most}; got {value!r}")
+        if type(self.scale) is not float or not isfinite(self.scale) or not self.scale >= _LEAST_SCALE:
+            raise InvalidParameters(f"scale is a float of at least 2^-100; got {self.scale!r}")
+        segment = RingSegment(self.modulus_bits, prod(self.shape), self.fine_bits)
+        if self.bound + segment.head_room > segment.ring.greatest:
+            raise InvalidParameters(
+                f"{self.bits} bits and the room for rounding leave a ring of {self.modulus_bits} bits; use a ring of "
+                f"at least {dithered_ring(self.bits, 1, self.fine_bits)} bits"
+            )
+        encoded = struct.pack(
+            f">I{len(self.shape)}QBBBd",
+            *(len(self.shape), *self.shape, self.bits, self.modulus_bits, self.fine_bits, self.scale),
+        )
+        version = public_parameters_digest("dithered_quantization", encoded)
+        object.__setattr__(self, "layout", Layout((segment,), version))
+
+    @property
+    def bound(self) -> int:
+        """The largest number of fine steps that a value becomes."""
+        return 1 << (self.bits - 1 + self.fine_bits)
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight whose sum stays in the ring, with every value at an end and every rounding too."""
+        reach = self.bound + self._segment.head_room
+        return capacity_between(-reach, reach, self._segment.ring.modulus_bits)
+
+    @property
+    def _segment(self) -> RingSegment:
+        (segment,) = self.layout.require_rings()
+        return segment
+
+    def encode(self, update: Tensor, coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's; the mask dithers
+        """Divide by the scale, clamp, and round to the nearest fine step.
+
+        Raises:
+            Misuse: the update is not an array of floats of this shape.
+            CapacityExceeded: a value is NaN or infinite.
+        """
+        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != self.shape:
+            raise Misuse(f"an update is an array of floats of shape {self.shape}; reshape it first")
+        ring, flat = self._segment.ring, update.reshape(-1)
+        codes = ring.zeros(flat.size)
+        signed = codes.view(f"<i{ring.word_bytes}")
+        for start in range(0, flat.size, _PIECE):
+            piece = flat[start : start + _PIECE].astype(np.float64)
+            if not np.isfinite(piece).all():
+                raise CapacityExceeded(
+                    "an update holds NaN or infinity; skip this client or repair its training",
+                    reason=Reason.INPUT_OUT_OF_RANGE,
+                )
+            # What leaves a float here becomes infinite, and is clamped like every other.
+            with np.errstate(over="ignore"):
+                piece /= self.scale
+                piece *= 1 << self.fine_bits
+            np.rint(np.clip(piece, -self.bound, self.bound, out=piece), out=piece)
+            np.copyto(signed[start : start + _PIECE], piece, casting="unsafe")
+            reduce_into(codes[start : start + _PIECE], ring.modulus_bits)
+        return Payload(self.layout, (codes,))
+
+    def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
+        """Return the sum of the contributors' updates; the protocol has taken off what roundings add on average.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
+        """
+        if aggregate.layout != self.layout:
+            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+        require_capacity(aggregate.total_weight, self.capacity)
+        sums = self._segment.ring.lift(aggregate.values[0]).astype(np.float64)
+        sums *= self.scale / (1 << self.fine_bits)
+        return sums.astype(np.float32).reshape(self.shape)
+
+
+def dithered_ring(bits: int, total_weight: int, fine_bits: int = DEFAULT_FINE_BITS) -> int:
+    """Return the width of the narrowest ring that holds this total weight, rounding included."""
+    if type(total_weight) is not int or total_weight < 1:
+        raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
+    reach = total_weight * ((1 << (bits - 1 + fine_bits)) + RingSegment(1, 1, fine_bits).head_room)
+    return max(2, reach.bit_length() + 1 - fine_bits)
+
+
+def calibrate(
+    sample: Tensor, *, bits: int, modulus_bits: int, fine_bits: int = DEFAULT_FINE_BITS
+) -> DitheredQuantization:
+    """Return the scheme whose ends are the largest value of a sample.
+
+    Raises:
+        InvalidParameters: the sample holds zeros alone, NaN or infinity.
+    """
+    largest = float(np.abs(sample).max(initial=0))
+    if not 0 < largest < np.inf:
+        raise InvalidParameters("a scale is calibrated on finite values, not all of them zero; give another sample")
+    scale = float(np.float32(largest / (1 << (bits - 1))))
+    return DitheredQuantization(
+        shape=sample.shape, bits=bits, modulus_bits=modulus_bits, scale=max(scale, _LEAST_SCALE), fine_bits=fine_bits
+    )

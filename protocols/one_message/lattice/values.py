@@ -1,0 +1,113 @@
+"""Runs of values as an upload holds them: what is exact, what is rounded, and which bits of coefficients travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple
+
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.fields import Field, unsigned
+from secagg.wire import Reader, Writer
+
+MAXIMUM_COEFFICIENTS: Final = 1 << 31
+"""With these and ``DEVIATIONS``, a guard bit of any coefficient fails with a chance below 2^-40."""
+LEAST_FINE_BITS: Final = 7
+"""The noise of one coefficient, at most 64, is then at most half a step, as the contract's head-room allows."""
+_CHECK_BITS: Final = 64
+"""The check words of a segment are at least so long together; a wrong secret goes unnoticed with 2^-64."""
+_PLANES: Final = (16, 8, 4, 2, 1)
+
+
+_SIGN: Final = 1 << 63
+
+
+def _write_bounds(writer: Writer, bounds: tuple[int, int] | None) -> None:
+    writer.integer(bounds is not None, 1)
+    for bound in bounds or ():
+        writer.integer(bound + _SIGN, 8)
+
+
+def _read_bounds(reader: Reader) -> tuple[int, int] | None:
+    if (tag := reader.integer(1)) > 1:
+        raise MalformedMessage("a segment has bounds or has none", reason=Reason.NOT_CANONICAL)
+    return (reader.integer(8) - _SIGN, reader.integer(8) - _SIGN) if tag else None
+
+
+_BOUNDS = Field(_write_bounds, _read_bounds, "1: 0 none, 1 two of 8, plus 2^63")
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One segment of a layout: a run of ring elements, and the range of an unweighted one where it has one.
+
+    Values with bounds share a coefficient, several to each. Values without bounds may wrap, and have a coefficient to
+    themselves: a carry out of one would otherwise reach its neighbour and tell how often the sum wrapped.
+
+    Values with fine bits are rounded to whole steps under the mask, have no guard bits, and so need check words.
+    """
+
+    length: Annotated[int, unsigned(8)]
+    ring_bits: Annotated[int, unsigned(1)]
+    """Of an element, fine bits included."""
+    bounds: Annotated[tuple[int, int] | None, _BOUNDS] = None
+    fine_bits: Annotated[int, unsigned(1)] = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= MAXIMUM_COEFFICIENTS or not 1 <= self.ring_bits <= 64:  # noqa: PLR2004 -- a word
+            raise InvalidParameters(
+                f"a segment has 1 to 2^31 values of 1 to 64 bits; got {self.length} of {self.ring_bits} bits"
+            )
+        if self.bounds is not None:
+            low, high = self.bounds
+            if not -(1 << (self.ring_bits - 1)) <= low <= high < 1 << (self.ring_bits - 1) or low == high:
+                raise InvalidParameters(
+                    f"the bounds {low}..{high} are not two integers of {self.ring_bits} bits in order; correct them"
+                )
+        if self.fine_bits and (self.bounds is not None or not LEAST_FINE_BITS <= self.fine_bits < self.ring_bits):
+            raise InvalidParameters(
+                f"values that are rounded have at least {LEAST_FINE_BITS} fine bits, so that noise of lattice masks "
+                f"stays below half a step, and no bounds; got {self.fine_bits} fine bits and bounds {self.bounds}"
+            )
+
+    def field_bits(self, capacity_weight: int) -> int:
+        """Return how many bits of a coefficient the sum of one value needs."""
+        if self.bounds is None:
+            return self.ring_bits
+        low, high = self.bounds
+        return (capacity_weight * (high - low)).bit_length()
+
+    @property
+    def sent_bits(self) -> int:
+        """How many bits of a rounded value travel."""
+        return self.ring_bits - self.fine_bits
+
+    @property
+    def check_words(self) -> Values:
+        """What is due behind values that are rounded: check words over their ring, which are exact."""
+        return Values(length=-(-_CHECK_BITS // self.sent_bits), ring_bits=self.ring_bits)
+
+
+class Run(NamedTuple):
+    """Coefficients, one after another, of which the same bits travel, in planes."""
+
+    first: int
+    end: int
+    dropped: int
+    """So many lowest bits are rounded away."""
+    sent: int
+    """So many bits above them travel; those above are of no use modulo 2^(dropped + sent)."""
+
+    @property
+    def size(self) -> int:
+        """How many coefficients there are."""
+        return self.end - self.first
+
+    @property
+    def plane_bits(self) -> tuple[int, ...]:
+        """How the bits of a coefficient divide into planes, lowest first: 52 = 32 + 16 + 4."""
+        return (32,) * (self.sent // 32) + tuple(bits for bits in _PLANES if self.sent & bits)
+
+    @property
+    def sent_bytes(self) -> int:
+        """The length of its planes."""
+        return sum(-(-self.size * bits // 8) for bits in self.plane_bits)

@@ -1,0 +1,36 @@
+"""Check words: a few linear words of a vector, by which a sum shows that nothing was lost or altered.
+
+Each is an inner product of the vector with one public random vector over its ring, shifted for each word. Being linear,
+the words of a sum are the sum of the words.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .mask_expansion import SEGMENT_BYTES, Generator, accumulate
+from .ring import Ring, RingVector, low_bits
+from .secret import Secret
+
+CHECK_KEY_BYTES: Final = 16
+
+
+def check_words(ring: Ring, values: RingVector, count: int, key: Secret) -> list[int]:
+    """Return so many check words of a vector under the key of a public vector, which is never held whole.
+
+    Word w is the inner product of the values with the public vector from element w on. An error whose last element of
+    least valuation v is unit times 2^v reaches the words through as many elements of the public vector as there are
+    words; modulo 2 their matrix is triangular with ones on the diagonal. So the words of any one error are uniform and
+    independent multiples of 2^v, as if each word had a public vector of its own.
+    """
+    per_piece, words = SEGMENT_BYTES // ring.word_bytes, [0] * count
+    memory = ring.zeros(min(per_piece, values.size) + count - 1)
+    for start in range(0, values.size, per_piece):
+        piece = values[start : start + per_piece]
+        public = memory[: piece.size + count - 1]
+        public[:] = 0
+        # For a single key the smaller chunks of counter mode cost less than the larger buffers of GCM.
+        accumulate(public, ring, add=[key], subtract=[], start=start, generator=Generator.CTR)
+        for word in range(count):
+            words[word] += ring.inner_product(piece, public[word : word + piece.size])
+    return [word & low_bits(ring.modulus_bits) for word in words]
