@@ -31,7 +31,7 @@ BUDGETS = {
     "protocols/two_servers": 8_600,
     "protocols/one_message": 5_980,
     "protocols/coded_mask": 1_420,
-    "secagg/planning": 1_250,
+    "secagg/planning": 1_330,
     "secagg/simulation": 520,
     "secagg/short": 730,
     "training": 7_750,

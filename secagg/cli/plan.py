@@ -46,7 +46,7 @@ def run_plan(request: PlanRequest, network: Network, report: Path | None, noise:
     comparison = compare(request)
     options = comparison.giving(request.learn)
     started = perf_counter()
-    rows = [_row(option, seconds_of(option, request.suite, network)) for option in options]
+    rows = [_row(option, seconds_of(option, request.suite, network), request.clients) for option in options]
     measuring, said = perf_counter() - started, list(advice(request, comparison))
     if noise is not None:
         said += noise.advice(request.weights, request.clients)
@@ -104,7 +104,7 @@ def _summary(
     }
 
 
-def _row(option: Option, seconds: Seconds) -> dict[str, Any]:
+def _row(option: Option, seconds: Seconds, clients: int) -> dict[str, Any]:
     costs = option.costs
     return {
         "scheme": option.described,
@@ -117,6 +117,7 @@ def _row(option: Option, seconds: Seconds) -> dict[str, Any]:
         "bytes up": costs.up_bytes,
         "bytes down": option.down_bytes,
         "bytes between servers": costs.between_bytes,
+        "bytes between servers in total": clients * costs.between_bytes,
         "exchanges": len(option.entry.stages),
         "client seconds": seconds.client,
         "server seconds": seconds.server,
@@ -146,6 +147,7 @@ _COLUMNS: Final[Sequence[Column]] = (
     Column("up", lambda row: in_bytes(row["bytes up"])),
     Column("down", lambda row: in_bytes(row["bytes down"]), rank=3),
     Column("between", lambda row: in_bytes(row["bytes between servers"]), rank=5),
+    Column("in total", lambda row: in_bytes(row["bytes between servers in total"]), rank=5),
     Column("exchanges", lambda row: str(row["exchanges"]), rank=5),
     Column("a client", lambda row: in_seconds(row["client seconds"]), rank=2),
     Column("server", lambda row: in_seconds(row["server seconds"]), rank=2),

@@ -230,7 +230,8 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys_and_keeps_its_journal(
     served = list[dict[str, Any]]()
 
     def serve(service: Any, *_: object, **__: object) -> None:
-        inside = vars(vars(service)["_helper"])
+        helper: object = vars(service)["_helper"]
+        inside: dict[str, Any] = vars(helper)
         served.append(inside)
         assert not inside["_journal"].root.is_wiped
         raise InvalidParameters("somebody listens there")

@@ -46,13 +46,13 @@ def table_of(text: str) -> list[list[str]]:
 def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.CaptureFixture[str]) -> None:
     head, *rows = table_of(printed(capsys, *BLOCKS))
     assert head == [
-        *("scheme", "protocol", "form", "learned", "bits/weight", "up", "down", "between", "exchanges"),
+        *("scheme", "protocol", "form", "learned", "bits/weight", "up", "down", "between", "in total", "exchanges"),
         *("a client", "server", "round", "status"),
     ]
     (decoded,) = (row for row in rows if row[:2] == ["decoded codewords, 8 bits", "pairwise"])
     assert decoded[2:7] == ["sum", "15.07", "753.56 kB", "20.85 kB", "0 B"]
-    assert (decoded[7], decoded[-1]) == ("5", "protocol only")
-    assert all(re.fullmatch(r"[\d.]+ m?s", cell) for cell in decoded[8:11])
+    assert (decoded[8], decoded[-1]) == ("5", "protocol only")
+    assert all(re.fullmatch(r"[\d.]+ m?s", cell) for cell in decoded[9:12])
     assert [row[2] for row in rows if row[:2] == ["product quantization, 32 x 4", "two-servers"]] == [
         *("depth 0", "depth 0, checked"),
     ]
@@ -124,6 +124,7 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
         "bytes down": 32 * 4 * 4 + 288,
         # Three times an id and a length, and a share of seven heads; and server 1's half.
         "bytes between servers": 2 * 31_676 + 122 + 2_712_500 + 2_075,
+        "bytes between servers in total": 100 * (2 * 31_676 + 122 + 2_712_500 + 2_075),
         "exchanges": 1,
         "client seconds": checked["client seconds"],
         "server seconds": checked["server seconds"],
