@@ -12,7 +12,7 @@ DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-round test lint types proofs proofs-second-opinion mutants bench bench-peers bench-flower dist-check \
+.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants bench bench-peers bench-flower dist-check \
   flower vectors clean
 
 help:  ## list the targets
@@ -21,6 +21,11 @@ help:  ## list the targets
 demo: $(INSTALLED)  ## train five times through real protocols, draw accuracy against uplink: build/demo
 	rm -rf build/demo
 	$(BIN)/python benchmarks/training_demo.py --out build/demo --rounds $(DEMO_ROUNDS)
+
+study: $(INSTALLED)  ## compare whole-update codes with uncompressed runs, seed by seed (hours; goes on where it was stopped)
+	mkdir -p build
+	$(BIN)/python benchmarks/iso_accuracy.py build/iso_accuracy.jsonl
+	$(BIN)/python benchmarks/iso_accuracy.py build/iso_accuracy.jsonl --json build/iso_accuracy.json
 
 demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo-round
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
