@@ -217,7 +217,7 @@ def test_adding_2_to_the_g_to_one_entry_leaves_the_guard_bits_and_is_refused_by_
 def test_one_large_entry_is_refused_by_its_size_alone() -> None:
     """With as many clients as fill their guard bits, 2^g is so small that neither length nor noise shows it."""
     clients = 32
-    filled = plan([Values(64, 16, (-128, 127))], clients, 5, 1, degrees=(2048,))
+    filled = plan([Values(64, 16, (-128, 127))], clients, choose_committee(5, 1), degrees=(2048,))
     filled = replace(filled, dropped_bits=0, guard_bits=least_guard_bits(clients, 0))
     ring = EpochRing(filled, EPOCH)
     total, secrets = summed(filled, [[[client] * 64] for client in range(clients)], [1] * clients)
