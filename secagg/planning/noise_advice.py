@@ -12,8 +12,7 @@ from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
 from secagg.privacy.noise import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
-
-from .pairwise_costs import ONE_IN
+from secagg.session.costs import ONE_IN
 
 _WIDTHS: Final = (12, 14, 16, 18, 20, 24)
 _WIDE: Final = 10**12
