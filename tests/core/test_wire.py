@@ -293,6 +293,7 @@ def test_the_kinds_are_pinned() -> None:
         "BUFFER_RELEASE": 36,
         "RELEASE_RECEIPT": 37,
         "SEAL_LEDGER": 38,
+        "SHORT_UPLOAD": 39,
         "START_ENCLAVE": 40,
         "ATTESTED_OFFER": 41,
         "OPEN_BUFFER": 42,
