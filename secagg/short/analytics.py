@@ -19,7 +19,7 @@ from secagg.session.settings import chosen_settings
 from .in_process import simulated
 
 Value = TypeVar("Value", bound=Hashable)
-_TASK: Final = b"secagg.histogram"
+_TASK: Final = b"counts in one process"
 _MODEL: Final = bytes(32)
 _END: Final = b"\0"
 _BYTES: Final = 256

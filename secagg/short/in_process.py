@@ -21,7 +21,7 @@ from secagg.simulation.rehearsal import spread_dropouts
 from .model_session import USUAL_BITS, Session
 from .trees import Tree
 
-_TASK: Final = b"secagg.aggregate"
+_TASK: Final = b"a sum in one process"
 Updates = Mapping[Any, Tree] | Sequence[Tree]
 """One update for each client, by its name or its position."""
 
