@@ -32,8 +32,10 @@ def candidate(name: str, payload_bytes: int, **changed: Any) -> Candidate:
         name=name,
         make=lambda: scheme(**changed),
         updates=st.one_of(
-            arrays(np.dtype(kind), decoder.shape, elements=st.floats(-2.0, 2.0, width=16))
-            for kind in ("<f8", "<f4", "<f2")
+            [
+                arrays(np.dtype(kind), decoder.shape, elements=st.floats(-2.0, 2.0, width=16))
+                for kind in ("<f8", "<f4", "<f2")
+            ]
         ),
         expected=lambda update: np.clip(update.astype(np.float64), -end, end),
         error=decoder.scale * 2.0 ** -(decoder.fine_bits + 1),

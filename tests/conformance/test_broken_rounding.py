@@ -34,7 +34,8 @@ class WholeSteps(DitheredQuantization):
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         # Named in full: a dataclass with slots is another class than the one that super() would look for.
         decoded = DitheredQuantization.decode(self, aggregate)
-        return (np.floor(decoded / self.scale) * self.scale).astype(np.float32)
+        whole: npt.NDArray[np.float32] = (np.floor(decoded / self.scale) * self.scale).astype(np.float32)
+        return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,9 @@ class OwnBias(DitheredQuantization):
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         decoded = DitheredQuantization.decode(self, aggregate)
         # Once too often on top of what one client decodes to, so that no other law notices.
-        return decoded + np.float32(self.scale / 2 * (aggregate.contributors - 1)) * (decoded % self.scale != 0)
+        bias = np.float32(self.scale / 2 * (aggregate.contributors - 1))
+        moved: npt.NDArray[np.float32] = decoded + bias * (decoded % self.scale != 0)
+        return moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,9 @@ class Doubled(DitheredQuantization):
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         decoded = DitheredQuantization.decode(self, aggregate)
-        return decoded + (decoded - np.rint(decoded / self.scale).astype(np.float32) * np.float32(self.scale))
+        whole = np.rint(decoded / self.scale).astype(np.float32) * np.float32(self.scale)
+        doubled: npt.NDArray[np.float32] = decoded + (decoded - whole)
+        return doubled
 
 
 def candidate(scheme: type[DitheredQuantization]) -> Candidate:
