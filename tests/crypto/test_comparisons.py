@@ -17,6 +17,7 @@ from tests.harness.house import report, shipped_modules
 ROOMS = ("secagg.crypto", "secagg.session", "secagg.protocols")
 OF_SECRETS = re.compile(
     r"expose\(\)|\b_tag\(|commit_to|commitment\b|vector_digest\(|recover_root\(|keys\.mask\.encoded|\bbefore\b"
+    r"|_said\.get\(sender, b"
 )
 """What a tag, a commitment, or a digest of what a client sent before looks like in this house."""
 OPENED_BY_WHO_COMMITTED = {
@@ -70,7 +71,7 @@ def test_each_comparison_is_missed_when_it_is_written_plainly(repository: Path) 
             count += 1
             changed = ast.unparse(ast.fix_missing_locations(Plainly(number).visit(ast.parse(source))))
             assert [*faults_in(changed)], f"{name}: comparison {number} is not covered"
-    assert count >= 14
+    assert count >= 12
 
 
 @pytest.mark.parametrize("line", ["key.expose() == guess", "place.commit_to(x) != commitment", "_tag(k, m) == tag"])
