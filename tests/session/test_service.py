@@ -108,7 +108,7 @@ def test_a_peer_that_was_replaced_is_lost_and_says_so(served: Served) -> None:
         assert second(REQUEST) == REQUEST
         with pytest.raises(HelperLost, match="begin another session"):
             first(REQUEST)
-        with pytest.raises(HelperLost, match="was lost before"):
+        with pytest.raises(HelperLost, match="was closed before"):
             first(REQUEST)
         assert second(REQUEST) == REQUEST
     assert served.ends, "what lived on the first connection has ended"

@@ -291,7 +291,7 @@ def test_an_interrupted_request_is_not_answered_by_the_next_answer(
     process, remote = fake(framed(offered), framed(done()), framed(done()))
     remote.start(CONFIGURATION)
     with monkeypatch.context() as patched:
-        patched.setattr("secagg.protocols.enclave.remote_enclave.receive_frame", interrupt)
+        patched.setattr("secagg.session.connection.receive_frame", interrupt)
         with pytest.raises(KeyboardInterrupt):
             remote.open_buffer(1, bytes(32))
     with pytest.raises(EnclaveLost, match="its connection was closed"):

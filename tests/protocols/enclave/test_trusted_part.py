@@ -146,14 +146,14 @@ def test_the_trusted_part_is_these_modules_and_no_other(repository: Path) -> Non
     }
 
 
-FACE = "secagg.protocols.enclave"
-"""Imports the host's modules by name, when they are asked for."""
+FACES = {"secagg", "secagg.protocols.enclave"}
+"""They import modules by name, when somebody asks them for what is not in the trusted part; nothing in it does."""
 
 
 def test_it_reaches_nothing_outside_but_mathematics_and_cryptography(repository: Path) -> None:
     _, outside = closure(START, repository)
     inner = {module: names for module, names in outside.items() if module not in AROUND | {FRAMES}}
-    assert {module for module, names in inner.items() if "importlib" in names} == {FACE}
+    assert {module for module, names in inner.items() if "importlib" in names} == FACES
     assert set[str]().union(*inner.values()) - {"importlib"} == OUTSIDE
     assert {module for module, names in inner.items() if "os" in names} == {"secagg.crypto.entropy"}
     assert {module for module, names in inner.items() if "threading" in names} == {LOCKED}
@@ -178,7 +178,7 @@ def test_it_stays_small_and_the_document_says_how_small(repository: Path) -> Non
     assert own <= MOST_OWN_LINES, f"{own} lines; {sizes}"
     assert around <= MOST_LINES_AROUND, f"{around} lines; {sizes}"
     assert core <= MOST_CORE_LINES, f"{core} lines; {sizes}"
-    assert sum(sizes[module] for module in PACKAGES) < 60
+    assert sum(sizes[module] for module in PACKAGES) < 90
     document = " ".join((repository / "protocols/enclave/README.md").read_text().split())
     form = r"about ([\d,]+) lines of code of its own, ([\d,]+) of the process around it, on ([\d,]+) of the core"
     found_said = re.search(form, document)
