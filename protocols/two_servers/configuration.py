@@ -86,6 +86,8 @@ class IndexingConfiguration:
         self._check_keys()
         self._check_numbers()
         if self.noise is not None:
+            if type(self.noise) is not ServerNoise:
+                raise Misuse("noise is a ServerNoise, or None")
             self.noise.check(self.layout, self.weights, self.maximum_total_weight)
         self._check_segments()
         digest = hashlib.sha256(bind(Label.INDEXING_CONFIGURATION, self.encode())).digest()

@@ -72,6 +72,10 @@ def payload_of(client: ClientId, scale: int = 1) -> Payload:
     return Payload(LAYOUT, (segment.ring.from_integers(np.full(VALUES, scale * client.value)),))
 
 
+def late(client: ClientId) -> LateUpdate:
+    return LateUpdate(lambda: Update(payload_of(client), MODEL))
+
+
 def ran(
     name: str,
     clients: Iterable[ClientId] = CLIENTS,
@@ -88,10 +92,7 @@ def ran(
         noise = noise_in(session)
         if member_settings is not None:
             world._settings = member_settings  # type: ignore[attr-defined] # noqa: SLF001
-        joined = (
-            world.member(client).join(SUBJECT, LateUpdate(lambda of=client: Update(payload_of(of), MODEL)))
-            for client in clients
-        )
+        joined = (world.member(client).join(SUBJECT, late(client)) for client in clients)
         uploading = next(stage.name for stage in entry.stages if stage.takes_update)
         measured = Measured(session)
         try:
@@ -189,10 +190,7 @@ def test_a_repeated_offer_gets_the_same_noise_and_not_another() -> None:
     with closing(find(protocol).simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = world.open(SUBJECT, frozenset(CLIENTS))
         first, second = (
-            world.member(CLIENTS[0])
-            .join(SUBJECT, LateUpdate(lambda: Update(payload_of(CLIENTS[0]), MODEL)))
-            .answer(session.invitation)
-            for _ in range(2)
+            world.member(CLIENTS[0]).join(SUBJECT, late(CLIENTS[0])).answer(session.invitation) for _ in range(2)
         )
         session.abort()
     assert first == second
@@ -202,10 +200,7 @@ def test_a_pairwise_client_hands_its_upload_out_once() -> None:
     protocol, settings = SETTINGS["pairwise"]
     with closing(find(protocol).simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = world.open(SUBJECT, frozenset(CLIENTS))
-        members = {
-            client: world.member(client).join(SUBJECT, LateUpdate(lambda of=client: Update(payload_of(of), MODEL)))
-            for client in CLIENTS
-        }
+        members = {client: world.member(client).join(SUBJECT, late(client)) for client in CLIENTS}
         while session.stage is not None and not session.stage.takes_update:
             for client, member in members.items():
                 session.receive(client, member.answer(session.message_to(client) or b""))

@@ -63,16 +63,17 @@ def payload_of(client: ClientId, layout: Layout = LAYOUT) -> Payload:
     return Payload(layout, (indices, ring.from_integers(np.full(VALUES, client.value))))
 
 
+def late(client: ClientId) -> LateUpdate:
+    return LateUpdate(lambda: Update(payload_of(client), MODEL))
+
+
 def ran(settings: TwoServersSettings = SETTINGS, member_settings: TwoServersSettings | None = None) -> Released:
     entry = find("two-servers")
     world: Any
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = world.open(SUBJECT, frozenset(CLIENTS))
         world._settings = member_settings or settings  # noqa: SLF001
-        joined = (
-            world.member(client).join(SUBJECT, LateUpdate(lambda of=client: Update(payload_of(of), MODEL)))
-            for client in CLIENTS
-        )
+        joined = (world.member(client).join(SUBJECT, late(client)) for client in CLIENTS)
         measured = Measured(session)
         try:
             return run(measured, joined)

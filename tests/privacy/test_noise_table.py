@@ -13,7 +13,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import Ring
 from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import noise_table
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.noise import NoiseKind, place_in
 from secagg.privacy.noise_table import GREATEST_TABLED, add_noise_into, pieces
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.distributions import PMFS, WORST_DEVIATION, Vector, deviation_from
@@ -55,8 +55,8 @@ def test_what_16_bits_decide_is_what_all_128_would(kind: NoiseKind, variance: Fr
     coins = InsecureSeededCoins(b"ties")
     decided = table.values_of(prefixes.astype(np.uint16), coins)
     boundaries, least = table._boundaries, table._least  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    first = noise_table.place_in(boundaries, prefixes << np.uint64(48), coins) + least
-    last = noise_table.place_in(boundaries, (prefixes << np.uint64(48)) + np.uint64((1 << 48) - 1), coins) + least
+    first = place_in(boundaries, prefixes << np.uint64(48), coins) + least
+    last = place_in(boundaries, (prefixes << np.uint64(48)) + np.uint64((1 << 48) - 1), coins) + least
     assert (first <= decided).all()
     assert (decided <= last).all()
     assert (first < last).any(), "some are left open"

@@ -12,12 +12,20 @@ import pytest
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.parameters import Suite
+from secagg.privacy.noise import NoiseKind
 from secagg.protocols.two_servers.configuration import MAXIMUM_TOTAL_WEIGHT, IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.lanes.groups import FieldLanes, RingLanes
+from secagg.protocols.two_servers.noise import ServerNoise
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)
 CHECKED, UNCHECKED = SharingMode
+
+
+def noise(
+    *variances: int, kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN, bounds: tuple[int, ...] = (2, 1)
+) -> ServerNoise:
+    return ServerNoise(kind=kind, variances=variances, l2_bounds=bounds)
 
 
 def configuration(**changes: Any) -> IndexingConfiguration:
@@ -68,6 +76,7 @@ def test_the_encoding_is_the_documented_one() -> None:
     after = (
         number(3, 4) + number(9, 4) + number(2, 4) + b"\x02" + number(1, 4) + number(5, 4) + number(1_800_000_000, 8)
     )
+    after += b"\x00"
     assert KINDS["checked"].encode() == before + b"\x01" + keys + layout + b"\x01\xff" + after
     assert KINDS["unchecked"].encode() == before + b"\x01" + keys + layout + b"\x02\xff" + after
     assert KINDS["a tree"].encode() == before + b"\x00" + keys + layout + b"\x01\x02" + after
@@ -182,6 +191,10 @@ CHANGES: list[dict[str, Any]] = [
     {"weights": (1, 4)},
     {"weights": (1, 5, 6)},
     {"expiry": 1_800_000_001},
+    {"weights": (1,), "noise": noise(4, 4, 4, 4)},
+    {"weights": (1,), "noise": noise(4, 4, 4, 5)},
+    {"weights": (1,), "noise": noise(4, 4, 4, 4, kind=NoiseKind.SKELLAM)},
+    {"weights": (1,), "noise": noise(4, 4, 4, 4, bounds=(2, 2))},
 ]
 
 
