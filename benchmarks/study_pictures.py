@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from secagg.training.reports.figures import STYLES, new_figure, plain_ticks
 from secagg.training.settings.sections import Scheme
@@ -59,16 +59,15 @@ class Point:
 
 
 def frontier(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Draw accuracy over the wire bytes of a client in a round, by the protocol that takes the fewest."""
+    """Draw accuracy over the wire bytes of a client in a round."""
     points = list[Point]()
     for cell in cells:
-        wire = cast("Mapping[str, float]", cell.get("wire bytes") or {"payload alone": cell["payload bytes"]})
-        protocol = min(wire, key=lambda name: wire[name])
-        low, high = _interval(cell)
-        shown = f"{cell['name']}, {protocol}"
+        loss, (low, high) = float(cell.get("loss", 0)), _interval(cell)
+        mean = float(cell["mean"])
         # The interval is of the loss, so what is lost least is the most accurate.
-        around = (float(cell["mean"]) - (high - float(cell["loss"])), float(cell["mean"]) + (float(cell["loss"]) - low))
-        points.append(Point(shown, float(wire[protocol]), float(cell["mean"]), around))
+        points.append(
+            Point(str(cell["name"]), float(cell["wire bytes"]), mean, (mean + loss - high, mean + loss - low))
+        )
     figure, axes = new_figure(8.0, 5.0)
     axes.set_xscale("log")
     for point in points:
@@ -86,7 +85,7 @@ def law(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
     points = [
         Point(str(cell["name"]), float(cell["nu"]), float(cell["loss"]), _interval(cell))
         for cell in cells
-        if cell.get("nu") is not None
+        if cell.get("nu") is not None and "loss" in cell
     ]
     figure, axes = new_figure(8.0, 5.0)
     axes.axhline(0, color=STYLES[Scheme.NONE][0], linewidth=0.7)
@@ -123,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interval(cell: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the interval of the loss; of a cell that is compared with nothing it is the loss itself."""
-    low, high = cell.get("interval") or (cell["loss"], cell["loss"])
+    """Return the interval of the loss; of a cell with one seed, or compared with nothing, it is the loss itself."""
+    low, high = cell.get("loss, interval") or (cell.get("loss", 0), cell.get("loss", 0))
     return float(low), float(high)
 
 

@@ -183,7 +183,7 @@ def draw(summary: Mapping[str, Any], file: Path) -> None:
             )
             for x, row in zip(left, bars, strict=True):
                 axes.plot([x] * len(row["accuracy"]), row["accuracy"], "_", color="#999999", markersize=5)
-        axes.set_xticks(range(len(schemes)), [_shown(name, "uncompressed") for name in schemes])
+        axes.set_xticks(range(len(schemes)), [_shown(name, "uncompressed").replace(", ", "\n") for name in schemes])
         axes.set_xlim(-0.5, len(schemes) - 0.5)
         axes.set_ylim(0, 100)
         axes.set_ylabel("test accuracy, %")
