@@ -164,6 +164,10 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_RECEIPT)
         return dict.fromkeys(sorted(self.present), self.offer)
 
+    def require_holders(self) -> None:
+        """Refuse to go on with so few holders that no sum could be opened, naming who is missing."""
+        self._require_enough(max(self.agreement.record.threshold, self.agreement.record.quorum), self.present)
+
     def deliver(self) -> dict[int, bytes]:
         """Return what every present holder is sent of the uploads that wait; call ``settle`` when all have answered."""
         self._require(MessageKind.ONE_MESSAGE_RECEIPT)
@@ -275,16 +279,16 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         if self._pending or self._delivered:
             raise Misuse("deliver and settle what waits first")
-        record, least = self.agreement.record, self.agreement.configuration.minimum_cohort
+        least = self.agreement.configuration.minimum_cohort
         if len(self._listed) < least:
             raise ThresholdNotMet(needed=least, present=len(self._listed), what="accepted uploads")
-        self._require_enough(max(record.threshold, record.quorum), self.present)
+        self.require_holders()
         self._list = UploadList(
             t0=self.agreement.t0,
             terms=replace(self.terms, sum_id=self._sum_id),
             listed=tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed)),
         )
-        is_certified = record.rule is ThresholdRule.CERTIFIED
+        is_certified = self.agreement.record.rule is ThresholdRule.CERTIFIED
         self._go_to(State.CERTIFYING if is_certified else State.OPENING)
 
     def requests(self) -> dict[int, bytes]:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _MOST_FILE_BYTES: Final = 1 << 20
 _OWNER_ONLY: Final = 0o600
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -118,7 +117,7 @@ def serve_holder(options: argparse.Namespace) -> int:
     from secagg.protocols.one_message.epoch import EpochRecord
     from secagg.protocols.one_message.floors import Floors
     from secagg.protocols.one_message.holder import Holder
-    from secagg.protocols.one_message.journal import FileJournal
+    from secagg.protocols.one_message.journal import FileJournal, boot_id
 
     floors = replace(
         Floors.usual(_public_key("--authority", options.authority)),
@@ -131,7 +130,7 @@ def serve_holder(options: argparse.Namespace) -> int:
         try:
             record = EpochRecord.decode(_read(options.record))
             position = _position(record, key)
-            journal = FileJournal(options.journal, record.context.digest, _boot_id(), SystemCoins())
+            journal = FileJournal(options.journal, record.context.digest, boot_id(), SystemCoins())
         except PeerError as error:
             raise InvalidParameters(f"{options.record} or {options.journal}: {error}") from None
         try:
@@ -166,15 +165,6 @@ def _position(record: EpochRecord, key: SigningKey) -> int:
         if holder.public_key == key.public_key:
             return position
     raise InvalidParameters(f"the epoch has no holder with the key {key.public_key.hex()}")
-
-
-def _boot_id() -> bytes:
-    try:
-        return _BOOT_ID.read_bytes().strip()
-    except OSError:
-        raise InvalidParameters(
-            "this system does not say when it was started, so a restored holder cannot be noticed; hold on Linux"
-        ) from None
 
 
 def _signing_key(path: Path) -> SigningKey:

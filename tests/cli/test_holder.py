@@ -22,6 +22,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.committee.member import OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.ledger import Ledger
@@ -29,7 +30,6 @@ from secagg.protocols.one_message.messages import Answer, UploadList
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageMember,
     OneMessageServerSession,
     open_session,
 )
