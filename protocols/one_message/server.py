@@ -174,8 +174,7 @@ class Server(Confined):
         if self._delivered:
             raise Misuse("settle the last delivery first")
         self._delivered, self._pending = self._pending, {}
-        for key in [key for key in self._said if key[0] is State.COLLECTING]:
-            del self._said[key]
+        self._said = {key: said for key, said in self._said.items() if key[0] is not State.COLLECTING}
         return {
             position: Delivery(
                 t0=self.agreement.t0, shares=tuple(pending.shares[position] for pending in self._delivered.values())
