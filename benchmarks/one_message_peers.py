@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import process_time
-from typing import Any
 
 import numpy as np
 
@@ -33,8 +32,8 @@ from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Subject, Turnout, Update
 from secagg.simulation.synthetic_updates import WindowedInputs
 
-CLIENTS, DROPPED, LENGTH, BITS = 31, 3, 1 << 20, 22
-"""A full graph of 31 has 30 neighbours; quantised to 22 bits, as Flower's default is."""
+CLIENTS, DROPPED, LENGTH, BITS = 31, 3, 1 << 20, (22, 8)
+"""A full graph of 31 has 30 neighbours; quantised to 22 bits, as Flower's default is, and to 8, as models are."""
 MODEL = bytes(32)
 FASTER_THAN_PAIRWISE, FASTER_THAN_FLOWER = 0.8, 10.0
 
@@ -50,14 +49,14 @@ class Row:
     exchanges: int
 
 
-def session(name: str, settings: object, length: int) -> Row:
+def session(name: str, settings: object, length: int, bits: int) -> Row:
     """Run a session of which some clients are gone when the update is due, and check its sum."""
-    entry, inputs = find(name), WindowedInputs(input_bits=BITS, length=length, clients=CLIENTS, seed=b"benchmark")
+    entry, inputs = find(name), WindowedInputs(input_bits=bits, length=length, clients=CLIENTS, seed=b"benchmark")
     subject = Subject(
         task=b"a benchmark", round_number=1, layout=inputs.layout, capacity=inputs.capacity, model_digest=MODEL
     )
     clients = [ClientId(number) for number in range(1, CLIENTS + 1)]
-    seconds, sent = Counter[ClientId](), Counter[ClientId]()
+    seconds, sent = dict.fromkeys(clients, 0.0), Counter[ClientId]()
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         opened, serving, exchanges = world.open(subject, frozenset(clients)), 0.0, 0
         members = {
@@ -117,15 +116,23 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--json", type=Path, help="where the figures go")
     options = parser.parse_args()
-    bounds, least = (-(1 << BITS - 1), (1 << BITS - 1) - 1), CLIENTS - DROPPED
-    settings: dict[str, Any] = {
+    report = {"machine": machine(), "rows": {bits: table(bits, options.length) for bits in BITS}}
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def table(bits: int, length: int) -> list[dict[str, object]]:
+    """Measure, print and return the rows for one width of values."""
+    bounds, least = (-(1 << bits - 1), (1 << bits - 1) - 1), CLIENTS - DROPPED
+    settings: dict[str, object] = {
         "one-message": OneMessageSettings(bounds=(bounds,), minimum_cohort=least),
         "pairwise": PairwiseSettings(mode=SecurityMode.ACTIVE, topology=Topology.FULL, late=DROPPED, corrupted=1),
         "coded-mask": find("coded-mask").settings(dropped=DROPPED, minimum_cohort=least),
     }
-    rows = [session(name, chosen, options.length) for name, chosen in settings.items()]
-    rows.append(flower(options.length))
-    print(f"{CLIENTS} clients, {DROPPED} gone before they upload, {options.length} values of {BITS} bits")
+    rows = [session(name, chosen, length, bits) for name, chosen in settings.items()]
+    rows.append(flower(length))
+    print(f"{CLIENTS} clients, {DROPPED} gone before they upload, {length} values of {bits} bits")
     print("| | client, ms | server, ms | bytes up, MB | exchanges |\n|---|---|---|---|---|")
     for row in rows:
         print(
@@ -137,10 +144,7 @@ def main() -> None:
         ("Flower / one message, client", theirs / own, theirs / own >= FASTER_THAN_FLOWER),
     ):
         print(f"{name}: {ratio:.2f} ({'met' if is_met else 'MISSED'})")
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": machine(), "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return [asdict(row) for row in rows]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 import secagg.flower as plugin
 from secagg.cli import main
 from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.flower.schemes import SchemeChoice, value_bounds
 from secagg.flower.settings import SecAggSettings
 from secagg.protocols.one_message import EpochRecord
 from secagg.session.connection import HelperLost
@@ -191,6 +192,18 @@ def test_holders_below_the_floors_get_nothing(standing: Standing, log: Any) -> N
     standing.kill(1)
     inner = MemoryGrid(mod(standing.folder, minimum_holders=3, assumed_corrupted_holders=0), adding(0.125), run=9)
     assert np.allclose(inner.round(grid_of(inner, standing.settings()), MODEL)[0]["w"], 0.375, atol=2**-16)
+
+
+def test_bounds_are_those_of_every_value_of_a_segment() -> None:
+    settings = SecAggSettings(metrics="loss", clip=2.0, fraction_bits=10)
+    model = {"w": np.zeros((4, 3), np.float32), "steps": np.zeros(2, np.int64)}
+    update = SchemeChoice(settings, 10).parameters(model, seed=bytes(32), epoch=1, mean=None)
+    bounds = dict(zip((segment.modulus_bits for segment in update.layout.segments), value_bounds(update), strict=True))
+    assert bounds[16] == (-2048, 2048)
+    low, high = bounds[64] or (0, 0)
+    assert -low == high >= 1 << 31
+    found = dict[str, Any](zip(update.names, update.tensors, strict=True))
+    assert high == max(tensor.scheme.bound for name, tensor in found.items() if not name.endswith("w"))
 
 
 # --- A committee ------------------------------------------------------------------------------------------------------
