@@ -198,7 +198,9 @@ MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, Certifi
 
 def vector_digest(vector: bytes) -> bytes:
     """Return the digest that stands for the masked vector."""
-    return hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR) + vector).digest()
+    hashed = hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR))
+    hashed.update(vector)
+    return hashed.digest()
 
 
 def share_context(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
