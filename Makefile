@@ -58,6 +58,7 @@ bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/benc
 
 bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an environment of their own
 	$(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json
+	$(PEERS)/bin/python benchmarks/one_message_peers.py --json build/bench-one-message-peers.json
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/run.py "product quantization"
 
 flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an environment of its own

@@ -2,7 +2,7 @@
 
 Run it with the environment of `make bench-peers`: ``build/peers/.venv/bin/python benchmarks/one_message_peers.py``.
 Seconds are those of the processor, so that other load on the machine counts little. A client's are all that it computes
-for all its messages, given a quantised update; the table has the median of the clients. Of Flower's SecAgg+ they are
+for all its messages, given a quantised update; the table has the shortest of the clients. Of Flower's SecAgg+ they are
 those of the upload's step alone, with quantising, as ``peer_flower.py`` has them. The server's include its holders'.
 """
 
@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import median
 from time import process_time
 
 import numpy as np
@@ -91,7 +90,7 @@ def session(name: str, settings: object, length: int, bits: int) -> Row:
         assert released.counted == frozenset(members)
         assert inputs.is_sum_of(released.aggregate, members)
     stayed = [1000 * seconds[client] for client in members]
-    return Row(name, median(stayed), 1000 * serving, median(sent[client] for client in members), exchanges)
+    return Row(name, min(stayed), 1000 * serving, max(sent[client] for client in members), exchanges)
 
 
 def flower(length: int) -> Row:
@@ -107,7 +106,7 @@ def flower(length: int) -> Row:
     began = process_time()
     unmask()
     serving = process_time() - began
-    return Row(f"Flower {theirs.version} SecAgg+", 1000 * median(taken), 1000 * serving, sum(map(len, upload)), 4)
+    return Row(f"Flower {theirs.version} SecAgg+", 1000 * min(taken), 1000 * serving, sum(map(len, upload)), 4)
 
 
 def main() -> None:

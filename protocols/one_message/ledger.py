@@ -98,7 +98,7 @@ class Ledger(Confined):
         hashed = hashlib.sha256(bind(Label.ONE_MESSAGE_SPENT_UPDATE, payload.layout.digest))
         for vector in payload.values:
             # Words as they stand in memory: nobody but this machine reads the digest.
-            hashed.update(np.ascontiguousarray(vector))
+            hashed.update(np.ascontiguousarray(vector).data)
         digest = hashed.digest()
         with self._lock:
             if digest in self._record.spent:
