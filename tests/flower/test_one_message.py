@@ -197,7 +197,7 @@ def test_holders_below_the_floors_get_nothing(standing: Standing, log: Any) -> N
 def test_bounds_are_those_of_every_value_of_a_segment() -> None:
     settings = SecAggSettings(metrics="loss", clip=2.0, fraction_bits=10)
     model: dict[str, Any] = {"w": np.zeros((4, 3), np.float32), "steps": np.zeros(2, np.int64)}
-    update = SchemeChoice(settings, 10).parameters(model, seed=bytes(32), epoch=1, mean=None)
+    update = SchemeChoice(settings, 10).parameters(model, seed=bytes(32), epoch=1)
     widths = [segment.modulus_bits for segment in update.layout.require_rings()]
     bounds = dict(zip(widths, value_bounds(update), strict=True))
     assert bounds[16] == (-2048, 2048)
