@@ -278,15 +278,12 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         if self._pending or self._delivered:
             raise Misuse("deliver and settle what waits first")
-        least = self.agreement.configuration.minimum_cohort
-        if len(self._listed) < least:
+        if len(self._listed) < (least := self.agreement.configuration.minimum_cohort):
             raise ThresholdNotMet(needed=least, present=len(self._listed), what="accepted uploads")
         self.require_holders()
-        self._list = UploadList(
-            t0=self.agreement.t0,
-            terms=replace(self.terms, sum_id=self._sum_id),
-            listed=tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed)),
-        )
+        listed = tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed))
+        terms = replace(self.terms, sum_id=self._sum_id)
+        self._list = UploadList(t0=self.agreement.t0, terms=terms, listed=listed)
         is_certified = self.agreement.record.rule is ThresholdRule.CERTIFIED
         self._go_to(State.CERTIFYING if is_certified else State.OPENING)
 

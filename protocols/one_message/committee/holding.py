@@ -53,7 +53,7 @@ class Holdings(Confined):
             yield None
             return
         with closing(journal):
-            yield Holder(
+            holder = Holder(
                 record,
                 position,
                 root=journal.root,
@@ -64,6 +64,8 @@ class Holdings(Confined):
                 signing_key=self._key,
                 forgets=True,
             )
+            with closing(holder):
+                yield holder
 
     def _journal(self, record: EpochRecord, task: bytes) -> FileJournal | None:
         digest = record.context.digest
