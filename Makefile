@@ -58,11 +58,13 @@ bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/benc
 
 bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an environment of their own
 	$(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json
+	$(PEERS)/bin/python benchmarks/one_message_peers.py --json build/bench-one-message-peers.json
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/run.py "product quantization"
 
 flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an environment of its own
 	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py secagg/flower/app/*.py secagg/flower/keys/*.py \
-	  tests/flower/apps/*.py tests/flower/test_rounds_in_memory.py benchmarks/bench_flower.py
+	  tests/flower/apps/*.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py \
+	  benchmarks/bench_flower.py
 	$(FLOWER)/bin/python -m pytest -p no:randomly -m flower tests/flower
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+

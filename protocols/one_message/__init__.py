@@ -1,1 +1,31 @@
 """Secure sums whose clients speak once and may leave: masks whose sum has a short key."""
+
+from __future__ import annotations
+
+from .client import Client
+from .committee.holding import Holdings
+from .committee.member import OneMessageMember
+from .committee.session import CommitteeSession
+from .epoch import EpochRecord, HolderIdentity, verify_epoch
+from .floors import Floors
+from .ledger import Ledger
+from .plan import Bounds, OneMessageSettings, plan_epoch
+from .session import OneMessageHelpers, OneMessageServerSession, open_session
+
+__all__ = [
+    "Bounds",
+    "Client",
+    "CommitteeSession",
+    "EpochRecord",
+    "Floors",
+    "HolderIdentity",
+    "Holdings",
+    "Ledger",
+    "OneMessageHelpers",
+    "OneMessageMember",
+    "OneMessageServerSession",
+    "OneMessageSettings",
+    "open_session",
+    "plan_epoch",
+    "verify_epoch",
+]

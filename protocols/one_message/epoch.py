@@ -99,6 +99,10 @@ class EpochRecord(Message):
         """The digest that holders' keys are bound to."""
         return AttemptContext(hashlib.sha256(bind(Label.ONE_MESSAGE_RECORD, self.statement)).digest())
 
+    def position_of(self, public_key: bytes) -> int | None:
+        """Return where a key stands among the holders."""
+        return next((at for at, holder in enumerate(self.holders) if holder.public_key == public_key), None)
+
     def signed(self, authority: SigningKey) -> EpochRecord:
         """Return the record with the authority's signature.
 
@@ -148,6 +152,14 @@ class HolderKeys(Message):
     def parts(self) -> tuple[bytes, ...]:
         """What is signed."""
         return self.record, self.position.to_bytes(2, "big"), self.sealing_key, self.nonce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoHolder(Message):
+    """What a client that holds nothing answers to a record."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_NO_HOLDER
+    record: Annotated[bytes, fixed(DIGEST_BYTES)]
 
 
 def make_holder_keys(

@@ -33,7 +33,7 @@ from secagg.wire import MessageKind, message_kind
 from .configuration import NO_SUM, Agreement, Offer, SumTerms
 from .epoch import NO_KEY, EpochRecord, make_holder_keys
 from .floors import Floors
-from .journal import Entry, Event, Journal
+from .journal import Entry, Event, Journal, Placements
 from .messages import (
     Answer,
     CertifiedList,
@@ -46,6 +46,7 @@ from .messages import (
     Verdict,
     challenge_of,
     leaf,
+    require_certificate,
     require_signed,
     sealing_info,
     share_context,
@@ -57,30 +58,6 @@ from .sharing import HeldShare, ShareSum, open_share
 MOST_UPLOADS: Final = 1 << 20
 """Of an epoch: all of them rest on one choice of the public polynomials."""
 _SERVER = frozenset({ServerId()})
-
-
-class Placements:
-    """On which list each sum and each upload is; without cryptography."""
-
-    def __init__(self) -> None:
-        self._list_of_sum = dict[bytes, bytes]()
-        self._list_of_upload = dict[bytes, bytes]()
-
-    def require_free(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
-        """Refuse a second list for a sum, and a second list for an upload.
-
-        Raises:
-            PeerMisbehaved: naming the server.
-        """
-        if self._list_of_sum.get(sum_id, upload_list) != upload_list:
-            raise _wrong("a sum has one list; ask for that one again", Reason.ALREADY_SPENT)
-        if any(self._list_of_upload.get(upload, upload_list) != upload_list for upload in uploads):
-            raise _wrong("an upload is on one list ever; ask for that one again", Reason.ALREADY_SPENT)
-
-    def place(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
-        """Spend a sum and its uploads."""
-        self._list_of_sum[sum_id] = upload_list
-        self._list_of_upload.update(dict.fromkeys(uploads, upload_list))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +96,7 @@ class Holder(Confined):
         floors: Floors,
         clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
+        forgets: bool = False,
     ) -> None:
         """Begin an epoch, or go on with it from its journal.
 
@@ -126,6 +104,7 @@ class Holder(Confined):
             root: what the epoch's key is derived from; of a ``FileJournal``, or drawn and kept in memory alone.
             nonce: this holder's part of the seed of the public polynomials, from the same place.
             floors: what this holder's clients insist on.
+            forgets: whether the journal holds one round alone: rounds go up then, and what is over is never answered.
         Raises:
             AuthenticationFailed: the record is not signed by its authority.
             InvalidParameters: another authority than the floors', or another key at this position.
@@ -140,6 +119,7 @@ class Holder(Confined):
         keys, self._pair = make_holder_keys(record, position, root, nonce, signing_key)
         self.keys = keys.encode()
         self._work, self._placements, self._is_over = dict[bytes, _Work](), Placements(), False
+        self._round = 0 if forgets else None
         for entry in journal.records():
             self._replay(entry)
 
@@ -189,27 +169,51 @@ class Holder(Confined):
         with self._lock:
             self._is_over = True
             self._pair.wipe()
-            for accepted in (each for work in self._work.values() for each in work.accepted.values()):
-                accepted.share.wipe()
-            self._work.clear()
+            self._forget()
+
+    def end_if_expired(self) -> bool:
+        """End with the epoch, also where nobody asks any more; return whether it is over."""
+        with self._lock:
+            if not self._is_over and self._clock().timestamp() >= self._record.expiry:
+                self.end()
+            return self._is_over
 
     def _require_open(self) -> None:
-        if not self._is_over and self._clock().timestamp() >= self._record.expiry:
-            self.end()
-        if self._is_over:
+        if self.end_if_expired():
             raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
+
+    def _forget(self) -> None:
+        for work in self._work.values():
+            for accepted in work.accepted.values():
+                accepted.share.wipe()
+        self._work.clear()
 
     # --- Offer and delivery -------------------------------------------------------------------------------------------
 
     def _admit(self, request: bytes) -> bytes:
         offer = Offer.decode(request)
-        agreement = offer.agree()
-        if agreement.t0 not in self._work:
+        agreement, number = offer.agree(), offer.terms.round_number
+        is_next = self._round is not None and number > self._round
+        if is_next or agreement.t0 not in self._work:
+            self._require_round(number, is_next=is_next)
             self._require_own(agreement)
             self._floors.admit(agreement, self._clock())
+            if is_next:
+                self._begin_round(number)
             self._journal.append(Event.OFFERED, request)
             self._work[agreement.t0] = _Work(agreement)
         return self._receipt(agreement, ())
+
+    def _require_round(self, number: int, *, is_next: bool = False) -> None:
+        """Refuse another round than the one whose promises are remembered."""
+        if self._round is not None and number != self._round and not is_next:
+            raise _wrong(f"this holder is in round {self._round}, and in no other", Reason.ALREADY_SPENT)
+
+    def _begin_round(self, number: int) -> None:
+        """Forget what was promised in the rounds before, of which nothing is answered any more."""
+        self._journal.restart(Event.BEGUN, number.to_bytes(8, "big"))
+        self._forget()
+        self._round, self._placements = number, Placements()
 
     def _require_own(self, agreement: Agreement) -> None:
         if agreement.epoch.keys[self.position].encode() != self.keys or agreement.record != self._record:
@@ -316,6 +320,7 @@ class Holder(Confined):
             )
         if terms.sum_id == NO_SUM:
             raise _wrong("a list names its sum", Reason.SURVIVORS_INVALID)
+        self._require_round(terms.round_number)
         is_certified = work.agreement.record.rule is ThresholdRule.CERTIFIED
         due = replace(terms, sum_id=NO_SUM) if is_certified else terms
         for listed in upload_list.listed:
@@ -360,6 +365,8 @@ class Holder(Confined):
     def _replay(self, entry: Entry) -> None:
         """Take down again what happened before a crash; nothing is sent."""
         match entry.event:
+            case Event.BEGUN:
+                self._round = int.from_bytes(entry.parts[0], "big")
             case Event.OFFERED:
                 agreement = Offer.decode(entry.parts[0]).agree()
                 self._require_own(agreement)
@@ -374,22 +381,6 @@ class Holder(Confined):
 
     def __repr__(self) -> str:
         return f"<Holder {self.position} of epoch {self._record.number}>"
-
-
-def require_certificate(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
-    """Check that a quorum of holders signed a list.
-
-    Raises:
-        PeerMisbehaved, AuthenticationFailed: naming the server.
-    """
-    record, holders = agreement.record, [one.holder for one in certified.certificate]
-    if record.rule is not ThresholdRule.CERTIFIED or holders != sorted(set(holders)):
-        raise _wrong("a certificate has increasing holders, under the rule certified", Reason.QUORUM_NOT_MET)
-    if len(holders) < record.quorum or holders[-1] >= len(record.holders):
-        raise _wrong(f"a certificate has {record.quorum} signatures of holders", Reason.QUORUM_NOT_MET)
-    for one in certified.certificate:
-        signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
-        agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts, culprits=_SERVER)
 
 
 def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:

@@ -23,8 +23,9 @@ from typing import Annotated, ClassVar, Final, Protocol
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.fields import Message, choice, fixed, repeated, variable
+from secagg.identifiers import ServerId
 from secagg.session.durable import claim, erase, replace, require_own_folder
 from secagg.wire import MessageKind
 
@@ -37,6 +38,7 @@ _TIME_BYTES: Final = 8
 _NO_TIMES: Final = bytes(2 * _TIME_BYTES)
 _HEAD_BYTES: Final = _COUNT_BYTES + DIGEST_BYTES + 2 * _TIME_BYTES
 _OWNER_ONLY: Final = 0o600
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
 
 
@@ -51,6 +53,8 @@ class Event(IntEnum):
     """A list, whose uploads are spent, and the signature on it or the answer to it."""
     ANSWERED = 3
     """The answer to a list that was certified."""
+    BEGUN = 4
+    """The number of a round, before which nothing is remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,9 @@ class Journal(Protocol):
     def append(self, event: Event, *parts: bytes) -> None:
         """Write a record down; when this returns, a crash does not lose it."""
 
+    def restart(self, event: Event, *parts: bytes) -> None:
+        """Write a record down in the place of all others."""
+
     def records(self) -> Iterator[Entry]:
         """Return what was written down before, once."""
         ...
@@ -96,12 +103,43 @@ class NoJournal:
     def append(self, event: Event, *parts: bytes) -> None:
         """Forget a record."""
 
+    def restart(self, event: Event, *parts: bytes) -> None:
+        """Do nothing."""
+
     def records(self) -> Iterator[Entry]:
         """Return nothing."""
         return iter(())
 
     def erase(self) -> None:
         """Do nothing."""
+
+
+class Placements:
+    """On which list each sum and each upload is; without cryptography."""
+
+    def __init__(self) -> None:
+        self._list_of_sum = dict[bytes, bytes]()
+        self._list_of_upload = dict[bytes, bytes]()
+
+    def require_free(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
+        """Refuse a second list for a sum, and a second list for an upload.
+
+        Raises:
+            PeerMisbehaved: naming the server.
+        """
+        if self._list_of_sum.get(sum_id, upload_list) != upload_list:
+            raise _spent("a sum has one list; ask for that one again")
+        if any(self._list_of_upload.get(upload, upload_list) != upload_list for upload in uploads):
+            raise _spent("an upload is on one list ever; ask for that one again")
+
+    def place(self, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
+        """Spend a sum and its uploads."""
+        self._list_of_sum[sum_id] = upload_list
+        self._list_of_upload.update(dict.fromkeys(uploads, upload_list))
+
+
+def _spent(sentence: str) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=Reason.ALREADY_SPENT, culprits={ServerId()})
 
 
 class FileJournal(Confined):
@@ -122,7 +160,7 @@ class FileJournal(Confined):
             MalformedMessage: a record is damaged.
         """
         self._folder, self._head = folder, hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, record)).digest()
-        self._count = 0
+        self._start, self._count = self._head, 0
         self._claim()
         try:
             secret = self._kept_secret(record, boot_id, coins)
@@ -134,8 +172,7 @@ class FileJournal(Confined):
 
     def append(self, event: Event, *parts: bytes) -> None:
         """Write a record and then the head, and flush both to the disk."""
-        if self._file.closed:
-            raise Misuse(f"the journal {self._folder} was closed", reason=Reason.ALREADY_SPENT)
+        self._require_open()
         record = Entry(event=event, parts=parts).encode()
         try:
             self._file.write(len(record).to_bytes(_LENGTH_BYTES, "big") + record)
@@ -148,6 +185,18 @@ class FileJournal(Confined):
             with suppress(OSError):
                 self._file.close()
             raise
+
+    def restart(self, event: Event, *parts: bytes) -> None:
+        """Write a record in the place of all others; a crash on the way ends the epoch for this holder."""
+        self._require_open()
+        self._file.seek(0)
+        self._file.truncate()
+        self._head, self._count = self._start, 0
+        self.append(event, *parts)
+
+    def _require_open(self) -> None:
+        if self._file.closed:
+            raise Misuse(f"the journal {self._folder} was closed", reason=Reason.ALREADY_SPENT)
 
     def records(self) -> Iterator[Entry]:
         """Return what the folder held when it was opened, once."""
@@ -164,8 +213,7 @@ class FileJournal(Confined):
     def erase(self) -> None:
         """Overwrite the files with zeros and remove them; what the file system keeps of them is beyond reach."""
         self.close()
-        for name in ("secret", "records", "head"):
-            erase(self._folder / name)
+        erase_files(self._folder)
 
     def _claim(self) -> None:
         require_own_folder(self._folder)
@@ -252,3 +300,23 @@ class FileJournal(Confined):
 
     def __repr__(self) -> str:
         return f"<FileJournal {self._folder}>"
+
+
+def erase_files(folder: Path) -> None:
+    """Overwrite the files of a journal with zeros and remove them."""
+    for name in ("secret", "records", "head"):
+        erase(folder / name)
+
+
+def boot_id() -> bytes:
+    """Return what this machine is called since it was started.
+
+    Raises:
+        InvalidParameters: it does not say.
+    """
+    try:
+        return _BOOT_ID.read_bytes().strip()
+    except OSError:
+        raise InvalidParameters(
+            "this system does not say when it was started, so a restored holder cannot be noticed; hold on Linux"
+        ) from None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Annotated, ClassVar, Final
 
+import numpy as np
+
 from secagg.contract import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
@@ -92,7 +94,12 @@ class Ledger(Confined):
         Raises:
             Misuse: it was, for another sum, epoch or attempt.
         """
-        digest = hashlib.sha256(bind(Label.ONE_MESSAGE_SPENT_UPDATE, payload.encode())).digest()
+        payload.check()
+        hashed = hashlib.sha256(bind(Label.ONE_MESSAGE_SPENT_UPDATE, payload.layout.digest))
+        for vector in payload.values:
+            # Words as they stand in memory: nobody but this machine reads the digest.
+            hashed.update(np.ascontiguousarray(vector).data)
+        digest = hashed.digest()
         with self._lock:
             if digest in self._record.spent:
                 raise Misuse(

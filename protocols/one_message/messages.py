@@ -18,13 +18,14 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
 from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
 from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES
+from .parameters import ThresholdRule
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 MAXIMUM_UPLOADS: Final = 1 << 20
@@ -197,7 +198,9 @@ MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, Certifi
 
 def vector_digest(vector: bytes) -> bytes:
     """Return the digest that stands for the masked vector."""
-    return hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR) + vector).digest()
+    hashed = hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR))
+    hashed.update(vector)
+    return hashed.digest()
 
 
 def share_context(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
@@ -290,3 +293,23 @@ def verify_upload(
         )
         for position, sealed in enumerate(upload.sealed)
     )
+
+
+def require_certificate(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
+    """Check that a quorum of holders signed a list.
+
+    Raises:
+        PeerMisbehaved, AuthenticationFailed: naming the server.
+    """
+    record, holders = agreement.record, [one.holder for one in certified.certificate]
+    if record.rule is not ThresholdRule.CERTIFIED or holders != sorted(set(holders)):
+        raise _no_certificate("a certificate has increasing holders, under the rule certified")
+    if len(holders) < record.quorum or holders[-1] >= len(record.holders):
+        raise _no_certificate(f"a certificate has {record.quorum} signatures of holders")
+    for one in certified.certificate:
+        signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
+        agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts, culprits={ServerId()})
+
+
+def _no_certificate(sentence: str) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()})

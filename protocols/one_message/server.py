@@ -164,14 +164,17 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_RECEIPT)
         return dict.fromkeys(sorted(self.present), self.offer)
 
+    def require_holders(self) -> None:
+        """Refuse to go on with so few holders that no sum could be opened, naming who is missing."""
+        self._require_enough(max(self.agreement.record.threshold, self.agreement.record.quorum), self.present)
+
     def deliver(self) -> dict[int, bytes]:
         """Return what every present holder is sent of the uploads that wait; call ``settle`` when all have answered."""
         self._require(MessageKind.ONE_MESSAGE_RECEIPT)
         if self._delivered:
             raise Misuse("settle the last delivery first")
         self._delivered, self._pending = self._pending, {}
-        for key in [key for key in self._said if key[0] is State.COLLECTING]:
-            del self._said[key]
+        self._said = {key: said for key, said in self._said.items() if key[0] is not State.COLLECTING}
         return {
             position: Delivery(
                 t0=self.agreement.t0, shares=tuple(pending.shares[position] for pending in self._delivered.values())
@@ -275,16 +278,13 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         if self._pending or self._delivered:
             raise Misuse("deliver and settle what waits first")
-        record, least = self.agreement.record, self.agreement.configuration.minimum_cohort
-        if len(self._listed) < least:
+        if len(self._listed) < (least := self.agreement.configuration.minimum_cohort):
             raise ThresholdNotMet(needed=least, present=len(self._listed), what="accepted uploads")
-        self._require_enough(max(record.threshold, record.quorum), self.present)
-        self._list = UploadList(
-            t0=self.agreement.t0,
-            terms=replace(self.terms, sum_id=self._sum_id),
-            listed=tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed)),
-        )
-        is_certified = record.rule is ThresholdRule.CERTIFIED
+        self.require_holders()
+        listed = tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed))
+        terms = replace(self.terms, sum_id=self._sum_id)
+        self._list = UploadList(t0=self.agreement.t0, terms=terms, listed=listed)
+        is_certified = self.agreement.record.rule is ThresholdRule.CERTIFIED
         self._go_to(State.CERTIFYING if is_certified else State.OPENING)
 
     def requests(self) -> dict[int, bytes]:

@@ -24,14 +24,11 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.connection import AskAll
-from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
-from secagg.wire import MessageKind, message_kind
+from secagg.session.roles import Released, Stage, Subject, Turnout
 
 from .buffers.answered import Answered
-from .client import Client
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .epoch import EpochRecord
-from .holder import Holder
 from .plan import OneMessageSettings, plan_offer
 from .server import Opened, Server
 
@@ -39,9 +36,6 @@ UPLOAD: Final = Stage(name="upload", takes_update=True)
 DELIVER: Final = Stage(name="deliver", takes_update=False)
 CERTIFY: Final = Stage(name="certify", takes_update=False)
 OPEN: Final = Stage(name="open", takes_update=False)
-
-
-# --- The server -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +64,7 @@ def open_session(
         InvalidParameters: nothing fits; the message names the next parameters that do.
         CapacityExceeded: so many clients could weigh more than the codec can decode.
         PeerError: the epoch does not verify.
+        ThresholdNotMet: too few standing holders are there, naming who is missing; nobody was asked for anything.
     """
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
@@ -112,6 +107,7 @@ class OneMessageServerSession(Confined):
         self._out, self._lock, self._is_over = set[ClientId](), RLock(), False
         if ask_all is not None:
             self._ask(server.introduce())
+            server.require_holders()
 
     @property
     def agreement(self) -> Agreement:
@@ -317,74 +313,3 @@ def ask_holders(server: Server, ask_all: AskAll, requests: dict[int, bytes]) -> 
             server.faults.append(error)
     for position in missing:
         server.lose(position)
-
-
-# --- The client -------------------------------------------------------------------------------------------------------
-
-
-class OneMessageMember(Confined):
-    """A client from one sum to the next, and the holder that it is where it is on the epoch's committee."""
-
-    def __init__(self, client: ClientId, of_task: Callable[[bytes], Client], holder: Holder | None = None) -> None:
-        """Prepare to join.
-
-        Args:
-            of_task: returns the client with its ledger of a task.
-            holder: its keys are in memory alone, so a client that restarts is an absent holder.
-        """
-        self.client, self.of_task, self.holder = client, of_task, holder
-
-    def join(
-        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
-    ) -> OneMessageClientSession:
-        """Begin, or go on as a holder."""
-        return OneMessageClientSession(self, subject, update, is_uploaded=suspended is not None)
-
-
-class OneMessageClientSession(Confined):
-    """A client's side: one message; then, on the committee, what is asked of its holder."""
-
-    def __init__(
-        self, member: OneMessageMember, subject: Subject, update: LateUpdate | None, *, is_uploaded: bool
-    ) -> None:
-        self._member, self._subject, self._update, self._is_uploaded = member, subject, update, is_uploaded
-        self._is_over = False
-
-    @property
-    def client(self) -> ClientId:
-        """Who this is."""
-        return self._member.client
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """Return nothing: a client hears of no other client."""
-        return ()
-
-    def answer(self, message: bytes) -> bytes:
-        """Return the upload, or what the holder answers."""
-        if self._is_over:
-            raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
-        if message_kind(message) is MessageKind.ONE_MESSAGE_OFFER:
-            if self._update is None:
-                raise InvalidParameters("an offer is answered with an upload, and there is no update to upload")
-            if self._member.holder is not None:
-                self._member.holder.respond(message)
-            upload = self._member.of_task(self._subject.task).upload(message, self._subject, self._update)
-            self._is_uploaded = True
-            return upload
-        if self._member.holder is None:
-            raise UnexpectedMessage(expected="an offer", received=message_kind(message).name)
-        return self._member.holder.respond(message)
-
-    def suspend(self) -> Secret | None:
-        """Return a mark: what a holder goes on with is the member's, and leaves its memory never."""
-        is_left = self._member.holder is not None and self._is_uploaded and not self._is_over
-        self._is_over = True
-        return Secret("one-message mark", b"\1") if is_left else None
-
-    def abort(self) -> None:
-        """Leave; an update that was taken stays spent."""
-        self._is_over = True
-
-    def __repr__(self) -> str:
-        return f"<OneMessageClientSession of {self.client}>"

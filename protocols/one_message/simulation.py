@@ -20,6 +20,7 @@ from secagg.session.simulated_keys import new_signing_key
 from .buffers.answered import Answered
 from .buffers.session import BufferSession, open_any_session
 from .client import Client
+from .committee.member import OneMessageMember
 from .epoch import NO_KEY, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
 from .holder import Holder
@@ -29,7 +30,6 @@ from .plan import OneMessageSettings, costs, plan_epoch
 from .session import (
     UPLOAD,
     OneMessageHelpers,
-    OneMessageMember,
     OneMessageServerSession,
 )
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
+from secagg.flower.keys.identities import load_authority, load_roster
+from secagg.identifiers import ClientId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
 from secagg.session.service import Service
 
@@ -20,10 +24,11 @@ from .serving import serving
 
 if TYPE_CHECKING:
     from secagg.protocols.one_message.epoch import EpochRecord
+    from secagg.protocols.one_message.holder import Holder
 
 _MOST_FILE_BYTES: Final = 1 << 20
 _OWNER_ONLY: Final = 0o600
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_LEAST_PAUSE, _MOST_PAUSE = 0.01, 60.0
 
 
 def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -39,10 +44,19 @@ def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names
         description="Sign an epoch's holders, in their order. List operators that do not work together: what any "
         "--corrupted of them know tells nothing, and no more than that is promised.",
     )
-    record.add_argument("--authority", type=Path, required=True, metavar="FILE", help="the authority's private key")
     record.add_argument(
-        "--holder", action="append", required=True, metavar="HEX", help="a holder's public key; once for each, in order"
+        "--authority",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the authority's private key, of `secagg holder keys` or `secagg flower keys`",
     )
+    listed = record.add_mutually_exclusive_group(required=True)
+    listed.add_argument("--holder", action="append", metavar="HEX", help="a holder's public key; once for each")
+    listed.add_argument(
+        "--client", action="append", type=int, metavar="ID", help="a client that holds; once for each, with --roster"
+    )
+    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg flower keys`, beside --client")
     record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
     record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
     record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")
@@ -66,6 +80,7 @@ def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names
     serve.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where the server connects")
     serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
     serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
+    serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
     serve.set_defaults(run=serve_holder)
 
 
@@ -91,11 +106,12 @@ def sign_record(options: argparse.Namespace) -> int:
     from secagg.protocols.one_message.plan import plan_epoch
 
     authority = _signing_key(options.authority)
+    if options.client is None:
+        listed = {number: _public_key("--holder", key) for number, key in enumerate(options.holder)}
+    else:
+        listed = _keys_of_clients(options.client, options.roster)
     record = plan_epoch(
-        [
-            HolderIdentity(number=number, public_key=_public_key("--holder", key))
-            for number, key in enumerate(options.holder)
-        ],
+        [HolderIdentity(number=number, public_key=key) for number, key in listed.items()],
         number=options.number,
         expiry=int((datetime.now(UTC) + timedelta(hours=options.hours)).timestamp()),
         corrupted=options.corrupted,
@@ -118,10 +134,11 @@ def serve_holder(options: argparse.Namespace) -> int:
     from secagg.protocols.one_message.epoch import EpochRecord
     from secagg.protocols.one_message.floors import Floors
     from secagg.protocols.one_message.holder import Holder
-    from secagg.protocols.one_message.journal import FileJournal
+    from secagg.protocols.one_message.journal import FileJournal, boot_id
 
     floors = replace(
         Floors.usual(_public_key("--authority", options.authority)),
+        least_holders=options.minimum_holders,
         minimum_cohort=options.minimum_cohort,
         assumed_corrupted=options.corrupted,
         assumed_corrupted_clients=min(1, options.minimum_cohort - 2),
@@ -130,8 +147,9 @@ def serve_holder(options: argparse.Namespace) -> int:
     with serving():
         try:
             record = EpochRecord.decode(_read(options.record))
-            position = _position(record, key)
-            journal = FileJournal(options.journal, record.context.digest, _boot_id(), SystemCoins())
+            if (position := record.position_of(key.public_key)) is None:
+                raise InvalidParameters(f"the epoch has no holder with the key {key.public_key.hex()}")
+            journal = FileJournal(options.journal, record.context.digest, boot_id(), SystemCoins())
         except PeerError as error:
             raise InvalidParameters(f"{options.record} or {options.journal}: {error}") from None
         try:
@@ -145,6 +163,7 @@ def serve_holder(options: argparse.Namespace) -> int:
                 clock=lambda: datetime.now(UTC),
                 signing_key=key,
             )
+            Thread(target=_end_with_the_epoch, args=(holder, record), daemon=True).start()
             try:
                 Service(holder).serve(options.socket, ready=_say_ready(position, options.socket))
             finally:
@@ -161,26 +180,33 @@ def _say_ready(position: int, path: Path) -> Callable[[], None]:
     return lambda: print(f"secagg holder: holder/{position} is ready at {path}", flush=True)
 
 
-def _position(record: EpochRecord, key: SigningKey) -> int:
-    for position, holder in enumerate(record.holders):
-        if holder.public_key == key.public_key:
-            return position
-    raise InvalidParameters(f"the epoch has no holder with the key {key.public_key.hex()}")
+def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
+    """Destroy the keys at the epoch's end, also where nobody asks for anything any more."""
+    while not holder.end_if_expired():
+        # The clock may be set meanwhile.
+        left = record.expiry - datetime.now(UTC).timestamp()
+        time.sleep(min(max(left, _LEAST_PAUSE), _MOST_PAUSE))
+    print(f"secagg holder: epoch {record.number} is over, and its keys are destroyed", flush=True)
 
 
-def _boot_id() -> bytes:
-    try:
-        return _BOOT_ID.read_bytes().strip()
-    except OSError:
-        raise InvalidParameters(
-            "this system does not say when it was started, so a restored holder cannot be noticed; hold on Linux"
-        ) from None
+def _keys_of_clients(clients: list[int], roster: Path | None) -> dict[int, bytes]:
+    if roster is None:
+        raise InvalidParameters("--client names clients of a roster; give --roster, as `secagg flower keys` writes it")
+    listed = load_roster(roster).certificates
+    if missing := [client for client in clients if ClientId(client) not in listed]:
+        raise InvalidParameters(f"{roster} has no client {missing[0]}; name clients that it lists")
+    if len(set(clients)) < len(clients):
+        raise InvalidParameters("--client names one client twice; each holds at one position")
+    return {client: listed[ClientId(client)].public_key for client in clients}
 
 
 def _signing_key(path: Path) -> SigningKey:
     if path.stat().st_mode & 0o077:
         raise InvalidParameters(f"the key {path} is readable by others; chmod it to 600")
-    with Secret("signing key", _read(path)) as seed:
+    data = _read(path)
+    if len(data) != IDENTITY_KEY_BYTES:
+        return load_authority(path)
+    with Secret("signing key", data) as seed:
         return SigningKey(seed)
 
 

@@ -149,6 +149,7 @@ class Label(Enum):
     ONE_MESSAGE_SPENT_UPDATE = b"secagg/1/one-message-spent-update"
     ONE_MESSAGE_HEDGE = b"secagg/1/one-message-hedge"
     ONE_MESSAGE_JOURNAL = b"secagg/1/one-message-journal"
+    ONE_MESSAGE_HOLDING = b"secagg/1/one-message-holding"
     CODED_MASK_CONFIGURATION = b"secagg/1/coded-mask-configuration"
     CODED_MASK_ROSTER = b"secagg/1/coded-mask-roster"
     CODED_MASK_SEALING = b"secagg/1/coded-mask-sealing"

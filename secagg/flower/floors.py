@@ -21,7 +21,10 @@ PARTITION: Final = "partition-id"
 Kind = TypeVar("Kind")
 MOST_LENGTH: Final = 1 << 34
 """The longest vector that a client encodes."""
-_RAISED: Final = ("minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "assumed_corrupted", "privacy_bits")
+_RAISED: Final = (
+    *("minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "assumed_corrupted", "privacy_bits"),
+    *("minimum_holders", "assumed_corrupted_holders"),
+)
 _LOWERED: Final = ("maximum_population", "maximum_weight")
 _NARROWED: Final = ("protocols", "modes", "suites")
 _NAMED: Final = ("identity", "enclave_policy", "servers")
@@ -49,6 +52,9 @@ class NodeSettings:
     enclave_policy: str | None = None
     allow_simulated_second_server: bool = False
     servers: str | None = None
+    minimum_holders: int = 4
+    assumed_corrupted_holders: int = 1
+    """How many holders may work together with the server."""
     allow_repeats: bool = False
     """Whether an update, or one of a model of before, may be uploaded in another run; for simulations run again."""
 
@@ -120,7 +126,7 @@ class NodeSettings:
         """
         if self.identity is None:
             raise InvalidParameters(
-                "active mode, the enclave and two servers need this client's key; give the node "
+                "active mode, the enclave, two servers and one message need this client's key; give the node "
                 f"{PREFIX}identity, or SecAggMod(identity=...)"
             )
         path = Path(self.identity)

@@ -23,7 +23,7 @@ from secagg.session.roles import Member, ServerSession, Subject
 
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity, Roster
-from .settings import ENCLAVE, PAIRWISE, PREFIX, SUITES, TWO_SERVERS, SecAggSettings
+from .settings import ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, SUITES, TWO_SERVERS, SecAggSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class ServerSide:
     invited: frozenset[ClientId] | None
     """Who they are, where clients are nodes; None where a certificate says it."""
     roster: Roster | None
+    bounds: tuple[tuple[int, int] | None, ...]
+    """For each segment of the layout what one value lies between, where that is known."""
     coins: Coins
     clock: Clock
     resources: ExitStack
@@ -78,6 +80,8 @@ class NodeSide:
     """Who judges an enclave's evidence for this client, where its code says so."""
     latches: Path
     """The folder in which suspended sessions are numbered."""
+    holdings: Path
+    """The folder for what a node that holds must not forget."""
     coins: Coins
     clock: Clock
 
@@ -105,6 +109,7 @@ _MODULES: Final = {
     PAIRWISE: "secagg.flower.pairwise_plug",
     ENCLAVE: "secagg.flower.enclave_plug",
     TWO_SERVERS: "secagg.flower.two_servers_plug",
+    ONE_MESSAGE: "secagg.flower.one_message_plug",
 }
 _WITHOUT: Final = {
     "coded-mask": "its clients go on from memory, and the process of a node may end between two messages",

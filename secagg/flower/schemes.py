@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from secagg.compression.outside import Factory, OutsideScheme
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.contract.layout import RingSegment, Segment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring
@@ -56,6 +57,7 @@ _INTEGER_BOUND: Final = 1 << 31
 _LEAST_RING: Final = 8
 _KEY_BYTES: Final = 32
 _COINS: Final = Ring(32)
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +285,34 @@ def clipped_share(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -
             if found.max() > limit or found.min() < -limit:
                 beyond += int(np.count_nonzero(np.abs(found) > limit))
     return beyond / count if count else 0.0
+
+
+def value_bounds(update: ModelUpdate) -> tuple[Range | None, ...]:
+    """Return for each segment of the layout between which integers one value lies, where all its schemes say that."""
+    found = dict[Segment, list[Range | None]]()
+    for tensor in update.tensors:
+        for segment in tensor.scheme.layout.segments:
+            found.setdefault(_kind(segment), []).append(_range_of(tensor))
+    return tuple(_joined(found[_kind(segment)]) for segment in update.layout.segments)
+
+
+def _kind(segment: Segment) -> Segment:
+    """Return what segments have in common that are merged."""
+    return replace(segment, length=1) if isinstance(segment, RingSegment) else replace(segment, blocks=1)
+
+
+def _range_of(tensor: TensorScheme) -> Range | None:
+    scheme: object = tensor.scheme
+    if (fixed := _fixed_point(tensor)) is not None:
+        return -fixed.bound, fixed.bound
+    return (scheme.least, scheme.greatest) if isinstance(scheme, ScalarQuantization) else None
+
+
+def _joined(ranges: list[Range | None]) -> Range | None:
+    known = [one for one in ranges if one is not None]
+    if len(known) < len(ranges):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
 
 
 def integer_bound(update: ModelUpdate, sent: Arrays) -> float:

@@ -18,7 +18,8 @@ PREFIX: Final = "secagg-"
 PAIRWISE: Final = "pairwise"
 ENCLAVE: Final = "enclave"
 TWO_SERVERS: Final = "two-servers"
-PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS)
+ONE_MESSAGE: Final = "one-message"
+PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
 """Those that clients accept by default; a run may also name one that is registered."""
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 GRAPHS: Final = {"full": Topology.FULL, "sparse": Topology.SPARSE}
@@ -80,7 +81,7 @@ class SecAggSettings:
     stage_patience: float = 2.0
     """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
     roster: str = ""
-    """The file that ``secagg flower keys`` wrote; for active mode, the enclave and two servers."""
+    """The file that ``secagg flower keys`` wrote; for every protocol but pairwise masks, and for active mode."""
     enclave_socket: str = ""
     """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
     second_server: str = ""
@@ -89,9 +90,15 @@ class SecAggSettings:
     """The file with both servers' public keys, beside a second server."""
     server_keys: str = ""
     """The key file of server 0, which is this one, beside a second server."""
+    epoch: str = ""
+    """The record that ``secagg holder record`` wrote: who holds for one-message sums, and until when."""
+    holders: str | tuple[str, ...] = ""
+    """Where ``secagg holder serve`` listens, in the order of the epoch's record, separated by commas; without them the
+    holders are clients."""
     metric_names: tuple[str, ...] = field(init=False)
     evaluated_names: tuple[str, ...] = field(init=False)
     tensor_patterns: tuple[str, ...] = field(init=False)
+    holder_sockets: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -113,18 +120,21 @@ class SecAggSettings:
         if self.is_certified and not self.roster:
             raise _invalid(
                 "roster",
-                "names the roster file in active mode, for an enclave and for two servers; make one with `secagg "
-                "flower keys`",
+                "names the roster file in active mode, for an enclave, two servers and one message; make one with "
+                "`secagg flower keys`",
             )
         for name, usual, protocol in _BELONGING:
             if getattr(self, name) != usual and self.protocol != protocol:
                 raise _invalid(
                     name, f"belongs to {PREFIX}protocol = {protocol!r}; leave it out, or change {PREFIX}protocol"
                 )
-        if self.protocol == TWO_SERVERS:
-            self._check_two_servers()
+        self._check_helpers()
 
-    def _check_two_servers(self) -> None:
+    def _check_helpers(self) -> None:
+        if self.protocol == ONE_MESSAGE and not self.epoch:
+            raise _invalid("epoch", "names the record of who holds; have one signed with `secagg holder record`")
+        if self.protocol != TWO_SERVERS:
+            return
         if self.weighting != "uniform":
             raise _invalid(
                 "weighting",
@@ -148,17 +158,17 @@ class SecAggSettings:
                 "pq-64x8 and the like where indices are counted, or module:Name for a scheme from outside; got "
                 f"{self.compression!r}",
             )
-        if self.codebook is not None and self.protocol == PAIRWISE:
+        if self.codebook is not None and self.protocol in (PAIRWISE, ONE_MESSAGE):
             raise _invalid(
                 "compression",
-                f"is {self.compression}, which sends indices, and pairwise masks sum vectors alone; change "
+                f"is {self.compression}, which sends indices, and {self.protocol} sums vectors alone; change "
                 f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9",
             )
 
     @property
     def is_certified(self) -> bool:
         """Whether clients are known by certificates, and not as nodes of Flower."""
-        return self.mode == SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS)
+        return self.mode == SecurityMode.ACTIVE or self.protocol in (ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
 
     @property
     def heaviest(self) -> int:
@@ -295,6 +305,7 @@ _LISTS: Final = (
     ("metrics", "metric_names"),
     ("evaluation_metrics", "evaluated_names"),
     ("tensors", "tensor_patterns"),
+    ("holders", "holder_sockets"),
 )
 _BELONGING: Final = (
     ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
@@ -303,6 +314,8 @@ _BELONGING: Final = (
     ("second_server", "", TWO_SERVERS),
     ("servers", "", TWO_SERVERS),
     ("server_keys", "", TWO_SERVERS),
+    ("epoch", "", ONE_MESSAGE),
+    ("holders", "", ONE_MESSAGE),
 )
 """What one protocol alone has, and its value where it is left out."""
 _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -15,12 +15,23 @@ from .connection import SocketAsk
 _LOG: Final = logging.getLogger(__name__)
 
 
+def _log(number: int, error: Exception) -> None:
+    _LOG.warning("helper %d does not answer: %s", number, error)
+
+
 class NumberedHelpers:
     """Asks helpers at their sockets; each request is a connection of its own, so a killed helper may come back."""
 
-    def __init__(self, paths: Mapping[int, Path], patience: float) -> None:
-        """Connect to nobody yet; ``patience`` is the seconds that a helper may be silent."""
-        self._paths, self._patience = dict(paths), patience
+    def __init__(
+        self, paths: Mapping[int, Path], patience: float, lost: Callable[[int, Exception], None] = _log
+    ) -> None:
+        """Connect to nobody yet.
+
+        Args:
+            patience: the seconds that a helper may be silent.
+            lost: told, from any thread, who does not answer and why.
+        """
+        self._paths, self._patience, self._lost = dict(paths), patience, lost
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Return the answers that came."""
@@ -36,5 +47,5 @@ class NumberedHelpers:
             with SocketAsk(self._paths[number], timeout=self._patience) as ask:
                 return number, ask(message)
         except (ConnectionError, SecAggError) as error:
-            _LOG.warning("helper %d does not answer: %s", number, error)
+            self._lost(number, error)
             return None

@@ -25,7 +25,8 @@ from secagg.identifiers import ClientId
 from secagg.protocols.one_message import epoch, parameters
 from secagg.protocols.one_message.client import epoch_ring
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.holder import Holder, Placements
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.journal import Placements
 from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret
 from secagg.protocols.one_message.messages import (
     Answer,

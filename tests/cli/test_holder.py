@@ -20,8 +20,10 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
+from secagg.flower.keys.identities import load_roster
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.committee.member import OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.ledger import Ledger
@@ -29,7 +31,6 @@ from secagg.protocols.one_message.messages import Answer, UploadList
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageMember,
     OneMessageServerSession,
     open_session,
 )
@@ -275,3 +276,52 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     key.chmod(0o644)
     assert main([*serve, str(key)]) == 2
     assert "chmod it to 600" in capsys.readouterr().err
+
+
+def test_an_idle_holder_destroys_its_keys_when_the_epoch_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    public = dict[str, str]()
+    for name in ("authority", "key"):
+        assert main(["holder", "keys", "--out", str(tmp_path / name)]) == 0
+        public[name] = capsys.readouterr().out.strip()
+    others = [part for number in range(3) for part in ("--holder", f"{number + 1:064x}")]
+    record = ["holder", "record", "--authority", str(tmp_path / "authority"), "--number", "1", "--hours", "0.0015"]
+    assert main([*record, "--holder", public["key"], *others, "--out", str(tmp_path / "record")]) == 0
+    serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--key", str(tmp_path / "key")]
+    serve += ["--journal", str(tmp_path / "journal"), "--authority", public["authority"]]
+    process = subprocess.Popen(  # noqa: S603 -- our own command
+        [sys.executable, "-m", "secagg.cli", *serve, "--socket", str(tmp_path / "socket")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "is ready" in process.stdout.readline()
+        assert "its keys are destroyed" in process.stdout.readline()
+        assert not list((tmp_path / "journal").iterdir())
+        helpers = NumberedHelpers({0: tmp_path / "socket"}, patience=20)
+        assert dict(helpers.ask_all({0: (tmp_path / "record").read_bytes()})) == {}
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_committee_of_clients_is_signed_from_their_roster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "keys"
+    assert main(["flower", "keys", "--clients", "6", "--out", str(keys)]) == 0
+    record = ["holder", "record", "--authority", str(keys / "authority.key"), "--number", "1"]
+    record += ["--out", str(tmp_path / "record")]
+    clients = [part for client in (0, 2, 3, 5) for part in ("--client", str(client))]
+    assert main([*record, *clients]) == 2
+    assert "give --roster" in capsys.readouterr().err
+    record += ["--roster", str(keys / "roster.json")]
+    assert main([*record, *clients, "--client", "7"]) == 2
+    assert "has no client 7" in capsys.readouterr().err
+    assert main([*record, *clients, "--client", "5"]) == 2
+    assert "one client twice" in capsys.readouterr().err
+    assert main([*record, *clients]) == 0
+    signed = EpochRecord.decode((tmp_path / "record").read_bytes())
+    listed = load_roster(keys / "roster.json").certificates
+    due = [(number, listed[ClientId(number)].public_key) for number in (0, 2, 3, 5)]
+    assert [(one.number, one.public_key) for one in signed.holders] == due

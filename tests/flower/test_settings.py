@@ -55,6 +55,9 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-protocol", "two-server", "secagg-protocol is one of pairwise, enclave, two-servers"),
         ("secagg-protocol", "two-servers", "secagg-roster names the roster file"),
         ("secagg-protocol", "enclave", "secagg-roster names the roster file"),
+        ("secagg-protocol", "one-message", "secagg-roster names the roster file"),
+        ("secagg-epoch", "record", "secagg-epoch belongs to secagg-protocol = 'one-message'"),
+        ("secagg-holders", "a,b", "secagg-holders belongs to secagg-protocol = 'one-message'"),
         ("secagg-mode", "secure", "secagg-mode is one of semi_honest, active"),
         ("secagg-graph", "ring", "secagg-graph is one of full, sparse"),
         ("secagg-suite", "rsa", "secagg-suite is one of"),
@@ -123,6 +126,17 @@ def test_a_wrong_setting_of_two_servers_is_refused_by_the_name_of_its_key(change
         SecAggSettings.from_run_config({**TWO, **changed})
 
 
+def test_one_message_needs_a_record_and_sums_no_indices() -> None:
+    given = {"secagg-protocol": "one-message", "secagg-roster": "roster.json"}
+    with pytest.raises(InvalidParameters, match="secagg-epoch names the record of who holds"):
+        SecAggSettings.from_run_config(given)
+    with pytest.raises(InvalidParameters, match="and one-message sums vectors alone"):
+        SecAggSettings.from_run_config({**given, "secagg-epoch": "record", "secagg-compression": "pq"})
+    settings = SecAggSettings.from_run_config({**given, "secagg-epoch": "record", "secagg-holders": "a.sock, b.sock"})
+    assert settings.holder_sockets == ("a.sock", "b.sock")
+    assert settings.is_certified
+
+
 def test_two_servers_take_codewords_and_half_of_the_clients() -> None:
     settings = SecAggSettings.from_run_config({**TWO, "secagg-compression": "pq"})
     assert settings.codebook == (64, 8)
@@ -181,6 +195,8 @@ def test_metrics_are_named_by_a_string_or_by_a_tuple() -> None:
         ("secagg-minimum-modulus-bits", 16, "minimum_modulus_bits", 1, 16),
         ("secagg-assumed-corrupted", 4, "assumed_corrupted", 0, 4),
         ("secagg-privacy-bits", 60, "privacy_bits", 10, 60),
+        ("secagg-minimum-holders", 5, "minimum_holders", 3, 5),
+        ("secagg-assumed-corrupted-holders", 2, "assumed_corrupted_holders", 0, 2),
         ("secagg-maximum-population", 50, "maximum_population", 1000, 50),
         ("secagg-maximum-weight", 1, "maximum_weight", 1000, 1),
         ("secagg-allow-simulated-enclave", False, "allow_simulated_enclave", True, False),

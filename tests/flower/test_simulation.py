@@ -24,6 +24,10 @@ ACTIVE = {
     "active:drop_survivors": [(8, 8), (8, 8), (8, 8), (8, 6), (6, 6)],
     "active:drop_unmasking": [(8, 8), (8, 8), (8, 8), (8, 8), (8, 6)],
 }
+ONE_MESSAGE = {
+    "one_holder_killed": ["upload"],
+    "one_committee": ["upload", "deliver", "open"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def small(simulate: Any) -> dict[str, Any]:
         "private",
     ]
     outcome: dict[str, Any] = simulate(
-        8, [*names, "not_averaging", "hybrid", "even_sizes", "clipped", "silent", "pruning"]
+        8, [*names, "not_averaging", "hybrid", "even_sizes", "clipped", "silent", "pruning", *ONE_MESSAGE]
     )
     return outcome
 
@@ -213,3 +217,10 @@ def test_every_number_of_clients_is_a_session(small: dict[str, Any]) -> None:
 def test_what_is_cut_off_is_told_at_both_ends(small: dict[str, Any]) -> None:
     assert "of this update's values are beyond their range" in small["clipped"]["log"]
     assert "of the clients' values were out of range and cut off" in small["clipped"]["log"]
+
+
+@pytest.mark.parametrize("name", ONE_MESSAGE)
+def test_one_message_by_holders_of_which_one_is_killed_and_by_a_committee(small: dict[str, Any], name: str) -> None:
+    agrees(small[name], rounds=2)
+    assert [stage["name"] for stage in small[name]["stages"]] == ONE_MESSAGE[name]
+    assert ("holder/1 at " in small[name]["log"]) is (name == "one_holder_killed")

@@ -52,6 +52,8 @@ class SecAggMod:
         enclave_judge: object | None = None,
         allow_simulated_second_server: bool = False,
         servers: str | None = None,
+        minimum_holders: int = 4,
+        assumed_corrupted_holders: int = 1,
         allow_repeats: bool = False,
         identity: str | None = None,
         state_directory: str | None = None,
@@ -67,10 +69,13 @@ class SecAggMod:
             enclave_judge: a judge of evidence, in place of the file.
             allow_simulated_second_server: whether to believe a server that is both servers; for simulations and tests.
             servers: a file with the keys of the two servers that this client believes to be in two hands.
+            minimum_holders: how many holders a sum of one message has at least.
+            assumed_corrupted_holders: how many of them may work together with the server; 4 stand one that does, of 3
+                none may.
             allow_repeats: whether an update, or one of a model of before, may be uploaded in another run; for
                 simulations that are run again with the same keys.
             identity: this client's key file, or a folder of them for simulations, where the partition's number names
-                the client; for active mode, the enclave and two servers.
+                the client; for active mode, the enclave, two servers and one message.
             state_directory: where the keys to sealed states stand; by default a folder in memory.
             scheme: a scheme from outside, as the server's secagg-compression names it; none that a server names is
                 imported.
@@ -92,6 +97,8 @@ class SecAggMod:
             enclave_policy=enclave_policy,
             allow_simulated_second_server=allow_simulated_second_server,
             servers=servers,
+            minimum_holders=minimum_holders,
+            assumed_corrupted_holders=assumed_corrupted_holders,
             allow_repeats=allow_repeats,
             identity=identity,
         )

@@ -33,6 +33,7 @@ from .trained_update import Training
 
 STATE_RECORD: Final = "secagg.state"
 _LATCHES: Final = "latches"
+_HOLDINGS: Final = "holdings"
 
 
 class ClientRound:
@@ -147,6 +148,7 @@ class ClientRound:
             invitation=invitation,
             judge=self._judge,
             latches=self._states.beside(_LATCHES),
+            holdings=self._states.folder / _HOLDINGS,
             coins=SystemCoins(),
             clock=lambda: datetime.now(UTC),
         )

@@ -27,7 +27,7 @@ from secagg.flower.keys.identities import Roster
 from secagg.flower.logs import LOG
 from secagg.flower.model_tensors import METRICS, Arrays, model_digest
 from secagg.flower.plugs import ServerSide, plug_of
-from secagg.flower.schemes import COARSE, part, steps_in, taken_told
+from secagg.flower.schemes import COARSE, part, steps_in, taken_told, value_bounds
 from secagg.flower.settings import SecAggSettings
 from secagg.identifiers import ClientId
 from secagg.session.patience import Limits, Patience
@@ -195,6 +195,7 @@ class ServerRound:
             population=len(models),
             invited=frozenset(map(ClientId, models)) if roster is None else None,
             roster=roster,
+            bounds=value_bounds(update),
             coins=self._coins,
             clock=lambda: datetime.now(UTC),
             resources=resources,

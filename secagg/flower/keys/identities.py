@@ -135,6 +135,15 @@ def load_identity(path: Path) -> ClientIdentity:
     return ClientIdentity(client, key, certificate, authority)
 
 
+def load_authority(path: Path) -> SigningKey:
+    """Read the authority's key file.
+
+    Raises:
+        InvalidParameters: it is missing, or no such file.
+    """
+    return _signing_key(path, _read(path, "authority"))
+
+
 def load_roster(path: Path) -> Roster:
     """Read a roster, and check every certificate in it.
 

@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, app, kind_of
 from lab_lies import LIES, with_field, with_terms
+from lab_one_message import ONE_MESSAGE
 from lab_strategies import Lenient, PlainTwin
 from lab_truth import expected, initial_model, mean_loss
 from lab_two_servers import TWO_SERVERS, simulated
@@ -563,6 +564,7 @@ def enclave_other_task(lab: Lab) -> dict[str, Any]:
 SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     **LIES,
     **TWO_SERVERS,
+    **ONE_MESSAGE,
     "two_other_models": lambda lab: other_models(lab, **simulated(lab)),
     "two_again": lambda lab: same_round_again(lab, **simulated(lab)),
     "twin": twin,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
+from secagg.protocols.one_message.committee.member import OneMessageMember
+from secagg.protocols.one_message.epoch import EpochRecord
+from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageMember,
     OneMessageServerSession,
     open_session,
 )
@@ -82,10 +85,14 @@ def carry(
         session.close_stage()
 
 
+def held(holder: Holder | None) -> Callable[[EpochRecord, bytes], AbstractContextManager[Holder | None]]:
+    return lambda record, task: nullcontext(holder)  # noqa: ARG005 -- one epoch and task
+
+
 def members(world: InsecureSum, *, hold: bool) -> dict[ClientId, ClientSession]:
     found = dict[ClientId, ClientSession]()
     for position, client in enumerate(world.setup.clients):
-        member = OneMessageMember(client, world.client_of(client), world.holders.get(position) if hold else None)
+        member = OneMessageMember(client, world.client_of(client), held(world.holders.get(position) if hold else None))
         found[client] = member.join(world.setup.subject, world.update(client))
     return found
 
@@ -175,7 +182,7 @@ def test_messages_that_are_not_due() -> None:
 
 def test_a_client_on_the_committee_goes_on_as_a_holder() -> None:
     world = committee(SumSetup(population=5))
-    member = OneMessageMember(world.setup.clients[0], world.client_of(world.setup.clients[0]), world.holders[0])
+    member = OneMessageMember(world.setup.clients[0], world.client_of(world.setup.clients[0]), held(world.holders[0]))
     joined = member.join(world.setup.subject, world.update(member.client))
     joined.answer(opened(world, None).invitation)
     mark = joined.suspend()

@@ -1,0 +1,198 @@
+"""One message a client in Flower: holders behind sockets, or a committee of the run's own clients.
+
+Who holds stands in a record that the clients' authority signed, so a server can neither choose holders nor invent
+them. Standing holders are asked besides Flower; clients that hold are asked in stages after the upload.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from secagg.errors import InvalidParameters, PeerError
+from secagg.identifiers import ClientId, HolderId
+from secagg.parameters import SecurityMode
+from secagg.protocols.one_message import (
+    Client,
+    CommitteeSession,
+    EpochRecord,
+    Floors,
+    Holdings,
+    Ledger,
+    OneMessageHelpers,
+    OneMessageMember,
+    OneMessageSettings,
+    open_session,
+    verify_epoch,
+)
+from secagg.session.connection import HelperLost
+from secagg.session.numbered_helpers import NumberedHelpers
+from secagg.session.roles import ServerSession
+from secagg.wire import MessageKind, message_kind
+
+from .floors import MOST_LENGTH, NodeSettings
+from .keys.identities import ClientIdentity
+from .logs import LOG
+from .plugs import NodeSide, Plug, ServerSide
+from .settings import PREFIX
+
+_PAUSE: Final = 1.0
+_PUBLISHED: Final = dict[tuple[bytes, bytes], tuple[bytes, ...]]()
+"""By task and epoch: what a committee published in the first round of this process's run."""
+
+
+def opened(side: ServerSide) -> ServerSession:
+    """Begin a sum of the epoch that runs."""
+    settings, record = side.settings, _record(side)
+    chosen = OneMessageSettings(
+        suite=record.suite,
+        minimum_cohort=settings.least_cohort(side.population),
+        corrupted=settings.corrupted,
+        capacity=side.population,
+        maximum_weight=settings.heaviest,
+        bounds=side.bounds,
+    )
+    if settings.holder_sockets:
+        holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
+        keys = holders.keys(Path(f"{settings.epoch}.keys"))
+        helpers = OneMessageHelpers(record=record, keys=keys, coins=side.coins, ask_all=holders.ask_all)
+        return open_session(side.subject, chosen, side.invited, helpers)
+    if side.roster is None or {ClientId(holder.number) for holder in record.holders} - side.roster.clients:
+        raise InvalidParameters(
+            f"the holders of {settings.epoch} are no clients of {PREFIX}roster; name their sockets in {PREFIX}holders, "
+            "or have a committee signed with `secagg holder record --client`"
+        )
+    named = side.subject.task, record.context.digest
+    helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
+    if helpers.keys:
+        return open_session(side.subject, chosen, side.invited, helpers)
+    published = partial(_PUBLISHED.__setitem__, named)
+    return CommitteeSession(side.subject, chosen, side.invited, helpers, published)
+
+
+def _record(side: ServerSide) -> EpochRecord:
+    """Read who holds.
+
+    Raises:
+        InvalidParameters: the file is no record, or its clients would refuse it.
+    """
+    path = side.settings.epoch
+    try:
+        record = EpochRecord.decode(Path(path).read_bytes())
+    except (OSError, PeerError) as error:
+        raise InvalidParameters(
+            f"{PREFIX}epoch is {path}, which is no record of an epoch ({error}); make one with `secagg holder record`"
+        ) from None
+    for is_wrong, sentence in (
+        (record.authority != side.authority, f"is signed by another authority than certified {PREFIX}roster"),
+        (side.clock().timestamp() >= record.expiry, "has expired; have the next one signed"),
+        (record.suite is not side.suite, f"has another suite than {PREFIX}suite, {side.settings.suite}; change one"),
+        (
+            len(record.holders) != len(side.settings.holder_sockets or record.holders),
+            f"names {len(record.holders)} holders, and {PREFIX}holders {len(side.settings.holder_sockets)} sockets",
+        ),
+    ):
+        if is_wrong:
+            raise InvalidParameters(f"{path} ({PREFIX}epoch) {sentence}")
+    return record
+
+
+class StandingHolders:
+    """Holders at their sockets; once clients have uploaded, those that are needed are waited for."""
+
+    def __init__(self, record: EpochRecord, sockets: tuple[Path, ...], patience: float) -> None:
+        """Ask nobody yet; ``patience`` is the seconds that a holder may be silent, and that too few are waited for."""
+        self._record, self._sockets, self._patience = record, sockets, patience
+        self._helpers = NumberedHelpers(dict(enumerate(sockets)), patience, self._log)
+
+    def keys(self, kept: Path) -> tuple[bytes, ...]:
+        """Return what every holder published for the epoch: the first time from all of them, then from a file.
+
+        Raises:
+            HelperLost: a holder was never asked before, and does not answer.
+        """
+        record = self._record.encode()
+        try:
+            keys = tuple(bytes.fromhex(key) for key in json.loads(kept.read_text(encoding="ascii")))
+            verify_epoch(record, keys)
+        except (OSError, ValueError, TypeError, PeerError):
+            answers = dict(self._helpers.ask_all(dict.fromkeys(range(len(self._sockets)), record)))
+            if missing := self._named(set(range(len(self._sockets))) - set(answers)):
+                raise HelperLost(
+                    f"an epoch begins with the keys of all its holders, and {missing} did not answer; start `secagg "
+                    f"holder serve` there with the record of {PREFIX}epoch"
+                ) from None
+            keys = tuple(answers[position] for position in sorted(answers))
+            verify_epoch(record, keys)
+            kept.write_text(json.dumps([key.hex() for key in keys]) + "\n", encoding="ascii")
+        return keys
+
+    def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        """Return the answers that came; of what follows an upload, wait until enough did."""
+        needed, waited = max(self._record.threshold, self._record.quorum), time.monotonic()
+        left, answered = dict(requests), len(self._sockets) - len(requests)
+        while left:
+            for position, answer in self._helpers.ask_all(left):
+                del left[position]
+                answered += 1
+                yield position, answer
+            if not left:
+                return
+            kinds = {message_kind(request) for request in left.values()}
+            is_over = time.monotonic() - waited > self._patience or MessageKind.ONE_MESSAGE_OFFER in kinds
+            if answered >= needed or is_over:
+                return
+            LOG.error(
+                "%s did not answer, and %d holders are needed; nothing is lost yet: start them again within %d s",
+                *(self._named(left), needed, self._patience - (time.monotonic() - waited)),
+            )
+            time.sleep(_PAUSE)
+
+    def _log(self, position: int, error: Exception) -> None:
+        LOG.warning("%s does not answer: %s", self._named([position]), error)
+
+    def _named(self, positions: Iterable[int]) -> str:
+        return ", ".join(f"{HolderId(position)} at {self._sockets[position]}" for position in sorted(positions))
+
+
+def floors_of(settings: NodeSettings, identity: ClientIdentity) -> Floors:
+    """Return the floors that every offer is compared with, by the client and by the holder that it may be."""
+    return Floors(
+        authority=identity.authority.public_key,
+        suites=settings.accepted_suites,
+        modes=frozenset({SecurityMode.ACTIVE}),
+        least_holders=settings.minimum_holders,
+        assumed_corrupted=settings.assumed_corrupted_holders,
+        assumed_corrupted_clients=settings.assumed_corrupted,
+        minimum_cohort=settings.minimum_cohort,
+        minimum_modulus_bits=settings.minimum_modulus_bits,
+        maximum_length=MOST_LENGTH,
+        maximum_capacity=settings.maximum_population,
+    )
+
+
+def member(side: NodeSide) -> OneMessageMember:
+    """Return a client; what it has uploaded is charged where its update is made."""
+    identity = side.identity
+    floors = floors_of(side.settings, identity)
+
+    def client_of(task: bytes) -> Client:
+        return Client(
+            side.client,
+            floors=floors,
+            ledger=Ledger(task, lambda _: None),
+            coins=side.coins,
+            clock=side.clock,
+            signing_key=identity.signing_key,
+            certificate=identity.certificate,
+        )
+
+    holdings = Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins)
+    return OneMessageMember(side.client, client_of, holdings.open)
+
+
+PLUG: Final = Plug(open=opened, member=member)

@@ -1,0 +1,270 @@
+"""One message a client in Flower: holders in processes of their own, a committee of nodes, and what is missing."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import secagg.flower as plugin
+from secagg.cli import main
+from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.flower.schemes import SchemeChoice, value_bounds
+from secagg.flower.settings import SecAggSettings
+from secagg.protocols.one_message import EpochRecord
+from secagg.session.connection import HelperLost
+from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, log
+
+__all__ = ["folders", "log"]
+pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+HOLDERS = 4
+
+
+class Standing:
+    """Standing holders of an epoch, as their operators start them."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], count: int = HOLDERS, *more: str) -> None:
+        self.folder, self.count, self.more = folder, count, more
+        keys = [part for number in range(count) for part in ("--holder", self.key(number, capsys))]
+        self.record = folder / "record"
+        signed = ["holder", "record", "--authority", str(folder / "keys" / "authority.key"), "--number", "1"]
+        assert main([*signed, *keys, *more, "--out", str(self.record)]) == 0
+        self.authority = EpochRecord.decode(self.record.read_bytes()).authority.hex()
+        self.processes = dict[int, subprocess.Popen[str]]()
+        for number in range(count):
+            self.start(number)
+
+    def key(self, number: int, capsys: pytest.CaptureFixture[str]) -> str:
+        assert main(["holder", "keys", "--out", str(self.folder / f"holder-{number}")]) == 0
+        return capsys.readouterr().out.strip()
+
+    def socket(self, number: int) -> str:
+        return str(self.folder / f"{number}.socket")
+
+    def start(self, number: int) -> None:
+        corrupted = self.more[1] if self.more else "1"
+        process = subprocess.Popen(  # noqa: S603 -- our own command
+            [
+                *(sys.executable, "-m", "secagg.cli", "holder", "serve", "--record", str(self.record)),
+                *("--key", str(self.folder / f"holder-{number}"), "--authority", self.authority),
+                *("--journal", str(self.folder / f"journal-{number}"), "--socket", self.socket(number)),
+                *("--corrupted", corrupted, "--minimum-holders", str(self.count)),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.processes[number] = process
+        assert process.stdout is not None
+        assert "is ready" in process.stdout.readline()
+
+    def kill(self, number: int) -> None:
+        process = self.processes.pop(number)
+        process.kill()
+        process.communicate()
+
+    def settings(self, **changes: Any) -> SecAggSettings:
+        given = {
+            "roster": str(self.folder / "keys" / "roster.json"),
+            "epoch": str(self.record),
+            "holders": ",".join(map(self.socket, range(self.count))),
+            "stage_timeout": 20.0,
+            **changes,
+        }
+        return SecAggSettings(protocol="one-message", **given)
+
+
+@pytest.fixture
+def standing(folders: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Iterator[Standing]:
+    made = Standing(folders, capsys, *getattr(request, "param", ()))
+    yield made
+    for number in list(made.processes):
+        made.kill(number)
+
+
+def grid_of(inner: MemoryGrid, settings: SecAggSettings) -> Any:
+    return plugin.SecAggGrid(inner, settings=settings)  # type: ignore[arg-type]
+
+
+def mod(folder: Path, **floors: Any) -> plugin.SecAggMod:
+    return plugin.SecAggMod(identity=str(folder / "keys"), allow_repeats=True, **floors)
+
+
+def test_one_exchange_gives_the_mean_and_a_holder_may_be_gone(standing: Standing, log: Any) -> None:
+    inner = MemoryGrid(mod(standing.folder), adding(0.125))
+    grid = grid_of(inner, standing.settings(minimum_cohort=3))
+    assert np.allclose(inner.round(grid, MODEL)[0]["w"], 0.375, atol=2**-16)
+    standing.kill(2)
+    other = {name: values + 1 for name, values in MODEL.items()}
+    arrays, metrics = inner.round(grid, other)
+    assert np.allclose(arrays["w"], 1.375, atol=2**-16)
+    assert metrics["num-examples"] == 10 * CLIENTS
+    assert [name for name, _ in grid.stages] == ["upload"]
+    assert len(inner.sent) == 2 * CLIENTS
+    assert "holder/2 at " in log.text
+
+
+def test_too_few_holders_are_named_and_the_sum_waits_until_they_are_back(standing: Standing) -> None:
+    inner = MemoryGrid(mod(standing.folder), adding(0.125))
+    grid = grid_of(inner, standing.settings())
+    started = list[int]()
+
+    class StartsThem(logging.Handler):
+        """An operator who reads the server's log."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.ERROR and not started:
+                assert "holder/1 at " in record.getMessage()
+                assert "nothing is lost yet: start them again" in record.getMessage()
+                started.append(1)
+                standing.start(1)
+
+    train = inner.train
+
+    def killing(model: Any, node: int) -> dict[str, Any]:
+        for number in set(standing.processes) & {1, 3}:
+            standing.kill(number)
+        return train(model, node)
+
+    inner.train = killing
+    operator = StartsThem()
+    logging.getLogger("secagg.flower").addHandler(operator)
+    try:
+        assert np.allclose(inner.round(grid, MODEL)[0]["w"], 0.375, atol=2**-16)
+    finally:
+        logging.getLogger("secagg.flower").removeHandler(operator)
+    assert started == [1]
+
+
+def test_holders_that_stay_away_are_named_and_nothing_is_released(standing: Standing, log: Any) -> None:
+    inner = MemoryGrid(mod(standing.folder), adding(0.125))
+    grid = grid_of(inner, standing.settings(stage_timeout=2.0))
+    inner.round(grid, MODEL)
+    other = {name: values + 1 for name, values in MODEL.items()}
+    trained, train = list[int](), inner.train
+
+    def killing(model: Any, node: int) -> dict[str, Any]:
+        trained.append(node)
+        for number in set(standing.processes) & {0, 3}:
+            standing.kill(number)
+        return train(model, node)
+
+    inner.train = killing
+    with pytest.raises(ThresholdNotMet, match=r"3 holders \(missing: holder/0, holder/3\) are needed and 2"):
+        inner.round(grid, other)
+    assert "nothing of it was learned" in log.text
+    # The next round asks no client for anything.
+    trained.clear()
+    with pytest.raises(ThresholdNotMet, match="missing: holder/0, holder/3"):
+        inner.round(grid, {name: values + 2 for name, values in MODEL.items()})
+    assert not trained
+
+
+def test_an_epoch_begins_with_all_holders_and_another_run_goes_on_without_one(standing: Standing) -> None:
+    standing.kill(1)
+    inner = MemoryGrid(mod(standing.folder), adding(0.1))
+    with pytest.raises(HelperLost, match=r"holder/1 at .* did not answer; start `secagg holder serve`"):
+        inner.round(grid_of(inner, standing.settings()), MODEL)
+    standing.start(1)
+    inner = MemoryGrid(mod(standing.folder), adding(0.1))
+    inner.round(grid_of(inner, standing.settings()), MODEL)
+    standing.kill(1)
+    inner = MemoryGrid(mod(standing.folder), adding(0.2), run=8)
+    inner.round(grid_of(inner, standing.settings()), {name: values + 1 for name, values in MODEL.items()})
+
+
+@pytest.mark.parametrize("standing", [(3, "--corrupted", "0", "--absent", "1")], indirect=True)
+def test_holders_below_the_floors_get_nothing(standing: Standing, log: Any) -> None:
+    inner = MemoryGrid(mod(standing.folder), adding(0.125))
+    with pytest.raises(ThresholdNotMet):
+        inner.round(grid_of(inner, standing.settings()), MODEL)
+    assert "3 holders are fewer than 4; change the offer or these floors" in log.text
+    assert "5 clients left with code 'terms'" in log.text
+    inner = MemoryGrid(mod(standing.folder, minimum_holders=3), adding(0.125), run=8)
+    with pytest.raises(ThresholdNotMet):
+        inner.round(grid_of(inner, standing.settings()), MODEL)
+    assert "it allows for 0 corrupted holders only" in log.text
+    standing.kill(1)
+    inner = MemoryGrid(mod(standing.folder, minimum_holders=3, assumed_corrupted_holders=0), adding(0.125), run=9)
+    assert np.allclose(inner.round(grid_of(inner, standing.settings()), MODEL)[0]["w"], 0.375, atol=2**-16)
+
+
+def test_bounds_are_those_of_every_value_of_a_segment() -> None:
+    settings = SecAggSettings(metrics="loss", clip=2.0, fraction_bits=10)
+    model: dict[str, Any] = {"w": np.zeros((4, 3), np.float32), "steps": np.zeros(2, np.int64)}
+    update = SchemeChoice(settings, 10).parameters(model, seed=bytes(32), epoch=1)
+    widths = [segment.modulus_bits for segment in update.layout.require_rings()]
+    bounds = dict(zip(widths, value_bounds(update), strict=True))
+    assert bounds[16] == (-2048, 2048)
+    low, high = bounds[64] or (0, 0)
+    assert -low == high >= 1 << 31
+    found = dict[str, Any](zip(update.names, update.tensors, strict=True))
+    assert high == max(tensor.scheme.bound for name, tensor in found.items() if not name.endswith("w"))
+
+
+# --- A committee ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def committee(folders: Path) -> SecAggSettings:
+    signed = ["holder", "record", "--authority", str(folders / "keys" / "authority.key"), "--number", "1"]
+    signed += ["--roster", str(folders / "keys" / "roster.json"), "--out", str(folders / "record")]
+    assert main([*signed, *(part for client in range(4) for part in ("--client", str(client)))]) == 0
+    return SecAggSettings(
+        protocol="one-message", roster=str(folders / "keys" / "roster.json"), epoch=str(folders / "record")
+    )
+
+
+def test_a_committee_of_nodes_sums_round_after_round(folders: Path, committee: SecAggSettings) -> None:
+    inner = MemoryGrid(mod(folders), adding(0.125))
+    grid, names = grid_of(inner, committee), list[list[str]]()
+    for number in range(3):
+        model = {name: values + 2 * number for name, values in MODEL.items()}
+        arrays, _ = inner.round(grid, model)
+        assert np.allclose(arrays["w"], 2 * number + 0.375, atol=2**-16)
+        names.append([name for name, _ in grid.stages])
+    further = ["upload", "deliver", "certify", "open"]
+    assert names == [["keys", *further], further, further]
+    sent = [message.metadata.dst_node_id for message in inner.sent]
+    # The keys once, and three uploads: node 104 holds nothing.
+    assert [sent.count(100 + node) for node in range(CLIENTS)] == [1 + 3 * 4] * 4 + [4]
+
+
+def test_a_node_that_lost_what_it_held_is_named_and_another_stands_in(folders: Path, committee: SecAggSettings) -> None:
+    inner = MemoryGrid(mod(folders), adding(0.125))
+    grid = grid_of(inner, committee)
+    inner.round(grid, MODEL)
+
+    def lose(count: int) -> None:
+        for folder in sorted((folders / "states" / "holdings").iterdir())[:count]:
+            (folder / "head").write_bytes(bytes(48))
+
+    lose(1)
+    arrays, _ = inner.round(grid, {name: values + 2 for name, values in MODEL.items()})
+    assert np.allclose(arrays["w"], 2.375, atol=2**-16)
+    lose(2)
+    with pytest.raises(ThresholdNotMet, match="missing: holder/"):
+        inner.round(grid, {name: values + 4 for name, values in MODEL.items()})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"epoch": "/absent"}, "no record of an epoch"),
+        ({"suite": "hybrid"}, "has another suite than secagg-suite, hybrid; change one"),
+        ({"holders": "a.socket,b.socket"}, "names 4 holders, and secagg-holders 2 sockets"),
+    ],
+)
+def test_an_epoch_that_does_not_fit_is_refused_by_the_name_of_its_key(
+    folders: Path, committee: SecAggSettings, changed: dict[str, Any], said: str
+) -> None:
+    given = {"protocol": "one-message", "roster": committee.roster, "epoch": committee.epoch, **changed}
+    inner = MemoryGrid(mod(folders), adding(0.125))
+    with pytest.raises(InvalidParameters, match=said):
+        inner.round(grid_of(inner, SecAggSettings(**given)), MODEL)
+    assert not inner.sent

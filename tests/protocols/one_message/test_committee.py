@@ -1,0 +1,266 @@
+"""Clients that hold, each message in another process: what they publish, remember, and answer no more.
+
+| what a server tries | what refuses |
+|---|---|
+| an upload of a round that is over, in a second list | the holder forgets a round and answers nothing of it |
+| a list of a round that was not begun, and then again | the holder is in one round |
+| an older offer, for a round to go back to | rounds go up |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message import (
+    CommitteeSession,
+    Holdings,
+    OneMessageHelpers,
+    OneMessageMember,
+    OneMessageSettings,
+    open_session,
+)
+from secagg.protocols.one_message.epoch import HolderKeys, NoHolder
+from secagg.protocols.one_message.messages import UploadList
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.session.roles import Released, ServerSession, Turnout
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+
+RULES = tuple(ThresholdRule)
+POPULATION, HOLDERS = 6, 5
+
+
+class Committee:
+    """Clients of which the first hold; each of their messages finds a process that knows nothing of the last."""
+
+    def __init__(self, folder: Path, rule: ThresholdRule | None = None) -> None:
+        self.setup = SumSetup(rule=rule, population=POPULATION, holders=HOLDERS, round_number=1)
+        self.world = InsecureSum(self.setup)
+        self.world.number_holders_as_clients()
+        self.folder, self.keys = folder, tuple[bytes, ...]()
+        self.suspended = dict[ClientId, Secret]()
+        self.said = list[tuple[ClientId, bytes]]()
+
+    def begin_round(self, number: int) -> None:
+        self.setup = self.world.setup = replace(self.setup, round_number=number)
+        self.suspended.clear()
+
+    def holdings(self, client: ClientId) -> Holdings:
+        position = self.setup.clients.index(client)
+        key = self.world.holder_keys[position] if position < HOLDERS else self.setup.key_of("a client")
+        return Holdings(self.folder / str(position), key, self.world.floors, self.world.clock, SystemCoins())
+
+    def member(self, client: ClientId) -> OneMessageMember:
+        return OneMessageMember(client, self.world.client_of(client), self.holdings(client).open)
+
+    def answer(self, client: ClientId, message: bytes) -> bytes:
+        joined = self.member(client).join(
+            self.setup.subject, self.world.update(client), self.suspended.pop(client, None)
+        )
+        answer = joined.answer(message)
+        assert not joined.faults
+        if (rest := joined.suspend()) is not None:
+            self.suspended[client] = rest
+        return answer
+
+    def as_holder(self, position: int, message: bytes) -> bytes:
+        """Ask a holder as a server does that keeps to nothing."""
+        with self.holdings(self.setup.clients[position]).open(self.world.record, self.setup.subject.task) as holder:
+            assert holder is not None
+            return holder.respond(message)
+
+    def open(self) -> ServerSession:
+        settings = OneMessageSettings(capacity=self.setup.capacity, minimum_cohort=self.setup.minimum_cohort)
+        invited = frozenset(self.setup.clients)
+        helpers = OneMessageHelpers(record=self.world.record, keys=self.keys, coins=SystemCoins())
+        if self.keys:
+            return open_session(self.setup.subject, settings, invited, helpers)
+        return CommitteeSession(self.setup.subject, settings, invited, helpers, self.publish)
+
+    def publish(self, keys: tuple[bytes, ...]) -> None:
+        self.keys = keys
+
+    def carry(self, session: ServerSession, gone: Mapping[str, set[int]] | None = None) -> Released:
+        while (stage := session.stage) is not None:
+            for index in (gone or {}).get(stage.name, set()):
+                session.drop(self.setup.clients[index])
+            for client in self.setup.clients:
+                if (message := session.message_to(client)) is not None:
+                    session.receive(client, self.answer(client, message))
+                    self.said.append((client, message))
+            assert session.turnout is Turnout.COMPLETE
+            session.close_stage()
+        return session.release()
+
+
+@pytest.fixture
+def committee(tmp_path: Path, request: pytest.FixtureRequest) -> Committee:
+    return Committee(tmp_path, getattr(request, "param", None))
+
+
+@pytest.mark.parametrize("committee", RULES, indirect=True)
+def test_rounds_of_one_epoch_whose_keys_are_asked_for_once(committee: Committee) -> None:
+    stages = list[str]()
+    for number in (1, 2, 5):
+        committee.begin_round(number)
+        session = committee.open()
+        stages.append(session.stage.name if session.stage else "")
+        # Client 5 holds nothing and never uploads; client 3 uploads and then is an absent holder.
+        released = committee.carry(session, {"upload": {5}, "deliver": {3}})
+        assert released.aggregate.encode() == committee.world.ideal(committee.setup.clients[:5]).encode()
+        # A journal of a round has its own few records, however many rounds there were.
+        sizes = [path.stat().st_size for path in committee.folder.glob("0/*/records")]
+        assert len(sizes) == 1
+    assert stages == ["keys", "upload", "upload"]
+
+
+def test_one_client_speaks_once_a_round_and_a_holder_three_times(committee: Committee) -> None:
+    committee.carry(committee.open())
+    committee.said.clear()
+    committee.begin_round(2)
+    committee.carry(committee.open())
+    counts = [sum(client == one for client, _ in committee.said) for one in committee.setup.clients]
+    assert counts == [3] * HOLDERS + [1]
+
+
+@pytest.mark.parametrize("committee", [ThresholdRule.ONE_ANSWER], indirect=True)
+def test_an_upload_of_a_round_that_is_over_is_in_no_second_list(committee: Committee) -> None:
+    """The server keeps what it delivered, and brings it again when the holder has forgotten the round."""
+    committee.carry(committee.open())
+    delivery = next(message for client, message in committee.said if message[:7] == b"SAGG\1\0\x68")
+    whole = UploadList.decode(next(message for _, message in committee.said if message[:7] == b"SAGG\1\0\x6a"))
+    smaller = replace(whole, listed=whole.listed[1:], terms=replace(whole.terms, sum_id=b"another sum.....")).encode()
+    committee.begin_round(2)
+    session = committee.open()
+    committee.answer(committee.setup.clients[0], session.invitation)
+    committee.as_holder(0, delivery)
+    with pytest.raises(PeerMisbehaved, match="is in round 2, and in no other"):
+        committee.as_holder(0, smaller)
+    with pytest.raises(PeerMisbehaved, match="is in round 2"):
+        committee.as_holder(0, whole.encode())
+
+
+@pytest.mark.parametrize("committee", [ThresholdRule.ONE_ANSWER], indirect=True)
+def test_a_round_that_was_not_begun_is_not_answered_for(committee: Committee) -> None:
+    """Answered before it begins, it could be answered again after."""
+    session = committee.open()
+    committee.carry(session)
+    committee.begin_round(2)
+    later = committee.open()
+    for client in committee.setup.clients[:3]:
+        made = committee.world.client(client).upload(
+            later.invitation, committee.setup.subject, committee.world.update(client)
+        )
+        later.receive(client, made)
+    later.close_stage()
+    requests = {index: later.message_to(client) for index, client in enumerate(committee.setup.clients[:HOLDERS])}
+    for index, request in requests.items():
+        assert request is not None
+        later.receive(committee.setup.clients[index], committee.as_holder(index, request))
+    later.close_stage()
+    listed = later.message_to(committee.setup.clients[0])
+    assert listed is not None
+    with pytest.raises(PeerMisbehaved, match="is in round 1, and in no other"):
+        committee.as_holder(0, listed)
+
+
+def test_a_round_to_go_back_to_is_refused(committee: Committee) -> None:
+    committee.begin_round(3)
+    committee.carry(committee.open())
+    committee.begin_round(2)
+    committee.setup = committee.world.setup = replace(committee.setup, minimum_cohort=4)
+    older = committee.open()
+    with pytest.raises(PeerMisbehaved, match="is in round 3, and in no other"):
+        committee.as_holder(0, older.invitation)
+
+
+def test_a_holder_without_its_journal_is_an_absent_one_and_still_a_client(committee: Committee) -> None:
+    committee.carry(committee.open())
+    for path in committee.folder.glob("0/*/head"):
+        path.write_bytes(bytes(48))
+    committee.begin_round(2)
+    released = committee.carry(committee.open(), {"deliver": {0}})
+    assert released.counted == frozenset(committee.setup.clients)
+    assert committee.setup.clients[0] not in committee.suspended
+
+
+def test_a_holder_of_other_keys_than_were_published_says_why_to_its_own_log(committee: Committee) -> None:
+    committee.carry(committee.open())
+    client = committee.setup.clients[0]
+    for path in committee.folder.glob("0/*/*"):
+        path.unlink()
+    committee.begin_round(2)
+    joined = committee.member(client).join(committee.setup.subject, committee.world.update(client))
+    session = committee.open()
+    session.receive(client, joined.answer(session.invitation))
+    assert "other keys of this holder" in str(joined.faults[0])
+    assert joined.suspend() is None
+
+
+# --- The stage of the keys --------------------------------------------------------------------------------------------
+
+
+def test_a_holder_that_publishes_no_keys_is_named_before_anybody_uploads(committee: Committee) -> None:
+    session = committee.open()
+    with pytest.raises(ThresholdNotMet, match=rf"missing: holder/3 \({committee.setup.clients[3]}\); start them"):
+        committee.carry(session, {"keys": {3}})
+    assert session.stage is None
+    assert not committee.keys
+
+
+def test_keys_of_another_holder_are_not_taken(committee: Committee) -> None:
+    session, record = committee.open(), committee.world.record
+    first, second, last = committee.setup.clients[0], committee.setup.clients[1], committee.setup.clients[5]
+    keys = committee.answer(first, session.invitation)
+    nothing = NoHolder(record=record.context.digest).encode()
+    other = replace(HolderKeys.decode(keys), position=1).encode()
+    for sender, message in ((second, keys), (last, keys), (first, nothing), (second, other), (first, record.encode())):
+        with pytest.raises(PeerError) as caught:
+            session.receive(sender, message)
+        assert caught.value.culprits == {sender}
+    with pytest.raises(PeerMisbehaved, match="answers for another epoch"):
+        session.receive(last, NoHolder(record=bytes(32)).encode())
+    session.receive(first, keys)
+    session.receive(first, keys)
+    again = replace(HolderKeys.decode(keys), nonce=bytes(32))
+    signature = record.sign(committee.world.holder_keys[0], Label.ONE_MESSAGE_HOLDER_KEYS, *again.parts)
+    with pytest.raises(PeerMisbehaved, match="publishes two keys"):
+        session.receive(first, replace(again, signature=signature).encode())
+    assert len(session.faults) == 7
+
+
+def test_the_turnout_of_the_keys_waits_for_all_holders(committee: Committee) -> None:
+    session = committee.open()
+    for number, client in enumerate(committee.setup.clients, start=1):
+        assert session.turnout is (Turnout.TOO_FEW if number <= HOLDERS else Turnout.ENOUGH)
+        assert session.message_to(client) == session.invitation
+        session.receive(client, committee.answer(client, session.invitation))
+    assert session.turnout is Turnout.COMPLETE
+    assert session.awaited == frozenset()
+    with pytest.raises(Misuse, match="close the last stage first"):
+        session.release()
+    session.abort()
+    with pytest.raises(UnexpectedMessage):
+        session.receive(committee.setup.clients[0], session.invitation)
+    with pytest.raises(Misuse, match="no stage"):
+        session.close_stage()
+
+
+def test_an_epoch_that_is_over_is_destroyed_when_the_node_is_next_asked_for_anything(committee: Committee) -> None:
+    committee.carry(committee.open())
+    assert list(committee.folder.glob("0/*/secret"))
+    committee.world.now += 7200
+    other = InsecureSum(replace(committee.setup, seed=b"another authority"))
+    with (
+        committee.holdings(committee.setup.clients[0]).open(other.record, b"t") as holder,
+    ):
+        assert holder is None
+    assert not list(committee.folder.glob("0/*"))
