@@ -255,7 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = sweep(grid, options.out, told=lambda line: print(line, file=sys.stderr, flush=True))
     rows = [_row(cell.name, [one for one in found if one["name"] == cell.name]) for cell in cells]
     for row in rows:
-        print(f"{row['name']:<32} {row['mean']:6.2f} %  {row['payload bytes']:>7,} bytes")
+        came_to = f"{row['mean']:6.2f} %  {row['payload bytes']:>7,} bytes" if "mean" in row else row["failed"]
+        print(f"{row['name']:<32} {came_to}")
     if options.json is not None:
         summary = {"versions": versions_here(), "rounds": options.rounds, "seeds": options.seeds, "cells": rows}
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -265,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _row(name: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if errors := [one["error"] for one in found if "error" in one]:
-        raise RuntimeError(f"{name}: {errors[0]}")
+        return {"name": name, "failed": errors[0]}
     accuracy = [100 * float(one["accuracy of the last three evaluations"]) for one in found]
     return {
         "name": name,
