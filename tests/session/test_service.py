@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ class Echo:
 class Served:
     """A service in a thread of this process."""
 
-    def __init__(self, path: Path, **options: float) -> None:
+    def __init__(self, path: Path, **options: Any) -> None:
         self.path, self.echo, self.ends = path, Echo(), list[int]()
         listening = Event()
         service = Service(self.echo, limit=LIMIT, ended=lambda: self.ends.append(1), **options)
