@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -193,6 +194,12 @@ class EnclaveServerSession(OneStageServerSession):
     def configuration(self) -> EnclaveConfiguration:
         """That of the epoch."""
         return self._host.configuration
+
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """Of the noise that the enclave adds to each released segment, in steps; nothing where it adds none."""
+        noise = self.configuration.noise
+        return () if noise is None else tuple(math.sqrt(variance) for variance in noise.variances)
 
     def invitation_for(self, subject: Subject) -> bytes:
         """Return the invitation of an asynchronous client, whose subject is about the model that it started from."""

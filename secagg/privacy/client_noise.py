@@ -281,6 +281,13 @@ def noise_in(session: object) -> SumNoise | None:
     return noise if isinstance(noise, SumNoise) else None
 
 
+def deviations_in(session: object) -> tuple[float, ...]:
+    """Return how far the noise of a server's session goes, of each released segment; nothing where it has none."""
+    noise = noise_in(session)
+    found: tuple[float, ...] = getattr(session, "deviations", ()) if noise is None else noise.deviations
+    return found
+
+
 def is_near(noised: Aggregate, plain: Aggregate, deviations: Sequence[float]) -> bool:
     """Whether a sum differs from the one in the clear by no more than its noise and rounding, modulo its rings.
 

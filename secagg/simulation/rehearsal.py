@@ -18,7 +18,7 @@ from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.privacy.client_noise import noise_in
+from secagg.privacy.client_noise import deviations_in
 from secagg.session.measured import Measured
 from secagg.session.registry import ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
@@ -128,8 +128,7 @@ class Rehearsal:
         seconds = perf_counter() - started
         uploading = next(figures for figures in session.figures if figures.takes_update)
         contributors = frozenset(uploading.answered).difference(released.left_out)
-        noise = noise_in(session.session)
-        deviations = () if noise is None else noise.deviations
+        deviations = deviations_in(session.session)
         is_exact = released.counted == contributors and self.inputs.is_sum_of(
             released.aggregate, sorted(contributors), deviations
         )

@@ -75,6 +75,16 @@ def test_updates_that_are_rounded_under_the_mask_err_as_a_uniform_dither_does(re
     assert "rounded from" in report["segments"][0]
 
 
+@pytest.mark.parametrize(
+    ("protocol", "compression"),
+    [("pairwise", "none"), ("one-message", "none"), ("two-servers", "pq"), ("enclave", "none"), ("enclave", "pq")],
+)
+def test_a_sum_with_noise_is_as_near_as_its_noise_reaches(report_of: Report, protocol: str, compression: str) -> None:
+    report = report_of("--protocol", protocol, "--noise", "1/2", "--compression", compression)
+    assert report["noise deviations"]
+    assert report["sum is exact"] is True
+
+
 @pytest.mark.parametrize("release", ["decoded-sum", "histogram"])
 @pytest.mark.parametrize("accumulation", ["direct", "oblivious"])
 def test_the_enclave_releases_what_is_asked_for(report_of: Report, release: str, accumulation: str) -> None:
