@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Annotated, ClassVar, Final
 
-import numpy as np
-
 from secagg.contract import Payload
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
 from secagg.errors import Misuse, PeerMisbehaved, Reason
 from secagg.fields import Message, fixed, repeated, unsigned, variable
+from secagg.session.ledger import values_digest
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES
@@ -95,11 +93,7 @@ class Ledger(Confined):
             Misuse: it was, for another sum, epoch or attempt.
         """
         payload.check()
-        hashed = hashlib.sha256(bind(Label.ONE_MESSAGE_SPENT_UPDATE, payload.layout.digest))
-        for vector in payload.values:
-            # Words as they stand in memory: nobody but this machine reads the digest.
-            hashed.update(np.ascontiguousarray(vector).data)
-        digest = hashed.digest()
+        digest = values_digest(payload)
         with self._lock:
             if digest in self._record.spent:
                 raise Misuse(

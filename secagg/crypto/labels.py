@@ -146,7 +146,6 @@ class Label(Enum):
     ONE_MESSAGE_LIST = b"secagg/1/one-message-list"
     ONE_MESSAGE_SIGNED_LIST = b"secagg/1/one-message-signed-list"
     ONE_MESSAGE_ANSWER = b"secagg/1/one-message-answer"
-    ONE_MESSAGE_SPENT_UPDATE = b"secagg/1/one-message-spent-update"
     ONE_MESSAGE_HEDGE = b"secagg/1/one-message-hedge"
     ONE_MESSAGE_JOURNAL = b"secagg/1/one-message-journal"
     ONE_MESSAGE_HOLDING = b"secagg/1/one-message-holding"

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from secagg.contract import Layout, RingSegment
+from secagg.contract import Layout, Payload, RingSegment
 from secagg.errors import (
     AuthenticationFailed,
     InvalidParameters,
@@ -229,6 +229,14 @@ def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
     world.stored[client] = stored[1]
     with pytest.raises(PeerMisbehaved, match="rounds go up"):
         world.upload(client)
+
+
+def test_an_update_under_a_layout_of_another_version_is_the_same_update() -> None:
+    ledger, layout = Ledger(TASK, lambda _: None), Layout((RingSegment(10, 3),))
+    values = layout.require_rings()[0].ring.from_integers([1, 2, 3])
+    ledger.spend(Payload(layout, (values,)))
+    with pytest.raises(Misuse):
+        ledger.spend(Payload(Layout(layout.segments, bytes([7]) * 32), (values,)))
 
 
 def weaker(world: InsecureSum) -> dict[str, Floors]:
