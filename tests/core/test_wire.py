@@ -343,6 +343,7 @@ def test_the_kinds_are_pinned() -> None:
         "ONE_MESSAGE_HOLDER_RECORD": 111,
         "ONE_MESSAGE_CLIENT_RECORD": 112,
         "ONE_MESSAGE_HOLDER_SECRET": 113,
+        "ONE_MESSAGE_NO_HOLDER": 114,
         "CODED_MASK_OFFER": 120,
         "CODED_MASK_KEY": 121,
         "CODED_MASK_ROSTER": 122,

@@ -210,7 +210,7 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         (["train", "--preset", "fashion-none", "--set", "model=transformer"], "there is no model"),
         (["train", "--preset", "fashion-pq", "--set", 'compression.layers=["head.bias=8/2"]'], "head.bias"),
         (["train", "--preset", "fashion-none", "--set", "clients_per_round=2000"], "lower clients_per_round"),
-        (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "secagg.protocol = 'enclave'"),
+        (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "set local.clip"),
         (["train", "--preset", "femnist-none", "--set", "data.root=damaged"], "damaged/data/train/all.json"),
         (["estimate", "fashion-pq", "--set", "rounds=0"], "rounds is in"),
         (["plot", "."], "holds no run"),
