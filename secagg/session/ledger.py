@@ -36,7 +36,7 @@ def values_digest(payload: Payload) -> bytes:
     hashed = hashlib.sha256(bind(Label.SPENT_VALUES))
     for vector in payload.values:
         # Words as they stand in memory: nobody but this machine reads the digest.
-        words = memoryview(vector)
+        words = vector.data
         if not words.c_contiguous:
             words = memoryview(words.tobytes())
         hashed.update(words.nbytes.to_bytes(8, "big"))

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -119,24 +119,30 @@ def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 
 def _plain(tree: Tree) -> Tree:
     """Return what a framework's model holds, or the tree itself."""
-    for name in ("state_dict", "get_weights"):
-        if callable(method := getattr(tree, name, None)):
-            return method()
-    return tree
+    if hasattr(tree, "state_dict"):
+        return tree.state_dict()
+    return tree.get_weights() if hasattr(tree, "get_weights") else tree
 
 
 def _mapped(tree: Tree, change: Callable[[str, Any], Any], path: str) -> Tree:
     """Return the tree with each leaf changed; what becomes ``None`` leaves its dictionary."""
     join = f"{path}/{{}}".format if path else "{}".format
-    if isinstance(tree, Mapping):
+    if _is_mapping(tree):
         changed = {key: _mapped(tree[key], change, join(key)) for key in tree}
         return {key: value for key, value in changed.items() if value is not None and not _is_empty(value)}
-    if isinstance(tree, list | tuple):
+    if _is_sequence(tree):
         items = [_mapped(item, change, join(position)) for position, item in enumerate(tree)]
-        if hasattr(tree, "_fields"):
-            return type(tree)(*items)
-        return type(tree)(items)
+        form: Callable[..., Tree] = getattr(tree, "_make", type(tree))
+        return form(items)
     return change(path, tree)
+
+
+def _is_mapping(tree: Tree) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(tree, Mapping)
+
+
+def _is_sequence(tree: Tree) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    return isinstance(tree, list | tuple)
 
 
 def _is_empty(tree: Tree) -> bool:
@@ -144,11 +150,11 @@ def _is_empty(tree: Tree) -> bool:
 
 
 def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any framework's
-    if callable(detach := getattr(leaf, "detach", None)):
-        leaf = detach().cpu()
+    if hasattr(leaf, "detach"):
+        leaf = leaf.detach().cpu()
         if str(leaf.dtype) == "torch.bfloat16":
             leaf = leaf.float()
-    array = np.asarray(leaf)
+    array: npt.NDArray[Any] = np.asarray(leaf)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.dtype.kind not in "fiub":
@@ -157,8 +163,8 @@ def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any 
 
 
 def _in_kind_of(leaf: Any, values: Vector) -> Any:  # noqa: ANN401 -- any framework's
-    if callable(new_tensor := getattr(leaf, "new_tensor", None)):
-        return new_tensor(values)
+    if hasattr(leaf, "new_tensor"):
+        return leaf.new_tensor(values)
     if isinstance(leaf, float):
         return float(values)
     return values.astype(_array_of("", leaf).dtype)

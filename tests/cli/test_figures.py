@@ -41,7 +41,11 @@ def test_a_dumb_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(("width", "shown"), [(200, True), (16, False)])
 def test_a_narrow_terminal_is_shown_fewer_columns(monkeypatch: pytest.MonkeyPatch, width: int, *, shown: bool) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((width, 24)))
+
+    def size(*_: object, **__: object) -> os.terminal_size:
+        return os.terminal_size((width, 24))
+
+    monkeypatch.setattr("shutil.get_terminal_size", size)
     lines = [*table("name", [("a", {"n": 1}), ("b", {"n": 22})], COLUMNS)]
     assert ("first to go" in lines[0]) is shown
     assert all(len(line) <= width for line in lines)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -231,8 +231,7 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys_and_keeps_its_journal(
     served = list[dict[str, Any]]()
 
     def serve(service: Any, *_: object, **__: object) -> None:
-        helper: object = vars(service)["_helper"]
-        inside: dict[str, Any] = vars(helper)
+        inside = cast("dict[str, Any]", vars(service._helper))  # noqa: SLF001
         served.append(inside)
         assert not inside["_journal"].root.is_wiped
         raise InvalidParameters("somebody listens there")

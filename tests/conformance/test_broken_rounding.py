@@ -57,8 +57,7 @@ class Doubled(DitheredQuantization):
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         decoded = DitheredQuantization.decode(self, aggregate)
         whole = np.rint(decoded / self.scale).astype(np.float32) * np.float32(self.scale)
-        doubled: npt.NDArray[np.float32] = decoded + (decoded - whole)
-        return doubled
+        return (decoded + (decoded - whole)).astype(np.float32)
 
 
 def candidate(scheme: type[DitheredQuantization]) -> Candidate:

@@ -185,7 +185,7 @@ def test_a_ring_that_is_too_narrow_is_refused_with_the_keys_that_repair_it() -> 
     with pytest.raises(InvalidParameters, match="secagg-weight-unit"):
         parameters(SecAggSettings(compression="scalar-16", clip=1.0), weight=1 << 36)
     with pytest.raises(InvalidParameters, match="need a ring of 65 bits"):
-        SchemeChoice(SecAggSettings(compression="scalar-16"), 1 << 49)._scaled(1.0)  # noqa: SLF001 -- no sum is so large
+        SchemeChoice(SecAggSettings(compression="scalar-16"), 1 << 49)._scaled(1.0)  # noqa: SLF001 -- no sum is so large  # pyright: ignore[reportPrivateUsage]
 
 
 def test_what_is_cut_off_is_counted() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from secagg.crypto.ring import Ring
@@ -29,7 +30,7 @@ def test_a_bound_is_met_whatever_is_rounded(length: int, over: float) -> None:
     bound = math.ceil(over * (rounded_norm(0, length) + 1))
     generator = np.random.default_rng(length)
     for direction in (generator.standard_normal(length), np.full(length, 0.5), np.eye(1, length)[0]):
-        vector = direction * (unrounded_norm(bound, length) / np.linalg.norm(direction))
+        vector: npt.NDArray[np.float64] = direction * float(unrounded_norm(bound, length) / np.linalg.norm(direction))
         values = rounded(vector, bound, InsecureSeededCoins(b"rounding"))
         assert int(values @ values) <= bound**2
         assert (np.abs(values - vector) < 1).all()

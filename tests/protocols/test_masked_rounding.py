@@ -16,7 +16,6 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -79,7 +78,7 @@ class Session:
             members = list[Any]()
             for client, payload in payloads.items():
                 update = Update(payload, MODEL, (weights or {}).get(client, 1))
-                member = world.member(client).join(self.subject, LateUpdate(partial(lambda made: made, update)))
+                member = world.member(client).join(self.subject, LateUpdate(lambda update=update: update))
                 members.append(member if wire is None else _Wired(member, wire))
             released = run(session, members)
             figures = next(stage for stage in session.figures if stage.takes_update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -50,8 +51,13 @@ def test_a_mean_is_that_of_the_clients_that_stayed(protocol: str, clients: int, 
     assert len(result.counted) == clients - drop == result.total_weight
     assert set(result.left_out) == set(range(clients)) - set(result.counted)
     stayed = [made[number] for number in range(clients) if number in result.counted]
-    for part in (lambda tree: tree["w"], lambda tree: tree["b"][0], lambda tree: np.float64(tree["b"][1])):
-        expected = np.mean([part(each) for each in stayed], axis=0)
+    parts: list[Callable[[Any], Any]] = [
+        lambda tree: tree["w"],
+        lambda tree: tree["b"][0],
+        lambda tree: np.float64(tree["b"][1]),
+    ]
+    for part in parts:
+        expected: Any = np.mean([part(each) for each in stayed], axis=0)
         assert np.abs(part(result.mean) - expected).max() <= result.step
         assert np.allclose(part(result.total), part(result.mean) * result.total_weight, atol=1e-5)
     assert result.mean["w"].dtype == np.float32
@@ -77,7 +83,8 @@ def test_names_are_those_of_the_caller() -> None:
 
 def test_rounding_has_no_bias() -> None:
     third = np.full(20_000, 1 / 3)
-    assert abs(float(np.mean(secagg.mean([third] * 3, clip=1.0, bits=3))) - 1 / 3) < 0.005
+    result: npt.NDArray[np.float64] = secagg.mean([third] * 3, clip=1.0, bits=3)
+    assert abs(float(result.mean()) - 1 / 3) < 0.005
 
 
 def test_clipped_values_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -328,7 +328,11 @@ def test_what_a_scheme_from_outside_is_made_of_travels_and_comes_back(outside: s
 
 def test_no_message_makes_anybody_import_a_scheme(outside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = encode_parameters(made(settings(Scheme.OUTSIDE, outside=outside)).planned())
-    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} was imported")
+
+    monkeypatch.setattr("importlib.import_module", refuse)
     for known in ({}, {"mine.py:Ternary": outside_factory(outside)}):
         with pytest.raises(MalformedMessage, match=r"from outside, and this side was given (none|mine\.py:Ternary)"):
             decode_parameters(encoded, outside=known)

@@ -16,7 +16,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+from secagg.privacy.client_noise import ClientNoise
 from secagg.session.measured import Measured
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
@@ -118,10 +118,9 @@ class RealSum:
         Raises:
             InvalidParameters, CapacityExceeded: the protocol's clients add none, or it does not fit.
         """
-        settings = self.settings_for(codec)
+        settings: Any = self.settings_for(codec)
         noise: ClientNoise | None = None
-        is_noised = isinstance(settings, NoiseSettings) and hasattr(settings, "corrupted")
-        if is_noised:
+        if hasattr(settings, "noise_for") and hasattr(settings, "corrupted"):
             noise = settings.noise_for(
                 codec.layout,
                 minimum_cohort=settings.minimum_cohort,

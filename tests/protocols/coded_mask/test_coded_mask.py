@@ -336,7 +336,11 @@ def test_weights_that_no_clients_have() -> None:
 def test_an_update_that_does_not_fit_leaves_no_client(layout: Layout, weight: int, sentence: str) -> None:
     server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
     first = clients[ids(USUAL)[0]]
-    first.source = lambda _: (payload_of(replace(USUAL, layout=layout), first.client), weight)
+
+    def source(_: Configuration) -> tuple[Payload, int]:
+        return payload_of(replace(USUAL, layout=layout), first.client), weight
+
+    first.source = source
     for name, client in clients.items():
         server.receive(name, client.advertisement)
     for name, message in server.close_stage().items():

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,7 @@ class World:
         subject = subject_of(version)
         offer = session.invitation if version == newest else session.invitation_for(subject)
         update = Update(payload_of(client, version), digest_of(version))
-        member = self.simulation.member(ClientId(client)).join(subject, LateUpdate(partial(lambda made: made, update)))
+        member = self.simulation.member(ClientId(client)).join(subject, LateUpdate(lambda update=update: update))
         return member.answer(offer)
 
     def fill(self, session: BufferSession, uploads: Iterable[tuple[int, int]]) -> None:

@@ -135,7 +135,7 @@ def test_one_client_speaks_once_a_round_and_a_holder_three_times(committee: Comm
 def test_an_upload_of_a_round_that_is_over_is_in_no_second_list(committee: Committee) -> None:
     """The server keeps what it delivered, and brings it again when the holder has forgotten the round."""
     committee.carry(committee.open())
-    delivery = next(message for client, message in committee.said if message[:7] == b"SAGG\1\0\x68")
+    delivery = next(message for _, message in committee.said if message[:7] == b"SAGG\1\0\x68")
     whole = UploadList.decode(next(message for _, message in committee.said if message[:7] == b"SAGG\1\0\x6a"))
     smaller = replace(whole, listed=whole.listed[1:], terms=replace(whole.terms, sum_id=b"another sum.....")).encode()
     committee.begin_round(2)
