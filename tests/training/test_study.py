@@ -1,4 +1,4 @@
-"""What a study on the bundled images has to show, each run once: 100 rounds of 20 clients, over exact modular sums."""
+"""What a study on the bundled images has to show, each run once: 50 rounds of 20 clients, over exact modular sums."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def told() -> Told:
 
     @cache
     def trained(*changes: str) -> dict[str, Any]:
-        return train(changed(preset("fashion-none"), ["rounds=100", "evaluation.every=10", *changes]))
+        return train(changed(preset("fashion-none"), ["rounds=50", "evaluation.every=5", *changes]))
 
     return trained
 
@@ -43,7 +43,7 @@ def accuracy(summary: dict[str, Any]) -> float:
 
 
 def test_the_uncompressed_run_learns(told: Told) -> None:
-    assert accuracy(told()) >= 82
+    assert accuracy(told()) >= 81
 
 
 def test_six_bits_in_eight_lose_nothing_although_some_sums_overflow(told: Told) -> None:
