@@ -39,7 +39,7 @@ from secagg.flower.app.records import RECORD, message_in, with_message
 from secagg.flower.keys.identities import make_identities
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
-from secagg.protocols.pairwise_mask import session as pairwise_session
+from secagg.protocols.pairwise_mask import settings as pairwise_settings
 from secagg.protocols.pairwise_mask.client_set import ClientSet
 from secagg.session.sealed_state import DIRECTORY_VARIABLE
 
@@ -349,7 +349,7 @@ def _offering(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
         return replace(plan, configuration=replace(plan.configuration, **changes))
 
     def scenario(lab: Lab) -> dict[str, Any]:
-        replaced = vars(pairwise_session)
+        replaced = vars(pairwise_settings)
         replaced["plan_session"] = weaker
         check = SessionConfiguration.require_population
         SessionConfiguration.require_population = lambda *_, **__: None  # type: ignore[method-assign]
@@ -534,8 +534,8 @@ def enclave_with_other_evidence(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         shown = bytearray(cast("bytes", message.content.config_records[RECORD]["message"]))
-        # The evidence stands before the number and the digest of the model.
-        shown[-(8 + 32) - 1] ^= 1
+        # The evidence stands before the number and the digest of the model, and whether uploads are short.
+        shown[-(8 + 32 + 1) - 1] ^= 1
         yield with_field(message, "message", bytes(shown))
 
     return lab.secure(**_enclave_of(lab), tamper=tamper)
