@@ -57,7 +57,8 @@ class Doubled(DitheredQuantization):
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         decoded = DitheredQuantization.decode(self, aggregate)
         whole = np.rint(decoded / self.scale).astype(np.float32) * np.float32(self.scale)
-        return (decoded + (decoded - whole)).astype(np.float32)
+        doubled: npt.NDArray[np.float32] = (decoded + (decoded - whole)).astype(np.float32)
+        return doubled
 
 
 def candidate(scheme: type[DitheredQuantization]) -> Candidate:

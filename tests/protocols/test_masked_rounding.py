@@ -56,6 +56,10 @@ SETTINGS: Final[dict[str, tuple[str, Any]]] = {
 Wire = Callable[[ClientId, bytes], bytes]
 
 
+def late(update: Update) -> LateUpdate:
+    return LateUpdate(lambda: update)
+
+
 class Session:
     """One session of clients whose values are fine steps."""
 
@@ -78,7 +82,7 @@ class Session:
             members = list[Any]()
             for client, payload in payloads.items():
                 update = Update(payload, MODEL, (weights or {}).get(client, 1))
-                member = world.member(client).join(self.subject, LateUpdate(lambda update=update: update))
+                member = world.member(client).join(self.subject, late(update))
                 members.append(member if wire is None else _Wired(member, wire))
             released = run(session, members)
             figures = next(stage for stage in session.figures if stage.takes_update)

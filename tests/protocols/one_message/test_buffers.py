@@ -39,6 +39,10 @@ NEWEST = 9
 SETTINGS = OneMessageSettings(staleness_weights=(4, 2, 1), capacity=16)
 
 
+def late(update: Update) -> LateUpdate:
+    return LateUpdate(lambda: update)
+
+
 def digest_of(version: int) -> bytes:
     return bytes([version]) * 32
 
@@ -79,7 +83,7 @@ class World:
         subject = subject_of(version)
         offer = session.invitation if version == newest else session.invitation_for(subject)
         update = Update(payload_of(client, version), digest_of(version))
-        member = self.simulation.member(ClientId(client)).join(subject, LateUpdate(lambda update=update: update))
+        member = self.simulation.member(ClientId(client)).join(subject, late(update))
         return member.answer(offer)
 
     def fill(self, session: BufferSession, uploads: Iterable[tuple[int, int]]) -> None:
