@@ -24,6 +24,7 @@ from typing import Any, Final
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE
 from secagg.privacy.noise import NoiseKind
+from secagg.training.reports.figures import new_figure
 from secagg.training.runs.sweep import Cell, Grid, sweep
 from secagg.training.settings.configuration import changed, versions_here
 from secagg.training.settings.presets import preset
@@ -121,10 +122,7 @@ def _rows(results: Sequence[dict[str, Any]], rounds: int) -> list[dict[str, Any]
 
 def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw points lost over the energy of the noise, with the line above which it drowns the model."""
-    from matplotlib.figure import Figure as Drawing  # noqa: PLC0415 -- the extra `plot`
-
-    drawing = Drawing(figsize=(6.4, 4.0), layout="constrained")
-    axes = drawing.subplots()
+    drawing, axes = new_figure(6.4, 4.0)
     for cohort in sorted({row["cohort"] for row in rows}):
         noised = sorted((row["nu"], row["points lost"]) for row in rows if row["cohort"] == cohort and row["epsilon"])
         axes.plot(*zip(*noised, strict=True), "o-", label=f"{cohort:,} clients")

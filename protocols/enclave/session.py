@@ -135,9 +135,8 @@ def open_session(
         raise InvalidParameters(
             f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
         )
-    certificates = helpers.certificates
-    if invited is not None and not invited <= certificates.keys():
-        certificates = {}
+    has_all = invited is None or invited <= helpers.certificates.keys()
+    certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
     host = Host(configuration, helpers.connection, epoch=helpers.offer.epoch, certificates=certificates)
     attested = encode_offer(helpers.offer, helpers.evidence)
     session = EnclaveServerSession(host, attested, subject, invited, is_short=bool(certificates))
