@@ -140,3 +140,9 @@ def test_a_value_that_is_not_finite_or_far_too_large_is_refused_wherever_it_stan
     with pytest.raises(CapacityExceeded) as caught:
         nearest_codewords(blocks, [spread(8, 2)])
     assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
+
+
+def test_rows_of_gains_are_no_multiple_of_a_page() -> None:
+    """Rows that begin at one place of their pages share a few sets of the first-level cache."""
+    assert (CHUNK_BLOCKS * np.dtype(np.float32).itemsize) % 4096
+    assert np.getbufsize() // 2 < CHUNK_BLOCKS
