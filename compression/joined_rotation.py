@@ -103,6 +103,19 @@ class JoinedRotation:
         transform(turned[: self.padded].reshape(self.block_size, -1))
         return turned
 
+    def turned_with_norm(self, update: Update) -> tuple[Floats, float]:
+        """Return the scaled and turned update, and its length.
+
+        Raises:
+            Misuse: it is not a vector of floats of this size.
+            CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
+        """
+        turned = self.turned(update)
+        norm = math.sqrt(energy(turned))
+        if not math.isfinite(norm):
+            raise not_finite()
+        return turned, norm
+
     def turned_back(self, turned: Floats) -> Floats:
         """Return the update whose turned values these are; the argument is used up."""
         transform(turned.reshape(self.block_size, -1))

@@ -11,7 +11,6 @@ noise fit (``secagg.privacy.rounding``). A sum that wraps costs accuracy and no 
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ from secagg.crypto.ring import reduce_into, require_capacity
 from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy.rounding import bound_for_ring, rounded, unrounded_norm
 
-from .joined_rotation import Floats, JoinedRotation, Update, energy, not_finite
+from .joined_rotation import Floats, JoinedRotation, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,10 +96,7 @@ class RoundedRotation:
             Misuse: the update is not a vector of floats of this length.
             CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
         """
-        turned = self.rotation.turned(update)
-        norm = math.sqrt(energy(turned))
-        if not math.isfinite(norm):
-            raise not_finite()
+        turned, norm = self.rotation.turned_with_norm(update)
         steps = turned.astype(np.float64)
         steps *= min(1.0, self.clip / norm if norm else 1.0) / self.step
         ring = self.layout.segments[0].ring

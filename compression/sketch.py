@@ -26,7 +26,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, Misuse
 
-from .joined_rotation import Floats, JoinedRotation, Update, energy, not_finite
+from .joined_rotation import Floats, JoinedRotation, Update
 from .public_stream import PublicStream
 from .random_pruning import pruning_mask
 
@@ -97,10 +97,7 @@ class Sketch:
             Misuse: the update is not a vector of floats of this length.
             CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
         """
-        turned = self.rotation.turned(update)
-        norm = math.sqrt(energy(turned))
-        if not math.isfinite(norm):
-            raise not_finite()
+        turned, norm = self.rotation.turned_with_norm(update)
         sent = turned[self._positions].astype(np.float64)
         if norm == 0:
             # Codes in the middle of the range do not exist, and any other has a direction.

@@ -14,9 +14,9 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Subject, Update
-from secagg.session.settings import chosen_settings
 
 from .in_process import simulated
+from .model_session import planned, require_cohort
 
 Value = TypeVar("Value", bound=Hashable)
 _TASK: Final = b"counts in one process"
@@ -77,7 +77,7 @@ def heavy_hitters(
     Args:
         values: one string for each client.
         least: how many clients make a string heavy; at least 2.
-        longest: how many bytes of a string count, in UTF-8; there is at most one session for each.
+        longest: how many bytes a string has at most, in UTF-8; there is at most one session for each.
         protocol: by its name in the registry.
         settings: any setting of the protocol.
     Raises:
@@ -87,9 +87,11 @@ def heavy_hitters(
     if least < LEAST_COHORT:
         raise InvalidParameters(f"least is {LEAST_COHORT} or more: what one client has is not heavy; got {least}")
     named = _by_name(values)
-    if strange := [value for value in named.values() if "\0" in value]:
-        raise InvalidParameters(f"{strange[0]!r} holds a null character, which marks the end of strings here")
-    texts = {name: value.encode()[:longest] + _END for name, value in named.items()}
+    if any("\0" in value for value in named.values()):
+        raise InvalidParameters("a client has a string with a null character, which marks the end of strings here")
+    texts = {name: value.encode() + _END for name, value in named.items()}
+    if any(len(text) > longest + 1 for text in texts.values()):
+        raise InvalidParameters(f"a client has a string of more than {longest} bytes; raise longest, or cut strings")
     growing, found = [b""], dict[str, int]()
     for length in range(1, longest + 2):
         if not growing:
@@ -110,7 +112,7 @@ def heavy_hitters(
             for place, count in enumerate(counts[:-1])
             if count >= least
         }
-        found |= {prefix[:-1].decode(errors="replace"): n for prefix, n in heavy.items() if prefix.endswith(_END)}
+        found |= {prefix[:-1].decode(): n for prefix, n in heavy.items() if prefix.endswith(_END)}
         growing = [prefix for prefix in heavy if not prefix.endswith(_END)]
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
@@ -125,22 +127,14 @@ def _counted(
 ) -> list[int]:
     """Return how many clients have each place, by a sum of vectors that are zero but for a one."""
     clients = len(chosen)
-    if clients < LEAST_COHORT:
-        raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients}")
+    require_cohort(clients)
     segment = RingSegment(clients.bit_length(), places)
     layout, ring = Layout((segment,)), Ring(segment.modulus_bits)
     subject = Subject(task=_TASK, round_number=1, layout=layout, capacity=clients, model_digest=_MODEL)
-    gone = len(drop) if isinstance(drop, Collection) else drop
     entry = find(protocol)
     entry.require_segments(layout)
-    facts = {
-        "population": clients,
-        "corrupted": clients // 20,
-        "dropped": gone,
-        "minimum_cohort": max(LEAST_COHORT, clients - gone),
-        "maximum_cohort": clients,
-    }
-    made = entry.settings(**{**chosen_settings(entry, facts, (), option="settings"), **settings})
+    gone = len(drop) if isinstance(drop, Collection) else drop
+    made = planned(entry, clients, dropped=gone, settings=settings)
 
     def update_of(place: int) -> LateUpdate:
         one = ring.zeros(places)

@@ -7,7 +7,7 @@ else; a client refuses a session about anything that differs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -73,12 +73,9 @@ class Session:
         Raises:
             InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.
         """
-        if type(clients) is not int or clients < LEAST_COHORT:
-            raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
         if type(bits) is not int or not LEAST_BITS <= bits <= MAXIMUM_BITS:
             raise InvalidParameters(f"bits is in {LEAST_BITS}..{MAXIMUM_BITS}; got {bits!r}")
-        if strange := [each for each in weights if type(each) is not int or each < 1]:
-            raise InvalidParameters(f"a weight is an integer from 1, such as a number of examples; got {strange[0]!r}")
+        require_cohort(clients, weights)
         if not 0 < clip < np.inf:
             raise InvalidParameters(f"clip is a positive number; got {clip}")
         shapes, entry = Shapes.of(like, tuple(only)), find(protocol)
@@ -90,27 +87,7 @@ class Session:
             rounding=Rounding.STOCHASTIC,
         )
         entry.require_segments(codec.layout)
-        rare = clients // _RARE
-        gone = rare if dropped is None else dropped
-        # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.
-        hides = len(set(weights)) == 1 or "weights" not in known_settings(entry)
-        facts = {
-            "population": clients,
-            "corrupted": rare if corrupted is None else corrupted,
-            "dropped": gone,
-            "minimum_cohort": max(LEAST_COHORT, (clients - gone) * min(weights) // max(weights) if hides else 0),
-            "maximum_cohort": clients,
-            "maximum_weight": max(weights),
-            "weights": tuple(sorted(set(weights))),
-        }
-        chosen = chosen_settings(entry, facts, (), option="settings")
-        try:
-            made = entry.settings(**{**chosen, **settings})
-        except TypeError:
-            raise InvalidParameters(
-                f"{entry.name} has no such settings: {', '.join(sorted(settings))}; it has "
-                f"{', '.join(known_settings(entry))}"
-            ) from None
+        made = planned(entry, clients, weights=weights, dropped=dropped, corrupted=corrupted, settings=settings)
         return cls(
             entry=entry,
             settings=made,
@@ -160,17 +137,10 @@ class Session:
             CapacityExceeded: a value is NaN or infinite.
         """
         vector = self.shapes.vector(tree)
-        beyond = self.clipped(vector)
-        if beyond > _NOTICEABLE * vector.size:
-            LOG.warning("%d of %d values are beyond the clip of %g; raise clip", beyond, vector.size, self.clip)
-        largest = float(np.abs(vector).max())
-        if 0 < largest < self.step:
-            LOG.warning(
-                "no value of this update reaches one step: the largest is %.3g, and a step is %.3g; lower clip or "
-                "raise bits",
-                largest,
-                self.step,
-            )
+        if self.clipped(vector) > _NOTICEABLE * vector.size:
+            LOG.warning("more than one value in a hundred is beyond the clip of %g; raise clip", self.clip)
+        if 0 < float(np.abs(vector).max()) < self.step:
+            LOG.warning("no value of this update reaches one step, %.3g; lower clip or raise bits", self.step)
         return self.codec.encode(vector, coins)
 
     def clipped(self, vector: Vector) -> int:
@@ -193,3 +163,50 @@ class Session:
 
     def _sum(self, aggregate: Aggregate) -> Vector:
         return np.asarray(self.codec.decode(aggregate), dtype=np.float64)
+
+
+def require_cohort(clients: int, weights: Collection[int] = (1,)) -> None:
+    """Refuse a cohort that no sum hides, and weights that are none.
+
+    Raises:
+        InvalidParameters: saying what to change.
+    """
+    if type(clients) is not int or clients < LEAST_COHORT:
+        raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
+    if strange := [each for each in weights if type(each) is not int or each < 1]:
+        raise InvalidParameters(f"a weight is an integer from 1, such as a number of examples; got {strange[0]!r}")
+
+
+def planned(  # noqa: PLR0913 -- what a cohort is
+    entry: ProtocolEntry,
+    clients: int,
+    *,
+    settings: Mapping[str, Any],
+    weights: Collection[int] = (1,),
+    dropped: int | None = None,
+    corrupted: int | None = None,
+) -> Any:  # noqa: ANN401 -- the protocol's own
+    """Return a protocol's settings for a cohort.
+
+    Args:
+        settings: any of them by name, in place of what follows from the cohort.
+    Raises:
+        InvalidParameters: the protocol has no such setting.
+    """
+    known = known_settings(entry)
+    if strange := [name for name in settings if name not in known]:
+        raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; it has {', '.join(known)}")
+    rare = clients // _RARE
+    gone = rare if dropped is None else dropped
+    # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.
+    hides = len(set(weights)) == 1 or "weights" not in known
+    facts = {
+        "population": clients,
+        "corrupted": rare if corrupted is None else corrupted,
+        "dropped": gone,
+        "minimum_cohort": max(LEAST_COHORT, (clients - gone) * min(weights) // max(weights) if hides else 0),
+        "maximum_cohort": clients,
+        "maximum_weight": max(weights),
+        "weights": tuple(sorted(set(weights))),
+    }
+    return entry.settings(**{**chosen_settings(entry, facts, (), option="settings"), **settings})

@@ -112,7 +112,7 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"protocol": "trust"}, "there is no protocol"),
         ({"weights": [1, 2]}, "one for each client"),
         ({"weights": [1, 2, 0]}, "an integer from 1"),
-        ({"colour": "red"}, "no such settings: colour"),
+        ({"colour": "red"}, "pairwise has no setting 'colour'"),
         ({"only": ["nothing"]}, "no path matches"),
         ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean"),
         ({"updates": [np.array(["a"])] * 3}, "no array of numbers"),
@@ -158,7 +158,22 @@ def test_heavy_hitters_are_the_strings_that_enough_clients_have() -> None:
     assert secagg.heavy_hitters(["é", "é", "e"], least=2) == {"é": 2}
 
 
+def test_a_setting_that_a_histogram_cannot_have_is_refused_by_name() -> None:
+    with pytest.raises(InvalidParameters, match="has no setting 'colour'"):
+        secagg.histogram([1, 2, 1], [1, 2], colour="red")
+
+
+def test_what_a_client_has_is_in_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "secagg.short"):
+        secagg.mean([np.full(4, 1.2345e-4)] * 3, clip=1.0, bits=4)
+        secagg.mean([np.full(4, 9.8765)] * 3, clip=1.0)
+    assert "1.23" not in caplog.text
+    assert "9.87" not in caplog.text
+
+
 def test_heavy_hitters_refuse_what_would_name_somebody() -> None:
+    with pytest.raises(InvalidParameters, match="more than 3 bytes"):
+        secagg.heavy_hitters(["abcd", "abce"], least=2, longest=3)
     with pytest.raises(InvalidParameters, match="not heavy"):
         secagg.heavy_hitters(["a", "b"], least=1)
     with pytest.raises(InvalidParameters, match="null character"):

@@ -459,20 +459,29 @@ def _lines(value: Any) -> str:
             return json.dumps(value)
 
 
+def read_folder(folder: Path) -> dict[str, Vector]:
+    """Read the vectors of a folder."""
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+
+
+def write_folder(folder: Path, made: Mapping[str, Vector]) -> None:
+    """Write every vector of a folder, and remove those that are no more."""
+    folder.mkdir(exist_ok=True)
+    for file in folder.glob("*.json"):
+        if file.stem not in made:
+            file.unlink()
+    for name, vector in made.items():
+        (folder / f"{name}.json").write_text(to_text(vector), encoding="utf-8")
+
+
 def committed() -> dict[str, Vector]:
     """Read the vectors as they are."""
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))}
+    return read_folder(FOLDER)
 
 
 def main() -> None:
     """Write every vector, and remove those that are no more."""
-    FOLDER.mkdir(exist_ok=True)
-    made = dict(vectors(committed()))
-    for file in FOLDER.glob("*.json"):
-        if file.stem not in made:
-            file.unlink()
-    for name, vector in made.items():
-        (FOLDER / f"{name}.json").write_text(to_text(vector), encoding="utf-8")
+    write_folder(FOLDER, dict(vectors(committed())))
 
 
 if __name__ == "__main__":

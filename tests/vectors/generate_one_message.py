@@ -8,7 +8,6 @@ all of it was found equal but for what HPKE drew and what is made over that.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,18 +139,12 @@ def vectors(recorded: Mapping[str, Vector]) -> Iterator[tuple[str, Vector]]:
 
 def committed() -> dict[str, Vector]:
     """Read the vectors as they are."""
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))}
+    return generate.read_folder(FOLDER)
 
 
 def main() -> None:
     """Write every file, and remove those that are no more."""
-    FOLDER.mkdir(exist_ok=True)
-    made = dict(vectors(committed()))
-    for file in FOLDER.glob("*.json"):
-        if file.stem not in made:
-            file.unlink()
-    for name, vector in made.items():
-        (FOLDER / f"{name}.json").write_text(generate.to_text(vector), encoding="utf-8")
+    generate.write_folder(FOLDER, dict(vectors(committed())))
 
 
 if __name__ == "__main__":
