@@ -4,17 +4,20 @@ class Receipt(Message):
     kind = MessageKind.ONE_MESSAGE_RECEIPT
     context: Annotated[bytes, fixed(32)]
     holder: Annotated[int, unsigned(2)]
+
+Lengths that both ends know, from a configuration or a roster, are ``sized``: a reader is told the place of its message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Final, Self, get_type_hints
+from typing import Any, ClassVar, Final, Self
 
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason, UnexpectedMessage
+from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId, ServerId
 from secagg.wire import MessageKind, Reader, Writer
 
 Declared = type[Any]
@@ -25,38 +28,122 @@ class Field:
     """How one field is written and read, and its row in a table of bytes."""
 
     write: Callable[[Writer, Any], object]
-    read: Callable[[Reader], Any]
+    read: Callable[[Reader, At], Any]
     row: str
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a field stands: what both ends know of its message, and the fields before it."""
+
+    place: Any
+    before: Mapping[str, Any]
+
+
+Sizing = Callable[[At], int]
 
 
 def unsigned(size: int) -> Field:
     """Return an unsigned integer of a fixed number of bytes."""
-    return Field(lambda writer, value: writer.integer(value, size), lambda reader: reader.integer(size), f"{size}")
+    return Field(lambda writer, value: writer.integer(value, size), lambda reader, _: reader.integer(size), f"{size}")
 
 
 def fixed(size: int) -> Field:
     """Return bytes of a fixed number."""
-    return Field(lambda writer, value: writer.fixed(value, size), lambda reader: reader.fixed(size), f"{size}")
+    return Field(lambda writer, value: writer.fixed(value, size), lambda reader, _: reader.fixed(size), f"{size}")
 
 
-def variable(limit: int) -> Field:
-    """Return bytes behind their length of 4 bytes, up to a limit."""
+def variable(limit: int, most: Sizing | None = None) -> Field:
+    """Return bytes behind their length of 4 bytes, up to a limit; in its place the limit may be a closer one."""
     row = f"4 + at most {limit:,}"
-    return Field(lambda writer, value: writer.variable(value, limit), lambda reader: reader.variable(limit), row)
+    return Field(
+        lambda writer, value: writer.variable(value, limit),
+        lambda reader, at: reader.variable(most(at) if most else limit),
+        row,
+    )
 
 
 CLIENT: Final = Field(
     lambda writer, value: writer.fixed(value.encode(), CLIENT_ID_BYTES),
-    lambda reader: ClientId(reader.integer(CLIENT_ID_BYTES)),
+    lambda reader, _: ClientId(reader.integer(CLIENT_ID_BYTES)),
     f"{CLIENT_ID_BYTES}",
 )
 """The id of a client."""
 
 
+SERVER: Final = Field(
+    lambda writer, value: writer.integer(value.index, 1),
+    lambda reader, _: ServerId(_below(reader, 2, "the index of a server")),
+    "1: 0 or 1",
+)
+"""Which of two servers."""
+
+
+FLAG: Final = Field(
+    lambda writer, value: writer.integer(value, 1),
+    lambda reader, _: bool(_below(reader, 2, "no or yes")),
+    "1: 0 or 1",
+)
+"""No or yes."""
+
+
+CONTEXT: Final = Field(
+    lambda writer, value: writer.fixed(value.digest, CONTEXT_BYTES),
+    lambda reader, _: AttemptContext(reader.fixed(CONTEXT_BYTES)),
+    f"{CONTEXT_BYTES}",
+)
+"""The digest of what a message's sum was agreed under."""
+
+
+def _below(reader: Reader, limit: int, what: str) -> int:
+    if (number := reader.integer(1)) >= limit:
+        raise MalformedMessage(f"{number} is not {what}", reason=Reason.NOT_CANONICAL)
+    return number
+
+
+def sized(size: Sizing, row: str) -> Field:
+    """Return bytes whose number follows from the place of the message; a reader asks for it there."""
+    return Field(
+        lambda writer, value: writer.fixed(value, len(value)),
+        lambda reader, at: reader.fixed(size(at)),
+        row,
+    )
+
+
+def shown(size: Sizing, row: str) -> Field:
+    """Return the same without a copy, for a long field: what is read keeps the message alive."""
+    return Field(lambda writer, value: writer.borrowed(value), lambda reader, at: reader.view(size(at)), row)
+
+
+def rest(row: str) -> Field:
+    """Return the bytes at the end of a message, which another encoding takes apart."""
+    return Field(lambda writer, value: writer.borrowed(value), lambda reader, _: bytes(reader.rest()), row)
+
+
+def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field:
+    """Return a tuple of fields, one for each thing in the message's place; each is read in that of its thing."""
+
+    def write(writer: Writer, value: Sequence[Any]) -> None:
+        for each in value:
+            item.write(writer, each)
+
+    return Field(write, lambda reader, at: tuple(item.read(reader, At(each, {})) for each in items(at)), row)
+
+
+def optional(item: Field, stands: Callable[[At], bool], row: str) -> Field:
+    """Return a field that stands in a message or does not, as its place has it; None where it does not."""
+
+    def write(writer: Writer, value: object) -> None:
+        if value is not None:
+            item.write(writer, value)
+
+    return Field(write, lambda reader, at: item.read(reader, at) if stands(at) else None, row)
+
+
 def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
     """Return one of a table's members, by its number."""
 
-    def read(reader: Reader) -> IntEnum | StrEnum:
+    def read(reader: Reader, _: object) -> IntEnum | StrEnum:
         if (number := reader.integer(1)) >= len(members):
             raise MalformedMessage(f"{number} is none of {len(members)} values", reason=Reason.NOT_CANONICAL)
         return members[number]
@@ -65,8 +152,8 @@ def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
     return Field(lambda writer, value: writer.integer(members.index(value), 1), read, row)
 
 
-def repeated(item: Field, limit: int) -> Field:
-    """Return a tuple of fields of one kind, behind their number in 4 bytes."""
+def repeated(item: Field, limit: int, most: Sizing | None = None) -> Field:
+    """Return a tuple of fields of one kind, behind their number in 4 bytes; its place may have a closer limit."""
 
     def write(writer: Writer, value: Sequence[Any]) -> None:
         if len(value) > limit:
@@ -75,11 +162,12 @@ def repeated(item: Field, limit: int) -> Field:
         for each in value:
             item.write(writer, each)
 
-    def read(reader: Reader) -> tuple[Any, ...]:
-        if (count := reader.integer(4)) > limit:
-            sentence = f"a field declares {count} items and {limit} is the limit"
+    def read(reader: Reader, at: At) -> tuple[Any, ...]:
+        closer = most(at) if most else limit
+        if (count := reader.integer(4)) > closer:
+            sentence = f"a field declares {count} items and {closer} is the limit"
             raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
-        return tuple(item.read(reader) for _ in range(count))
+        return tuple(item.read(reader, at) for _ in range(count))
 
     return Field(write, read, f"4 + at most {limit:,} times {item.row}")
 
@@ -87,27 +175,52 @@ def repeated(item: Field, limit: int) -> Field:
 def encoded(declared: Declared, limit: int) -> Field:
     """Return something that encodes itself, behind its length of 4 bytes."""
 
-    def read(reader: Reader) -> Any:  # noqa: ANN401 -- of the declared type
+    def read(reader: Reader, _: object) -> Any:  # noqa: ANN401 -- of the declared type
         try:
             return declared.decode(reader.variable(limit))
-        except InvalidParameters as error:
+        except (InvalidParameters, UnexpectedMessage) as error:
             raise MalformedMessage(f"the message is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 
     row = f"4 + the encoding of a {declared.__name__}"
     return Field(lambda writer, value: writer.variable(value.encode(), limit), read, row)
 
 
-class Message:
-    """The base of frozen dataclasses whose fields are annotated with a ``Field``."""
+class Placed:
+    """The base of messages whose ``decode`` says which place it needs."""
 
     __slots__ = ()
     kind: ClassVar[MessageKind]
+    form: ClassVar[int | None] = None
+    """Stands in a byte before the fields where another form is to be refused by name."""
 
     def encode(self) -> bytes:
         """Return the canonical encoding."""
         writer = Writer(self.kind)
+        if self.form is not None:
+            writer.integer(self.form, 1)
         write_fields(writer, self)
         return writer.finish()
+
+    @classmethod
+    def read_in(cls, place: object, message: bytes) -> Self:
+        """Read the canonical encoding back, as it stands in one place.
+
+        Raises:
+            MalformedMessage, UnexpectedMessage: anything that ``encode`` would not have written there.
+        """
+        reader = Reader(message, cls.kind)
+        if cls.form is not None and (received := reader.integer(1)) != cls.form:
+            sentence = f"the message has format {received} and this end {cls.form}; both ends need the same"
+            raise MalformedMessage(sentence, reason=Reason.WRONG_VERSION)
+        decoded: Self = read_fields(reader, cls, place)
+        reader.finish()
+        return decoded
+
+
+class Message(Placed):
+    """The base of frozen dataclasses whose fields are annotated with a ``Field``."""
+
+    __slots__ = ()
 
     @classmethod
     def decode(cls, message: bytes) -> Self:
@@ -116,10 +229,7 @@ class Message:
         Raises:
             MalformedMessage: anything that ``encode`` would not have written.
         """
-        reader = Reader(message, cls.kind)
-        decoded: Self = read_fields(reader, cls)
-        reader.finish()
-        return decoded
+        return cls.read_in(None, message)
 
 
 _FIELDS: Final[dict[Declared, dict[str, Field]]] = {}
@@ -128,13 +238,13 @@ _FIELDS: Final[dict[Declared, dict[str, Field]]] = {}
 def nested(declared: Declared) -> Field:
     """Return the fields of another declaration, in their order."""
     row = ", ".join(f"{name} {field.row}" for name, field in fields_of(declared).items())
-    return Field(write_fields, lambda reader: read_fields(reader, declared), f"({row})")
+    return Field(write_fields, lambda reader, at: read_fields(reader, declared, at.place), f"({row})")
 
 
 def fields_of(declared: Declared) -> dict[str, Field]:
     """Return the fields of a declaration by their names, in order."""
     if declared not in _FIELDS:
-        hints = get_type_hints(declared, include_extras=True)
+        hints = inspect.get_annotations(declared, eval_str=True)
         _FIELDS[declared] = {n: hint.__metadata__[0] for n, hint in hints.items() if hasattr(hint, "__metadata__")}
     return _FIELDS[declared]
 
@@ -145,16 +255,20 @@ def write_fields(writer: Writer, value: object) -> None:
         field.write(writer, getattr(value, name))
 
 
-def read_fields(reader: Reader, declared: Declared) -> Any:  # noqa: ANN401 -- of the declared type
+def read_fields(reader: Reader, declared: Declared, place: object = None) -> Any:  # noqa: ANN401 -- of the declared type
     """Read the fields of a declaration; what its own checks refuse is malformed."""
-    values = {name: field.read(reader) for name, field in fields_of(declared).items()}
+    values = dict[str, Any]()
+    for name, field in fields_of(declared).items():
+        values[name] = field.read(reader, At(place, values))
     try:
         return declared(**values)
-    except InvalidParameters as error:
+    except (InvalidParameters, CapacityExceeded) as error:
         raise MalformedMessage(f"the message is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 
 
 def table_of(declared: Declared) -> str:
     """Return the table of a message's bytes, as the README has it."""
-    rows = (f"| {name} | {field.row} |\n" for name, field in fields_of(declared).items())
+    rows = [f"| {name} | {field.row} |\n" for name, field in fields_of(declared).items()]
+    if getattr(declared, "form", None) is not None:
+        rows.insert(0, f"| form | 1: {declared.form} |\n")
     return "| field | bytes |\n|---|---|\n" + "".join(rows)

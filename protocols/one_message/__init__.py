@@ -8,7 +8,10 @@ from .committee.member import OneMessageMember
 from .committee.session import CommitteeSession
 from .epoch import EpochRecord, HolderIdentity, verify_epoch
 from .floors import Floors
+from .holder import Holder
+from .journal import FileJournal, boot_id
 from .ledger import Ledger
+from .parameters import ThresholdRule
 from .plan import Bounds, OneMessageSettings, plan_epoch
 from .session import OneMessageHelpers, OneMessageServerSession, open_session
 
@@ -17,7 +20,9 @@ __all__ = [
     "Client",
     "CommitteeSession",
     "EpochRecord",
+    "FileJournal",
     "Floors",
+    "Holder",
     "HolderIdentity",
     "Holdings",
     "Ledger",
@@ -25,6 +30,8 @@ __all__ = [
     "OneMessageMember",
     "OneMessageServerSession",
     "OneMessageSettings",
+    "ThresholdRule",
+    "boot_id",
     "open_session",
     "plan_epoch",
     "verify_epoch",

@@ -7,13 +7,15 @@ neighbours again, because the server could have written them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
 
 from secagg.crypto.labels import Label
 from secagg.errors import InternalError, InvalidParameters, PeerMisbehaved, Reason
+from secagg.fields import CLIENT, Placed, fixed, nested, optional, sized
 from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .configuration import SessionConfiguration
 from .member import Member
@@ -24,34 +26,31 @@ from .suites import COMMITMENT_BYTES, PublishedKeys, key_suite
 class Credential:
     """What makes an advertisement a certified client's own: its identity key, the authority's word, its signature."""
 
-    identity_key: bytes
-    certificate: bytes
-    signature: bytes
+    identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    certificate: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     def encode(self) -> bytes:
         """Return the three, one after another."""
         return self.identity_key + self.certificate + self.signature
 
-    @classmethod
-    def read(cls, reader: Reader) -> Credential:
-        """Read the three."""
-        return cls(
-            identity_key=reader.fixed(IDENTITY_KEY_BYTES),
-            certificate=reader.fixed(SIGNATURE_BYTES),
-            signature=reader.fixed(SIGNATURE_BYTES),
-        )
+
+_KEY = sized(lambda at: key_suite(at.place.suite).public_key_bytes, "32 classic, 1216 hybrid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyAdvertisement:
+class KeyAdvertisement(Placed):
     """A client's public keys for one attempt, and a commitment to its self-mask seed."""
 
-    attempt: bytes
-    client: ClientId
-    channel_key: bytes
-    mask_key: bytes
-    self_mask_commitment: bytes
-    credential: Credential | None
+    kind: ClassVar = MessageKind.KEY_ADVERTISEMENT
+    attempt: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    client: Annotated[ClientId, CLIENT]
+    channel_key: Annotated[bytes, _KEY]
+    mask_key: Annotated[bytes, _KEY]
+    self_mask_commitment: Annotated[bytes, fixed(COMMITMENT_BYTES)]
+    credential: Annotated[
+        Credential | None, optional(nested(Credential), lambda at: at.place.is_active, "160 in active mode")
+    ]
 
     @property
     def public_keys(self) -> tuple[bytes, ...]:
@@ -65,30 +64,10 @@ class KeyAdvertisement:
         keys = self.channel_key + self.mask_key
         return keys if self.credential is None else keys + self.self_mask_commitment + self.credential.encode()
 
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.KEY_ADVERTISEMENT).fixed(self.attempt, CONTEXT_BYTES)
-        writer.fixed(self.client.encode(), 8).fixed(self.channel_key, len(self.channel_key))
-        writer.fixed(self.mask_key, len(self.mask_key)).fixed(self.self_mask_commitment, COMMITMENT_BYTES)
-        if self.credential is not None:
-            writer.fixed(self.credential.encode(), IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES)
-        return writer.finish()
-
     @classmethod
     def decode(cls, message: bytes, configuration: SessionConfiguration) -> KeyAdvertisement:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.KEY_ADVERTISEMENT)
-        key_bytes = key_suite(configuration.suite).public_key_bytes
-        advertisement = cls(
-            attempt=reader.fixed(CONTEXT_BYTES),
-            client=ClientId(reader.integer(8)),
-            channel_key=reader.fixed(key_bytes),
-            mask_key=reader.fixed(key_bytes),
-            self_mask_commitment=reader.fixed(COMMITMENT_BYTES),
-            credential=Credential.read(reader) if configuration.mode is SecurityMode.ACTIVE else None,
-        )
-        reader.finish()
-        return advertisement
+        return cls.read_in(configuration, message)
 
 
 @dataclass(frozen=True, slots=True)

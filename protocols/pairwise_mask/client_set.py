@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.fields import Field, Sizing
 from secagg.identifiers import SessionContext
-from secagg.wire import Reader
+from secagg.wire import Reader, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,15 @@ class ClientSet:
     def __iter__(self) -> Iterator[int]:
         flags = self.encode()
         return (position for position in range(self.population) if flags[position >> 3] >> (position & 7) & 1)
+
+
+def client_set(population: Sizing) -> Field:
+    """Return the field of a set among so many clients as the place of a message says."""
+
+    def write(writer: Writer, value: ClientSet) -> None:
+        writer.borrowed(value.encode())
+
+    return Field(write, lambda reader, at: ClientSet.read(reader, population(at)), "one bit for each position")
 
 
 def set_bytes(population: int) -> int:

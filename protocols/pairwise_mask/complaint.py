@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
+from secagg.fields import Placed, fixed
 from secagg.identifiers import CONTEXT_BYTES, ClientId, SessionContext
-from secagg.session.certificates import SIGNATURE_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
-from .client_set import ClientSet
+from .client_set import ClientSet, client_set
 from .member import Member
+from .roster import Seat
 from .round0_advertise_keys import VerifiedKeySet
+from .round1_share_keys import SIGNATURE
 from .settled import Settled, suspects
 from .suites import key_suite
 
@@ -30,20 +33,15 @@ _ROUND = "masked_input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complaint:
+class Complaint(Placed):
     """Whose seeds a client could not use."""
 
-    context: bytes
-    signature: bytes
+    kind: ClassVar = MessageKind.COMPLAINT
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
-    accused: ClientSet
+    accused: Annotated[ClientSet, client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)))]
     """By their places among the neighbours of the client that complains."""
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.COMPLAINT).fixed(self.context, CONTEXT_BYTES)
-        accused = self.accused.encode()
-        return writer.fixed(self.signature, len(self.signature)).fixed(accused, len(accused)).finish()
 
     @classmethod
     def decode(cls, message: bytes, settled: Settled, sender: int) -> Complaint:
@@ -52,14 +50,8 @@ class Complaint:
         Raises:
             MalformedMessage: nobody is accused, or somebody who sent no seed to this client.
         """
-        reader = Reader(message, MessageKind.COMPLAINT)
         graph, neighbours = settled.roster.graph, settled.roster.graph.neighbours(sender)
-        complaint = cls(
-            context=reader.fixed(CONTEXT_BYTES),
-            signature=reader.fixed(SIGNATURE_BYTES if settled.is_active else 0),
-            accused=ClientSet.read(reader, len(neighbours)),
-        )
-        reader.finish()
+        complaint = cls.read_in(Seat(settled.roster, sender), message)
         sent = key_suite(settled.configuration.suite).edge_bytes and all(
             neighbours[place] in settled.sharers and graph.sends_edge_seed(neighbours[place], sender)
             for place in complaint.accused

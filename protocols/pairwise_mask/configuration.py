@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Annotated, ClassVar, Final
 
 from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.shamir import MAX_HOLDERS
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.fields import Message, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .floors import ClientFloors
 from .graph import LEAST_DEGREE, MAXIMUM_POPULATION, Topology
@@ -37,44 +38,42 @@ _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
-_SUITES = tuple(Suite)
-_MODES = tuple(SecurityMode)
-_TOPOLOGIES = tuple(Topology)
-Member = TypeVar("Member")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfiguration:
+class SessionConfiguration(Message):
     """Everything that the parties of one attempt agree on; make one with ``plan_session``."""
 
-    task: bytes
+    kind: ClassVar = MessageKind.SESSION_OFFER
+    form: ClassVar = FORMAT_VERSION
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     """What is being trained, as the platform names it."""
-    model_digest: bytes
+    model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """The digest of the model that every client trains from; different models for different clients do not add up."""
-    round_number: int
-    attempt: int
-    mode: SecurityMode
-    suite: Suite
-    topology: Topology
-    degree: int
+    round_number: Annotated[int, unsigned(8)]
+    attempt: Annotated[int, unsigned(4)]
+    mode: Annotated[SecurityMode, choice(tuple(SecurityMode))]
+    suite: Annotated[Suite, choice(tuple(Suite))]
+    topology: Annotated[Topology, choice(tuple(Topology))]
+    degree: Annotated[int, unsigned(4)]
     """How many neighbours a client has in a sparse graph; 0 in a full one, where everybody is one."""
-    threshold: int
-    committee_size: int
+    threshold: Annotated[int, unsigned(4)]
+    committee_size: Annotated[int, unsigned(4)]
     """How many clients certify the survivors in ``active`` mode, 0 for everyone; 0 in ``semi_honest`` mode."""
-    quorum: int
+    quorum: Annotated[int, unsigned(4)]
     """How many of them must sign; 0 in ``semi_honest`` mode."""
-    minimum_cohort: int
-    maximum_population: int
-    maximum_weight: int
-    layout: Layout
-    check_words: int
-    application_digest: bytes
+    minimum_cohort: Annotated[int, unsigned(4)]
+    maximum_population: Annotated[int, unsigned(4)]
+    maximum_weight: Annotated[int, unsigned(4)]
+    layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
+    check_words: Annotated[int, unsigned(1)]
+    application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """The digest of what else the platform binds: noise, deadlines, the rules of participation."""
-    authority: bytes
+    authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of the authority that certifies identities; zeros in ``semi_honest`` mode, which has none."""
-    graph_commitment: bytes
+    graph_commitment: Annotated[bytes, fixed(DIGEST_BYTES)]
     """A commitment to the server's share in the seed of the graph."""
-    server_nonce: bytes
+    server_nonce: Annotated[bytes, fixed(DIGEST_BYTES)]
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0), which everything in the attempt is bound to."""
 
@@ -245,71 +244,10 @@ class SessionConfiguration:
             degree=self.degree_among(self.maximum_population),
         )
 
-    def encode(self) -> bytes:
-        """Return the canonical encoding, which is the server's offer."""
-        writer = Writer(MessageKind.SESSION_OFFER).integer(FORMAT_VERSION, 1)
-        writer.variable(self.task, _MAXIMUM_TASK_BYTES)
-        writer.fixed(self.model_digest, DIGEST_BYTES).integer(self.round_number, 8).integer(self.attempt, 4)
-        writer.integer(_MODES.index(self.mode), 1).integer(_SUITES.index(self.suite), 1)
-        writer.integer(_TOPOLOGIES.index(self.topology), 1).integer(self.degree, 4).integer(self.threshold, 4)
-        writer.integer(self.committee_size, 4).integer(self.quorum, 4)
-        writer.integer(self.minimum_cohort, 4).integer(self.maximum_population, 4).integer(self.maximum_weight, 4)
-        writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES).integer(self.check_words, 1)
-        writer.fixed(self.application_digest, DIGEST_BYTES).fixed(self.authority, IDENTITY_KEY_BYTES)
-        return writer.fixed(self.graph_commitment, DIGEST_BYTES).fixed(self.server_nonce, DIGEST_BYTES).finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> SessionConfiguration:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
-        reader = Reader(message, MessageKind.SESSION_OFFER)
-        version = reader.integer(1)
-        if version != FORMAT_VERSION:
-            raise MalformedMessage(
-                f"the offer has format {version} and this end {FORMAT_VERSION}; both ends need the same",
-                reason=Reason.WRONG_VERSION,
-            )
-        try:
-            configuration = cls(
-                task=reader.variable(_MAXIMUM_TASK_BYTES),
-                model_digest=reader.fixed(DIGEST_BYTES),
-                round_number=reader.integer(8),
-                attempt=reader.integer(4),
-                mode=_member(_MODES, reader.integer(1)),
-                suite=_member(_SUITES, reader.integer(1)),
-                topology=_member(_TOPOLOGIES, reader.integer(1)),
-                degree=reader.integer(4),
-                threshold=reader.integer(4),
-                committee_size=reader.integer(4),
-                quorum=reader.integer(4),
-                minimum_cohort=reader.integer(4),
-                maximum_population=reader.integer(4),
-                maximum_weight=reader.integer(4),
-                layout=Layout.decode(reader.variable(_MAXIMUM_LAYOUT_BYTES)),
-                check_words=reader.integer(1),
-                application_digest=reader.fixed(DIGEST_BYTES),
-                authority=reader.fixed(IDENTITY_KEY_BYTES),
-                graph_commitment=reader.fixed(DIGEST_BYTES),
-                server_nonce=reader.fixed(DIGEST_BYTES),
-            )
-        except (InvalidParameters, CapacityExceeded, UnexpectedMessage) as error:
-            raise MalformedMessage(f"the offer is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
-        reader.finish()
-        return configuration
-
 
 def commit_to_opening(opening: bytes) -> bytes:
     """Return the commitment that stands in a configuration for the server's share in the graph seed."""
     return hashlib.sha256(bind(Label.GRAPH_OPENING, opening)).digest()
-
-
-def _member(members: tuple[Member, ...], index: int) -> Member:
-    if index >= len(members):
-        raise MalformedMessage(f"{index} is none of {len(members)} values", reason=Reason.NOT_CANONICAL)
-    return members[index]
 
 
 def require_range(name: str, value: object, least: int, greatest: int) -> None:

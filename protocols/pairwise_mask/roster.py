@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Reason
@@ -61,6 +61,13 @@ class Roster:
     def set_of(self, positions: Iterable[int]) -> ClientSet:
         """Return the set of these positions."""
         return ClientSet.of(self.population, positions)
+
+
+class Seat(NamedTuple):
+    """Where a client sits on a roster."""
+
+    roster: Roster
+    position: int
 
 
 @lru_cache(maxsize=_CACHED_ROSTERS)

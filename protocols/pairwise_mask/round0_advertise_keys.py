@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import random_root
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.fields import Placed, fixed, repeated, sized, variable
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .advertisement import (
     KeyAdvertisement,
@@ -34,6 +35,7 @@ from .advertisement import (
 )
 from .commitments import commit_to_self_mask
 from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
+from .graph import MAXIMUM_POPULATION
 from .member import Member
 from .roster import Roster, encode_clients, entry_digest, roster_of
 from .suites import MaskKeys, OwnKeys, key_suite
@@ -43,48 +45,35 @@ _MAXIMUM_LIST_BYTES = 10 << 20
 _MAXIMUM_ID_BYTES = 10
 """Of an id below 2^64, in groups of 7 bits."""
 _ROOT_BYTES = 32
+_ENTRY = sized(lambda at: entry_bytes(at.place), "both keys; in active mode commitment and credential")
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvertisedKeys:
+class AdvertisedKeys(Placed):
     """What one client gets to see of the roster: everybody's id, its neighbours' entries, and their proof."""
 
-    attempt: bytes
-    clients: bytes = field(repr=False)
+    kind: ClassVar = MessageKind.ADVERTISED_KEYS
+    attempt: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    clients: Annotated[
+        bytes, variable(_MAXIMUM_LIST_BYTES, lambda at: at.place.maximum_population * _MAXIMUM_ID_BYTES)
+    ] = field(repr=False)
     """The list of advertisers in its one encoding."""
-    root: bytes
-    opening: bytes
-    entries: tuple[bytes, ...] = field(repr=False)
-    proof: tuple[bytes, ...] = field(repr=False)
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.ADVERTISED_KEYS).fixed(self.attempt, CONTEXT_BYTES)
-        writer.variable(self.clients, _MAXIMUM_LIST_BYTES)
-        writer.fixed(self.root, NODE_BYTES).fixed(self.opening, OPENING_BYTES)
-        writer.integer(len(self.entries), 4)
-        for entry in self.entries:
-            writer.fixed(entry, len(entry))
-        writer.integer(len(self.proof), 4)
-        for node in self.proof:
-            writer.fixed(node, NODE_BYTES)
-        return writer.finish()
+    root: Annotated[bytes, fixed(NODE_BYTES)]
+    opening: Annotated[bytes, fixed(OPENING_BYTES)]
+    entries: Annotated[
+        tuple[bytes, ...], repeated(_ENTRY, MAXIMUM_POPULATION, lambda at: at.place.maximum_population)
+    ] = field(repr=False)
+    proof: Annotated[
+        tuple[bytes, ...], repeated(fixed(NODE_BYTES), MAXIMUM_POPULATION, lambda at: at.place.maximum_population)
+    ] = field(repr=False)
 
     @classmethod
     def decode(cls, message: bytes, configuration: SessionConfiguration) -> AdvertisedKeys:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.ADVERTISED_KEYS)
-        attempt = reader.fixed(CONTEXT_BYTES)
-        most = configuration.maximum_population
-        clients = reader.variable(most * _MAXIMUM_ID_BYTES)
-        root, opening = reader.fixed(NODE_BYTES), reader.fixed(OPENING_BYTES)
-        entries = tuple(reader.fixed(entry_bytes(configuration)) for _ in range(_count(reader, most)))
-        proof = tuple(reader.fixed(NODE_BYTES) for _ in range(_count(reader, most)))
-        reader.finish()
-        return cls(attempt=attempt, clients=clients, root=root, opening=opening, entries=entries, proof=proof)
+        return cls.read_in(configuration, message)
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -325,15 +314,6 @@ def _require_distinct_keys(
                     reason=Reason.PUBLIC_KEY_REUSED,
                     culprits=[p for p in (other, neighbour.keys.client, ServerId()) if p != client],
                 )
-
-
-def _count(reader: Reader, limit: int) -> int:
-    count = reader.integer(4)
-    if count > limit:
-        raise MalformedMessage(
-            f"a list declares {count} items and {limit} is the limit", reason=Reason.LENGTH_OVER_LIMIT
-        )
-    return count
 
 
 def _invalid_roster(sentence: str) -> PeerMisbehaved:

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate as running_sum
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
@@ -26,15 +26,16 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
 from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, PeerMisbehaved, Reason
+from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
 
-from .client_set import ClientSet
+from .client_set import ClientSet, client_set
 from .commitments import SharedSecret, SharePlace
 from .member import Member
-from .roster import Roster
+from .roster import Roster, Seat
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .settled import Settled, suspects
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
@@ -90,33 +91,33 @@ class EntryForm:
         return self.sealed_bytes + self.edge_bytes + self.commitment_bytes
 
 
+def signature_bytes(roster: Roster) -> int:
+    """Return how long the signatures of a session are: nothing in semi-honest mode."""
+    return SIGNATURE_BYTES if roster.configuration.is_active else 0
+
+
+def _entries_bytes(seat: Seat) -> int:
+    roster, sender = seat
+    return sum(EntryForm.between(roster, sender, neighbour).size for neighbour in roster.graph.neighbours(sender))
+
+
+SIGNATURE: Final = sized(lambda at: signature_bytes(at.place.roster), "64 in active mode")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncryptedShares:
+class EncryptedShares(Placed):
     """A client's entries for all its neighbours, in their order, under one signature."""
 
-    context: bytes
-    signature: bytes
+    kind: ClassVar = MessageKind.ENCRYPTED_SHARES
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
-    entries: bytes = field(repr=False)
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.ENCRYPTED_SHARES).fixed(self.context, CONTEXT_BYTES)
-        return writer.fixed(self.signature, len(self.signature)).fixed(self.entries, len(self.entries)).finish()
+    entries: Annotated[bytes, sized(lambda at: _entries_bytes(at.place), "all entries")] = field(repr=False)
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster, sender: int) -> EncryptedShares:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.ENCRYPTED_SHARES)
-        shares = cls(
-            context=reader.fixed(CONTEXT_BYTES),
-            signature=reader.fixed(signature_bytes(roster)),
-            entries=reader.fixed(
-                sum(EntryForm.between(roster, sender, n).size for n in roster.graph.neighbours(sender))
-            ),
-        )
-        reader.finish()
-        return shares
+        return cls.read_in(Seat(roster, sender), message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,44 +129,42 @@ class DeliveredEntry:
     path: tuple[bytes, ...]
 
 
+def _write_entries(writer: Writer, entries: tuple[DeliveredEntry, ...]) -> None:
+    for item in entries:
+        writer.borrowed(item.entry).borrowed(item.signature)
+        if item.signature:
+            writer.integer(len(item.path), 1).borrowed(b"".join(item.path))
+
+
+def _read_entries(reader: Reader, at: At) -> tuple[DeliveredEntry, ...]:
+    roster, receiver = at.place.roster, at.place.position
+    return tuple(
+        DeliveredEntry(
+            entry=reader.fixed(EntryForm.between(roster, neighbour, receiver).size),
+            signature=reader.fixed(signature_bytes(roster)),
+            path=_read_path(reader) if signature_bytes(roster) else (),
+        )
+        for neighbour in roster.graph.neighbours(receiver)
+        if neighbour in at.before["sharers"]
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveredShares:
+class DeliveredShares(Placed):
     """Who shared keys, and what one's neighbours among them sent."""
 
-    context: bytes
-    sharers: ClientSet
-    entries: tuple[DeliveredEntry, ...] = field(repr=False)
+    kind: ClassVar = MessageKind.DELIVERED_SHARES
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    sharers: Annotated[ClientSet, client_set(lambda at: at.place.roster.population)]
+    entries: Annotated[
+        tuple[DeliveredEntry, ...], Field(_write_entries, _read_entries, "entries, in active mode with their proofs")
+    ] = field(repr=False)
     """One for each neighbour that shared, in their order."""
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.DELIVERED_SHARES).fixed(self.context, CONTEXT_BYTES)
-        sharers = self.sharers.encode()
-        writer.fixed(sharers, len(sharers))
-        for item in self.entries:
-            writer.fixed(item.entry, len(item.entry)).fixed(item.signature, len(item.signature))
-            if item.signature:
-                writer.integer(len(item.path), 1)
-                for node in item.path:
-                    writer.fixed(node, NODE_BYTES)
-        return writer.finish()
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster, receiver: int) -> DeliveredShares:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.DELIVERED_SHARES)
-        context, sharers = reader.fixed(CONTEXT_BYTES), ClientSet.read(reader, roster.population)
-        entries = tuple(
-            DeliveredEntry(
-                entry=reader.fixed(EntryForm.between(roster, neighbour, receiver).size),
-                signature=reader.fixed(signature_bytes(roster)),
-                path=_read_path(reader) if signature_bytes(roster) else (),
-            )
-            for neighbour in roster.graph.neighbours(receiver)
-            if neighbour in sharers
-        )
-        reader.finish()
-        return cls(context=context, sharers=sharers, entries=entries)
+        return cls.read_in(Seat(roster, receiver), message)
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -331,11 +330,6 @@ def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], recei
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
-
-
-def signature_bytes(roster: Roster) -> int:
-    """Return how long the signatures of a session are: nothing in semi-honest mode."""
-    return SIGNATURE_BYTES if roster.configuration.mode is SecurityMode.ACTIVE else 0
 
 
 def _leaf(receiver: ClientId, entry: bytes) -> bytes:

@@ -17,13 +17,14 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import Share
 from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet, blaming
+from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -44,35 +45,32 @@ ROUND: Final = "masked_input"
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
+def _write_vectors(writer: Writer, vectors: tuple[bytes | memoryview, ...]) -> None:
+    for vector in vectors:
+        writer.borrowed(vector)
+
+
+def _read_vector(reader: Reader, at: At) -> tuple[bytes]:
+    return (reader.fixed(at.place.configuration.masked_bytes),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedInput:
+class MaskedInput(Placed):
     """A client's masked vector, and its signature on the set of clients under which it masked."""
 
-    context: bytes
-    signature: bytes
+    kind: ClassVar = MessageKind.MASKED_INPUT
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    signature: Annotated[bytes, sized(lambda at: signature_bytes(at.place), "64 in active mode")]
     """Empty in semi-honest mode."""
-    packed: tuple[bytes | memoryview, ...] = field(repr=False)
+    packed: Annotated[tuple[bytes | memoryview, ...], Field(_write_vectors, _read_vector, "the masked vector")] = field(
+        repr=False
+    )
     """The vectors, one after another; in one piece when they were received."""
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.MASKED_INPUT).fixed(self.context, CONTEXT_BYTES)
-        writer.fixed(self.signature, len(self.signature))
-        for vector in self.packed:
-            writer.borrowed(vector)
-        return writer.finish()
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster) -> MaskedInput:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.MASKED_INPUT)
-        masked = cls(
-            context=reader.fixed(CONTEXT_BYTES),
-            signature=reader.fixed(signature_bytes(roster)),
-            packed=(reader.fixed(roster.configuration.masked_bytes),),
-        )
-        reader.finish()
-        return masked
+        return cls.read_in(roster, message)
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------

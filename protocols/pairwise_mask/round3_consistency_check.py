@@ -10,16 +10,17 @@ many signatures that any two certificates have an honest signer in common. So al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.fields import Message, Placed, fixed
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
 from secagg.session.certificates import SIGNATURE_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
-from .client_set import ClientSet
+from .client_set import ClientSet, client_set
 from .member import Member
 from .roster import Roster
 from .round2_masked_input import Masked
@@ -32,52 +33,27 @@ ROUND: Final = "consistency_check"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivorSet:
+class SurvivorSet(Placed):
     """Who shared keys, and who of them contributed, as the server says."""
 
-    context: bytes
-    sharers: ClientSet
-    contributors: ClientSet
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.SURVIVOR_SET).fixed(self.context, CONTEXT_BYTES)
-        for members in (self.sharers.encode(), self.contributors.encode()):
-            writer.fixed(members, len(members))
-        return writer.finish()
+    kind: ClassVar = MessageKind.SURVIVOR_SET
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    sharers: Annotated[ClientSet, client_set(lambda at: at.place.population)]
+    contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster) -> SurvivorSet:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.SURVIVOR_SET)
-        survivors = cls(
-            context=reader.fixed(CONTEXT_BYTES),
-            sharers=ClientSet.read(reader, roster.population),
-            contributors=ClientSet.read(reader, roster.population),
-        )
-        reader.finish()
-        return survivors
+        return cls.read_in(roster, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivorSignature:
+class SurvivorSignature(Message):
     """A committee member's signature on the two sets."""
 
-    context: bytes
-    signature: bytes
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.SURVIVOR_SIGNATURE).fixed(self.context, CONTEXT_BYTES)
-        return writer.fixed(self.signature, SIGNATURE_BYTES).finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> SurvivorSignature:
-        """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.SURVIVOR_SIGNATURE)
-        signature = cls(context=reader.fixed(CONTEXT_BYTES), signature=reader.fixed(SIGNATURE_BYTES))
-        reader.finish()
-        return signature
+    kind: ClassVar = MessageKind.SURVIVOR_SIGNATURE
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------

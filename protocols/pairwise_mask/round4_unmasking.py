@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.labels import Label
@@ -22,18 +22,20 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share
 from secagg.errors import InternalError, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.fields import Placed, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
-from .client_set import ClientSet
+from .client_set import ClientSet, client_set
 from .commitments import SharedSecret
 from .configuration import DIGEST_BYTES
+from .graph import MAXIMUM_POPULATION
 from .member import Member
 from .roster import Roster
 from .round0_advertise_keys import PublishedRoster
-from .round1_share_keys import signature_bytes
+from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_of, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
 from .settled import Settled, suspects
@@ -49,100 +51,71 @@ ROUND: Final = "unmasking"
 class Endorsement:
     """One committee member's signature on the survivors, with what is needed to verify it."""
 
-    position: int
-    identity_key: bytes
-    certificate: bytes
-    signature: bytes
+    position: Annotated[int, unsigned(4)]
+    identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    certificate: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedView:
     """A neighbour's signature on the sharers under which it masked and on the digest of what it uploaded."""
 
-    upload: bytes
-    signature: bytes
+    upload: Annotated[bytes, fixed(DIGEST_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnmaskingRequest:
+class UnmaskingRequest(Placed):
     """Who contributed; in active mode with the committee's certificate and the neighbours' signed views."""
 
-    context: bytes
-    contributors: ClientSet
-    endorsements: tuple[Endorsement, ...] = field(repr=False)
-    views: tuple[SignedView, ...] = field(repr=False)
+    kind: ClassVar = MessageKind.UNMASKING_REQUEST
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
+    endorsements: Annotated[
+        tuple[Endorsement, ...], repeated(nested(Endorsement), MAXIMUM_POPULATION, lambda at: at.place.population)
+    ] = field(repr=False)
+    views: Annotated[
+        tuple[SignedView, ...], repeated(nested(SignedView), MAXIMUM_POPULATION, lambda at: at.place.population)
+    ] = field(repr=False)
     """One of each contributing neighbour, in their order."""
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.UNMASKING_REQUEST).fixed(self.context, CONTEXT_BYTES)
-        contributors = self.contributors.encode()
-        writer.fixed(contributors, len(contributors)).integer(len(self.endorsements), 4)
-        for item in self.endorsements:
-            writer.integer(item.position, 4).fixed(item.identity_key, IDENTITY_KEY_BYTES)
-            writer.fixed(item.certificate, SIGNATURE_BYTES).fixed(item.signature, SIGNATURE_BYTES)
-        writer.integer(len(self.views), 4)
-        for view in self.views:
-            writer.fixed(view.upload, DIGEST_BYTES).fixed(view.signature, SIGNATURE_BYTES)
-        return writer.finish()
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster) -> UnmaskingRequest:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.UNMASKING_REQUEST)
-        context, contributors = reader.fixed(CONTEXT_BYTES), ClientSet.read(reader, roster.population)
-        endorsements = tuple(
-            Endorsement(
-                position=reader.integer(4),
-                identity_key=reader.fixed(IDENTITY_KEY_BYTES),
-                certificate=reader.fixed(SIGNATURE_BYTES),
-                signature=reader.fixed(SIGNATURE_BYTES),
-            )
-            for _ in range(_count(reader, roster.population))
-        )
-        views = tuple(
-            SignedView(upload=reader.fixed(DIGEST_BYTES), signature=reader.fixed(SIGNATURE_BYTES))
-            for _ in range(_count(reader, roster.population))
-        )
-        reader.finish()
-        return cls(context=context, contributors=contributors, endorsements=endorsements, views=views)
+        return cls.read_in(roster, message)
+
+
+class _Asked(NamedTuple):
+    roster: Roster
+    answered: AnsweredFor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnmaskingShares:
+class UnmaskingShares(Placed):
     """For each neighbour that shared keys, one share; in the hybrid suite also the edge seeds of those that dropped."""
 
-    context: bytes
-    signature: bytes
+    kind: ClassVar = MessageKind.UNMASKING_SHARES
+    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
-    held: ClientSet
+    held: Annotated[ClientSet, client_set(lambda at: len(at.place.answered.neighbours))]
     """Which of these neighbours' shares this client holds, by their place among them."""
-    shares: bytes = field(repr=False)
+    shares: Annotated[
+        bytes,
+        sized(
+            lambda at: len(at.before["held"]) * shown_bytes(at.place.roster), "each share held; in active mode a digest"
+        ),
+    ] = field(repr=False)
     """The shares, each followed by the digest of the share that is not shown (active mode)."""
-    edge_seeds: bytes = field(repr=False)
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.UNMASKING_SHARES).fixed(self.context, CONTEXT_BYTES)
-        for part in (self.signature, self.held.encode(), self.shares, self.edge_seeds):
-            writer.fixed(part, len(part))
-        return writer.finish()
+    edge_seeds: Annotated[bytes, sized(lambda at: len(at.place.answered.edges) * KEY_BYTES, "32 an edge")] = field(
+        repr=False
+    )
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster, answered: AnsweredFor) -> UnmaskingShares:
         """Read the canonical encoding back."""
-        reader = Reader(message, MessageKind.UNMASKING_SHARES)
-        context, signature = reader.fixed(CONTEXT_BYTES), reader.fixed(signature_bytes(roster))
-        held = ClientSet.read(reader, len(answered.neighbours))
-        shares = cls(
-            context=context,
-            signature=signature,
-            held=held,
-            shares=reader.fixed(len(held) * shown_bytes(roster)),
-            edge_seeds=reader.fixed(len(answered.edges) * KEY_BYTES),
-        )
-        reader.finish()
-        return shares
+        return cls.read_in(_Asked(roster, answered), message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,12 +346,3 @@ def _verify_views(masked: Masked, message: UnmaskingRequest, present: list[int])
 
 def _uncertified(sentence: str) -> PeerError:
     return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()}, round_name=ROUND)
-
-
-def _count(reader: Reader, limit: int) -> int:
-    count = reader.integer(4)
-    if count > limit:
-        raise MalformedMessage(
-            f"a list declares {count} items and {limit} is the limit", reason=Reason.LENGTH_OVER_LIMIT
-        )
-    return count

@@ -6,15 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .configuration import SERVERS, IndexingConfiguration
     from .floors import IndexingFloors
+    from .journal import FileJournal, RoundFile
     from .lanes.fields import MODULI
     from .lanes.groups import RingLanes
     from .ledger import UploadLedger
     from .less_protected import NoJournal, NoRoundFile
     from .message_sizes import exchange_bytes
-    from .operators.process import PeerLink
+    from .operators.process import PeerLink, serve_standing
     from .operators.server_keys import OperatorKeys, ServerKeys, trial_server_keys
-    from .operators.standing_rules import StandingFloors, StandingRounds
+    from .operators.standing_rules import StandingFloors, StandingRounds, lanes_of
     from .operators.standing_server import StandingServer, asking
     from .point_functions.shape import MAXIMUM_CODEWORDS, PointFunctionShape, tree_bits
     from .session import (
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "FileJournal": "journal",
+    "IndexingConfiguration": "configuration",
     "IndexingFloors": "floors",
     "MAXIMUM_CODEWORDS": "point_functions.shape",
     "MODULI": "lanes.fields",
@@ -36,6 +40,8 @@ _MODULES = {
     "PeerLink": "operators.process",
     "PointFunctionShape": "point_functions.shape",
     "RingLanes": "lanes.groups",
+    "RoundFile": "journal",
+    "SERVERS": "configuration",
     "ServerKeys": "operators.server_keys",
     "StandingFloors": "operators.standing_rules",
     "StandingRounds": "operators.standing_rules",
@@ -47,7 +53,9 @@ _MODULES = {
     "asking": "operators.standing_server",
     "configure": "session",
     "exchange_bytes": "message_sizes",
+    "lanes_of": "operators.standing_rules",
     "open_session": "session",
+    "serve_standing": "operators.process",
     "simulated_servers": "session",
     "tree_bits": "point_functions.shape",
     "trial_server_keys": "operators.server_keys",
@@ -56,6 +64,9 @@ _MODULES = {
 __all__ = [
     "MAXIMUM_CODEWORDS",
     "MODULI",
+    "SERVERS",
+    "FileJournal",
+    "IndexingConfiguration",
     "IndexingFloors",
     "NoJournal",
     "NoRoundFile",
@@ -63,6 +74,7 @@ __all__ = [
     "PeerLink",
     "PointFunctionShape",
     "RingLanes",
+    "RoundFile",
     "ServerKeys",
     "StandingFloors",
     "StandingRounds",
@@ -74,7 +86,9 @@ __all__ = [
     "asking",
     "configure",
     "exchange_bytes",
+    "lanes_of",
     "open_session",
+    "serve_standing",
     "simulated_servers",
     "tree_bits",
     "trial_server_keys",

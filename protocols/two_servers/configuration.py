@@ -11,15 +11,16 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
+from secagg.errors import InvalidParameters, Misuse
+from secagg.fields import Field, Message, choice, encoded, fixed, listed, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Writer
 
 from .lanes.fields import LaneField
 from .lanes.groups import FieldLanes, LaneGroup, RingLanes
@@ -37,7 +38,6 @@ _MAXIMUM_WEIGHTS: Final = 64
 _LAST_SECOND: Final = 253402300799
 """Of the year 9999, the last that a datetime has."""
 _CHEAPEST: Final = 0xFF
-_SUITES: Final = tuple(Suite)
 
 
 class SharingMode(IntEnum):
@@ -49,31 +49,53 @@ class SharingMode(IntEnum):
     """Point functions alone: a client can set any histogram to anything. Private against one malicious server."""
 
 
+_DEPTH: Final = Field(
+    lambda writer, depth: writer.integer(_CHEAPEST if depth is None else depth, 1),
+    lambda reader, _: None if (depth := reader.integer(1)) == _CHEAPEST else depth,
+    "1: 255 the cheapest",
+)
+
+
+def _write_noise(writer: Writer, noise: ServerNoise | None) -> None:
+    if noise is None:
+        writer.integer(0, 1)
+    else:
+        noise.write(writer)
+
+
+_NOISE: Final = Field(
+    _write_noise,
+    lambda reader, at: ServerNoise.read(reader, at.before["layout"]),
+    "1: 0 none; else its kind, then 12 for each segment and each ring segment",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class IndexingConfiguration:
+class IndexingConfiguration(Message):
     """Everything that two servers do for their clients, and nothing that they do not."""
 
-    task: bytes
+    kind: ClassVar = MessageKind.INDEXING_CONFIGURATION
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     """What is being trained, as the platform names it."""
-    suite: Suite
-    authority: bytes
+    suite: Annotated[Suite, choice(tuple(Suite))]
+    authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of the authority that certifies clients; neither server holds its private key."""
-    server_keys: tuple[bytes, bytes]
+    server_keys: Annotated[tuple[bytes, bytes], listed(fixed(IDENTITY_KEY_BYTES), lambda _: range(SERVERS), "32, 32")]
     """The public keys with which the servers sign."""
-    layout: Layout
-    mode: SharingMode = SharingMode.CHECKED_POINT_FUNCTIONS
-    depth: int | None = None
+    layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
+    mode: Annotated[SharingMode, choice(tuple(SharingMode))] = SharingMode.CHECKED_POINT_FUNCTIONS
+    depth: Annotated[int | None, _DEPTH] = None
     """The depth of all point functions; by default that which makes the shortest upload, for each segment."""
-    minimum_cohort: int
+    minimum_cohort: Annotated[int, unsigned(4)]
     """Nothing is released of fewer, nor of fewer of any one weight."""
-    maximum_cohort: int
-    maximum_rejections: int
+    maximum_cohort: Annotated[int, unsigned(4)]
+    maximum_rejections: Annotated[int, unsigned(4)]
     """How many uploads may fail the check before the servers give the round up."""
-    weights: tuple[int, ...] = (1,)
+    weights: Annotated[tuple[int, ...], repeated(unsigned(4), _MAXIMUM_WEIGHTS)] = (1,)
     """What a client may weigh; weights are public."""
-    expiry: int
+    expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
-    noise: ServerNoise | None = None
+    noise: Annotated[ServerNoise | None, _NOISE] = None
     """What each server adds to its share of the sum."""
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0)."""
@@ -191,62 +213,6 @@ class IndexingConfiguration:
     def ring_segments(self) -> tuple[RingSegment, ...]:
         """The segments that are summed."""
         return tuple(segment for segment in self.layout.segments if isinstance(segment, RingSegment))
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.INDEXING_CONFIGURATION).variable(self.task, _MAXIMUM_TASK_BYTES)
-        writer.integer(_SUITES.index(self.suite), 1).fixed(self.authority, IDENTITY_KEY_BYTES)
-        for key in self.server_keys:
-            writer.fixed(key, IDENTITY_KEY_BYTES)
-        writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES).integer(self.mode, 1)
-        writer.integer(_CHEAPEST if self.depth is None else self.depth, 1)
-        writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4).integer(self.maximum_rejections, 4)
-        writer.integer(len(self.weights), 1)
-        for weight in self.weights:
-            writer.integer(weight, 4)
-        writer.integer(self.expiry, 8)
-        if self.noise is None:
-            return writer.integer(0, 1).finish()
-        self.noise.write(writer)
-        return writer.finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> IndexingConfiguration:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
-        reader = Reader(message, MessageKind.INDEXING_CONFIGURATION)
-        task, suite = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(1)
-        authority = reader.fixed(IDENTITY_KEY_BYTES)
-        server_keys = (reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(IDENTITY_KEY_BYTES))
-        encoded, mode, depth = reader.variable(_MAXIMUM_LAYOUT_BYTES), reader.integer(1), reader.integer(1)
-        numbers = [reader.integer(4) for _ in range(3)]
-        weights = tuple(reader.integer(4) for _ in range(min(reader.integer(1), _MAXIMUM_WEIGHTS + 1)))
-        expiry = reader.integer(8)
-        try:
-            layout = Layout.decode(encoded)
-            noise = ServerNoise.read(reader, layout)
-            reader.finish()
-            decoded = cls(
-                task=task,
-                suite=_SUITES[suite],
-                authority=authority,
-                server_keys=server_keys,
-                layout=layout,
-                mode=SharingMode(mode),
-                depth=None if depth == _CHEAPEST else depth,
-                minimum_cohort=numbers[0],
-                maximum_cohort=numbers[1],
-                maximum_rejections=numbers[2],
-                weights=weights,
-                expiry=expiry,
-                noise=noise,
-            )
-        except (ValueError, IndexError, UnexpectedMessage, CapacityExceeded) as error:
-            raise MalformedMessage(f"the configuration is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
-        return decoded
 
 
 def _require_range(name: str, value: int, least: int, greatest: int) -> None:

@@ -44,7 +44,7 @@ def offers_bytes(configuration: IndexingConfiguration) -> int:
     """Return how many bytes a client receives: both servers' offers."""
     stamp, key = _stamp(configuration), bytes(sealing_sizes(configuration.suite)[0])
     offer = ServerOffer(stamp=stamp, sealing_key=key, signature=bytes(SIGNATURE_BYTES))
-    return 2 * len(offer.encode(configuration))
+    return 2 * len(offer.encode())
 
 
 _REFUSAL_BYTES: Final = 1 << 16

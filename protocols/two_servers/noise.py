@@ -23,7 +23,7 @@ from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegmen
 from secagg.contract.codewords import Tables, summed_layout
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
-from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.privacy.noise import NoiseKind, require_variance
@@ -136,15 +136,18 @@ class ServerNoise:
         """Read what ``write`` wrote, or the zero of no noise.
 
         Raises:
-            ValueError: there is no such kind.
+            MalformedMessage: there is no such kind.
         """
-        kind = reader.integer(1)
-        if kind == 0:
+        if (number := reader.integer(1)) == 0:
             return None
+        try:
+            kind = NoiseKind(number)
+        except ValueError:
+            raise MalformedMessage(f"{number} is no kind of noise", reason=Reason.NOT_CANONICAL) from None
         rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
         numbers = [reader.integer(_VARIANCE_BYTES) for _ in range(len(layout.segments) + rings)]
         count = len(layout.segments)
-        return cls(kind=NoiseKind(kind), variances=tuple(numbers[:count]), l2_bounds=tuple(numbers[count:]))
+        return cls(kind=kind, variances=tuple(numbers[:count]), l2_bounds=tuple(numbers[count:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Release(Confined):
             PeerMisbehaved: the other server committed to something else before.
             MalformedMessage, UnexpectedMessage: it is no commitment.
         """
-        theirs = OutputCommitment.decode(message, self._peer_stamp)
+        theirs = OutputCommitment.decode(message, self._configuration, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):
             raise PeerMisbehaved(
                 f"{self._peer_stamp.server} has committed to another share before",

@@ -90,7 +90,7 @@ class IndexingServer(Confined):
         )
         self._rules, self._pending = self._state.rules, self._state.pending
         sealing_key = self._state.opener.sealing_key
-        self.offer = ServerOffer.signed(self._stamp, sealing_key, signing_key).encode(configuration)
+        self.offer = ServerOffer.signed(self._stamp, sealing_key, signing_key).encode()
 
     # --- Uploads --------------------------------------------------------------------------------------------------
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason, blaming
+from secagg.fields import CONTEXT, SERVER, Field, Placed, fixed, sized, unsigned, write_fields
 from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ServerId
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader, Writer
@@ -31,9 +32,9 @@ NONCE_BYTES: Final = 32
 class RoundStamp:
     """Which round of which task a message is of, and from which server."""
 
-    context: AttemptContext
-    round_number: int
-    server: ServerId
+    context: Annotated[AttemptContext, CONTEXT]
+    round_number: Annotated[int, unsigned(ROUND_BYTES)]
+    server: Annotated[ServerId, SERVER]
 
     def parts(self) -> tuple[bytes, ...]:
         """Return the parts that labels bind."""
@@ -41,8 +42,9 @@ class RoundStamp:
 
     def write(self, kind: MessageKind) -> Writer:
         """Begin a message of this round."""
-        writer = Writer(kind).fixed(self.context.digest, CONTEXT_BYTES).integer(self.round_number, ROUND_BYTES)
-        return writer.integer(self.server.index, 1)
+        writer = Writer(kind)
+        write_fields(writer, self)
+        return writer
 
     def read(self, message: bytes, kind: MessageKind) -> Reader:
         """Begin to read a message that is due from this server in this round.
@@ -52,35 +54,46 @@ class RoundStamp:
             MalformedMessage, UnexpectedMessage: it is no such message.
         """
         reader = Reader(message, kind)
-        got = reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)
-        if got != self.parts():
+        self.require(reader)
+        return reader
+
+    def require(self, reader: Reader) -> RoundStamp:
+        """Read the stamp of a message that is due with this one."""
+        if (reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)) != self.parts():
             raise PeerMisbehaved(
                 "a message belongs to another configuration, round or server",
                 reason=Reason.WRONG_SESSION,
                 culprits=[self.server],
             )
-        return reader
+        return self
+
+
+class _Due(NamedTuple):
+    """Which stamp a message is due with, under which configuration."""
+
+    stamp: RoundStamp
+    configuration: IndexingConfiguration
+
+
+STAMP: Final = Field(write_fields, lambda reader, at: at.place.stamp.require(reader), "32, 8, 1: the round's stamp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOffer:
+class ServerOffer(Placed):
     """One server's key for one round, signed with the key that the configuration names."""
 
-    stamp: RoundStamp
-    sealing_key: bytes
-    signature: bytes
+    kind: ClassVar = MessageKind.INDEXING_OFFER
+    stamp: Annotated[RoundStamp, STAMP]
+    sealing_key: Annotated[
+        bytes, sized(lambda at: sealing_sizes(at.place.configuration.suite)[0], "32 classic, 1216 hybrid")
+    ]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     @classmethod
     def signed(cls, stamp: RoundStamp, sealing_key: bytes, signing_key: SigningKey) -> ServerOffer:
         """Sign a key for one round."""
         signature = signing_key.sign(Label.INDEXING_OFFER, *stamp.parts(), sealing_key)
         return cls(stamp=stamp, sealing_key=sealing_key, signature=signature)
-
-    def encode(self, configuration: IndexingConfiguration) -> bytes:
-        """Return the canonical encoding."""
-        writer = self.stamp.write(MessageKind.INDEXING_OFFER)
-        writer.fixed(self.sealing_key, sealing_sizes(configuration.suite)[0])
-        return writer.fixed(self.signature, SIGNATURE_BYTES).finish()
 
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
@@ -92,12 +105,9 @@ class ServerOffer:
             MalformedMessage: anything that ``encode`` would not have written.
         """
         with blaming(stamp.server):
-            reader = stamp.read(message, MessageKind.INDEXING_OFFER)
-            sealing_key = reader.fixed(sealing_sizes(configuration.suite)[0])
-            offer = cls(stamp=stamp, sealing_key=sealing_key, signature=reader.fixed(SIGNATURE_BYTES))
-            reader.finish()
+            offer = cls.read_in(_Due(stamp, configuration), message)
         key = configuration.server_keys[stamp.server.index]
-        parts = (*stamp.parts(), sealing_key)
+        parts = (*stamp.parts(), offer.sealing_key)
         verify_signature(key, offer.signature, Label.INDEXING_OFFER, *parts, culprits={stamp.server})
         return offer
 
@@ -145,13 +155,14 @@ def _read_item(reader: Reader) -> BatchItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedList:
+class AcceptedList(Placed):
     """The one list of a round that a server signs: whose uploads the sum is of."""
 
-    stamp: RoundStamp
-    entries_digest: bytes
-    contributors: int
-    signature: bytes
+    kind: ClassVar = MessageKind.ACCEPTED_LIST
+    stamp: Annotated[RoundStamp, STAMP]
+    entries_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    contributors: Annotated[int, unsigned(4)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     @classmethod
     def signed(cls, stamp: RoundStamp, entries: Sequence[Entry], signing_key: SigningKey) -> AcceptedList:
@@ -164,11 +175,6 @@ class AcceptedList:
     def _parts(stamp: RoundStamp, digest: bytes, contributors: int) -> tuple[bytes, ...]:
         return (*stamp.parts(), digest, contributors.to_bytes(4, "big"))
 
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = self.stamp.write(MessageKind.ACCEPTED_LIST).fixed(self.entries_digest, DIGEST_BYTES)
-        return writer.integer(self.contributors, 4).fixed(self.signature, SIGNATURE_BYTES).finish()
-
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> AcceptedList:
         """Read the other server's list back, and check its signature.
@@ -178,13 +184,9 @@ class AcceptedList:
             MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no list of this round and server.
         """
         with blaming(stamp.server):
-            reader = stamp.read(message, MessageKind.ACCEPTED_LIST)
-            digest, contributors = reader.fixed(DIGEST_BYTES), reader.integer(4)
-            signature = reader.fixed(SIGNATURE_BYTES)
-            reader.finish()
-        decoded = cls(stamp=stamp, entries_digest=digest, contributors=contributors, signature=signature)
+            decoded = cls.read_in(_Due(stamp, configuration), message)
         key = configuration.server_keys[stamp.server.index]
-        parts = cls._parts(stamp, digest, contributors)
+        parts = cls._parts(stamp, decoded.entries_digest, decoded.contributors)
         verify_signature(key, decoded.signature, Label.INDEXING_SIGNED_LIST, *parts, culprits={stamp.server})
         return decoded
 
@@ -198,11 +200,12 @@ def entries_digest(entries: Sequence[Entry]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputCommitment:
+class OutputCommitment(Placed):
     """What a server sends before it has seen any of the other server's share of the sum."""
 
-    stamp: RoundStamp
-    digest: bytes
+    kind: ClassVar = MessageKind.OUTPUT_COMMITMENT
+    stamp: Annotated[RoundStamp, STAMP]
+    digest: Annotated[bytes, fixed(DIGEST_BYTES)]
 
     @classmethod
     def to(cls, stamp: RoundStamp, list_digest: bytes, share: bytes) -> OutputCommitment:
@@ -211,22 +214,15 @@ class OutputCommitment:
         digest.update(share)
         return cls(stamp=stamp, digest=digest.digest())
 
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        return self.stamp.write(MessageKind.OUTPUT_COMMITMENT).fixed(self.digest, DIGEST_BYTES).finish()
-
     @classmethod
-    def decode(cls, message: bytes, stamp: RoundStamp) -> OutputCommitment:
+    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> OutputCommitment:
         """Read the other server's commitment back.
 
         Raises:
             MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no commitment of this round and server.
         """
         with blaming(stamp.server):
-            reader = stamp.read(message, MessageKind.OUTPUT_COMMITMENT)
-            decoded = cls(stamp=stamp, digest=reader.fixed(DIGEST_BYTES))
-            reader.finish()
-        return decoded
+            return cls.read_in(_Due(stamp, configuration), message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from secagg.protocols.enclave.trusted.__main__ import serve_simulated
+from secagg.protocols.enclave import serve_simulated
 
 
 def serve_enclave(*, socket_path: Path, threads: int) -> int:

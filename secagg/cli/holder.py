@@ -23,8 +23,7 @@ from secagg.session.service import Service
 from .serving import serving
 
 if TYPE_CHECKING:
-    from secagg.protocols.one_message.epoch import EpochRecord
-    from secagg.protocols.one_message.holder import Holder
+    from secagg.protocols.one_message import EpochRecord, Holder
 
 _MOST_FILE_BYTES: Final = 1 << 20
 _OWNER_ONLY: Final = 0o600
@@ -101,9 +100,7 @@ def make_key(options: argparse.Namespace) -> int:
 def sign_record(options: argparse.Namespace) -> int:
     """Choose thresholds, sign the holders, and write the record."""
     from secagg.parameters import Suite
-    from secagg.protocols.one_message.epoch import HolderIdentity
-    from secagg.protocols.one_message.parameters import ThresholdRule
-    from secagg.protocols.one_message.plan import plan_epoch
+    from secagg.protocols.one_message import HolderIdentity, ThresholdRule, plan_epoch
 
     authority = _signing_key(options.authority)
     if options.client is None:
@@ -131,10 +128,7 @@ def sign_record(options: argparse.Namespace) -> int:
 
 def serve_holder(options: argparse.Namespace) -> int:
     """Hold until SIGTERM or SIGINT."""
-    from secagg.protocols.one_message.epoch import EpochRecord
-    from secagg.protocols.one_message.floors import Floors
-    from secagg.protocols.one_message.holder import Holder
-    from secagg.protocols.one_message.journal import FileJournal, boot_id
+    from secagg.protocols.one_message import EpochRecord, FileJournal, Floors, Holder, boot_id
 
     floors = replace(
         Floors.usual(_public_key("--authority", options.authority)),

@@ -25,11 +25,17 @@ from secagg.flower.keys.server_pair import (
     write_server_pair,
 )
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.configuration import SERVERS, IndexingConfiguration
-from secagg.protocols.two_servers.journal import FileJournal, RoundFile
-from secagg.protocols.two_servers.operators.process import serve_standing
-from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
-from secagg.protocols.two_servers.operators.standing_server import StandingServer
+from secagg.protocols.two_servers import (
+    SERVERS,
+    FileJournal,
+    IndexingConfiguration,
+    RoundFile,
+    StandingFloors,
+    StandingRounds,
+    StandingServer,
+    lanes_of,
+    serve_standing,
+)
 
 from .serving import serving
 

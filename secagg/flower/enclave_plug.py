@@ -12,12 +12,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.remote_enclave import RemoteEnclave
-from secagg.protocols.enclave.session import EnclaveHelpers, EnclaveMember, EnclaveSettings, open_session
-from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import Judge, Judgement
+from secagg.protocols.enclave import (
+    EnclaveFloors,
+    EnclaveHelpers,
+    EnclaveMember,
+    EnclaveSettings,
+    Judge,
+    Judgement,
+    RemoteEnclave,
+    SealLedger,
+    SimulatedEnclave,
+    SimulatedEvidence,
+    SimulatedJudge,
+    open_session,
+)
 from secagg.session.certificates import Authority
 from secagg.session.roles import ServerSession
 

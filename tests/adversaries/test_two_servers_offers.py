@@ -214,9 +214,7 @@ def stamp(made: InsecureIndexingRound, index: int, **changes: Any) -> RoundStamp
 
 def offered(made: InsecureIndexingRound, index: int, signer: str, **changes: Any) -> bytes:
     key = bytes(made.servers[1 - index].offer[48:80])
-    return ServerOffer.signed(stamp(made, index, **changes), key, SETUP.signing_key_of(signer)).encode(
-        made.configuration
-    )
+    return ServerOffer.signed(stamp(made, index, **changes), key, SETUP.signing_key_of(signer)).encode()
 
 
 @pytest.mark.parametrize("signer", ["server 1", "client 1", "authority"])
@@ -248,7 +246,7 @@ def test_no_byte_of_an_offer_can_be_altered_cut_or_added(raises_exactly: Check) 
 @pytest.mark.parametrize("weak", [bytes(32), (1).to_bytes(32, "little"), b"\xff" * 32])
 def test_a_weak_key_is_refused_although_its_server_signed_it(weak: bytes) -> None:
     made = InsecureIndexingRound(SETUP)
-    signed = ServerOffer.signed(stamp(made, 1), weak, SETUP.signing_key_of("server 1")).encode(made.configuration)
+    signed = ServerOffer.signed(stamp(made, 1), weak, SETUP.signing_key_of("server 1")).encode()
     with pytest.raises(PeerError) as caught:
         shares(made, client_of(made), offers=(made.zero.offer, signed))
     assert caught.value.reason in {Reason.PUBLIC_KEY_LOW_ORDER, Reason.PUBLIC_KEY_NOT_CANONICAL}

@@ -88,7 +88,7 @@ def test_the_echo_of_a_commitment_commits_to_nothing(raises_exactly: Check) -> N
     made = with_uploads(1, 2, 3)
     own, _ = agreed(made)
     raises_exactly(lambda: made.zero.open(own), PeerMisbehaved, Reason.WRONG_SESSION, ServerId(1))
-    digest = OutputCommitment.decode(own, stamp(made, 0)).digest
+    digest = OutputCommitment.decode(own, made.configuration, stamp(made, 0)).digest
     echo = OutputCommitment(stamp=stamp(made, 1), digest=digest).encode()
     share = made.zero.open(echo)
     raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))

@@ -27,7 +27,7 @@ def _write_bounds(writer: Writer, bounds: tuple[int, int] | None) -> None:
         writer.integer(bound + _SIGN, 8)
 
 
-def _read_bounds(reader: Reader) -> tuple[int, int] | None:
+def _read_bounds(reader: Reader, _: object) -> tuple[int, int] | None:
     if (tag := reader.integer(1)) > 1:
         raise MalformedMessage("a segment has bounds or has none", reason=Reason.NOT_CANONICAL)
     return (reader.integer(8) - _SIGN, reader.integer(8) - _SIGN) if tag else None

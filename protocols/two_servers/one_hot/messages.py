@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.fields import SERVER, Message, fixed
 from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.lanes.extension_field import Elements
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
@@ -79,12 +81,13 @@ class OneHotProof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneHotCommitment:
+class OneHotCommitment(Message):
     """What a server sends before it has seen any of the other server's values."""
 
-    server: ServerId
-    statement: bytes
-    digest: bytes
+    kind: ClassVar = MessageKind.ONE_HOT_COMMITMENT
+    server: Annotated[ServerId, SERVER]
+    statement: Annotated[bytes, fixed(DIGEST_BYTES)]
+    digest: Annotated[bytes, fixed(DIGEST_BYTES)]
 
     @classmethod
     def to(cls, server: ServerId, statement: bytes, opening: bytes) -> OneHotCommitment:
@@ -101,23 +104,6 @@ class OneHotCommitment:
     def encoded_bytes() -> int:
         """Return how many bytes ``encode`` gives."""
         return HEADER_BYTES + 1 + 2 * DIGEST_BYTES
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.ONE_HOT_COMMITMENT).integer(self.server.index, 1)
-        return writer.fixed(self.statement, DIGEST_BYTES).fixed(self.digest, DIGEST_BYTES).finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> OneHotCommitment:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
-        reader = Reader(message, MessageKind.ONE_HOT_COMMITMENT)
-        decoded = cls(server=_server(reader), statement=reader.fixed(DIGEST_BYTES), digest=reader.fixed(DIGEST_BYTES))
-        reader.finish()
-        return decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

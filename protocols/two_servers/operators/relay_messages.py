@@ -8,8 +8,10 @@ signed, so whoever alters it is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from secagg.errors import MalformedMessage, Reason
+from secagg.fields import FLAG, Message, listed, variable
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.server_messages import BATCH
 from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES, ROUND_BYTES, Upload
@@ -82,30 +84,11 @@ def decode_halves(message: bytes) -> tuple[bytes, bytes]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundOffers:
+class RoundOffers(Message):
     """Both servers' offers as server 0 shows them to a client, and whether it says that server 1 is simulated."""
 
-    is_simulated: bool
-    offers: tuple[bytes, bytes]
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.ROUND_OFFERS).integer(self.is_simulated, 1)
-        for offer in self.offers:
-            writer.variable(offer, _MAXIMUM_OFFER_BYTES)
-        return writer.finish()
-
-    @classmethod
-    def decode(cls, message: bytes) -> RoundOffers:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage: anything that ``encode`` would not have written.
-        """
-        reader = Reader(message, MessageKind.ROUND_OFFERS)
-        is_simulated = reader.integer(1)
-        if is_simulated not in (0, 1):
-            raise MalformedMessage("a second server is simulated or it is not", reason=Reason.NOT_CANONICAL)
-        offers = reader.variable(_MAXIMUM_OFFER_BYTES), reader.variable(_MAXIMUM_OFFER_BYTES)
-        reader.finish()
-        return cls(is_simulated=bool(is_simulated), offers=offers)
+    kind: ClassVar = MessageKind.ROUND_OFFERS
+    is_simulated: Annotated[bool, FLAG]
+    offers: Annotated[
+        tuple[bytes, bytes], listed(variable(_MAXIMUM_OFFER_BYTES), lambda _: range(2), "twice 4 + an offer")
+    ]

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from secagg.errors import InvalidParameters
-from secagg.protocols.enclave.attestation import EvidenceFormat, PinnedMeasurement, Policy, Verifier
-from secagg.protocols.enclave.verified_enclave import HardwareJudge
+from secagg.protocols.enclave import EvidenceFormat, HardwareJudge, PinnedMeasurement, Policy, Verifier
 
 
 def load_judge(path: Path) -> HardwareJudge:

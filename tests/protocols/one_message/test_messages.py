@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
-from secagg.fields import CLIENT, Field, Message, fixed, repeated, table_of, unsigned, variable
+from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, table_of, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
@@ -109,4 +109,4 @@ def test_values_that_their_field_cannot_hold(field: Field, value: object) -> Non
 def test_clients_are_eight_bytes(number: int) -> None:
     writer = Writer(1)
     CLIENT.write(writer, ClientId(number))
-    assert CLIENT.read(Reader(writer.finish(), 1)) == ClientId(number)
+    assert CLIENT.read(Reader(writer.finish(), 1), At(None, {})) == ClientId(number)

@@ -219,7 +219,7 @@ def offer(server: ServerId, **changes: Any) -> bytes:
     stamp = RoundStamp(context=made.context, round_number=changes.pop("round_number", 7), server=server)
     key = SETUP.signing_key_of(changes.pop("signed by", f"server {server.index}"))
     sealing_key: bytes = changes.pop("sealing_key", ROUND.servers[server.index].offer[48 : 48 + 32])
-    return ServerOffer.signed(stamp, sealing_key, key).encode(made)
+    return ServerOffer.signed(stamp, sealing_key, key).encode()
 
 
 @pytest.mark.parametrize("server", [ZERO, ONE])

@@ -1,0 +1,52 @@
+"""Each declared message has its table of bytes in the README of its protocol, as the declaration gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from secagg.fields import Placed, table_of
+from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, Receipt, SealedUpload
+from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
+from secagg.protocols.pairwise_mask.complaint import Complaint
+from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys
+from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
+from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, UnmaskingShares
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment
+from secagg.protocols.two_servers.operators.relay_messages import RoundOffers
+from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, ServerOffer
+
+DECLARED: dict[str, tuple[type[Placed], ...]] = {
+    "pairwise_mask": (
+        SessionConfiguration,
+        KeyAdvertisement,
+        AdvertisedKeys,
+        EncryptedShares,
+        DeliveredShares,
+        MaskedInput,
+        SurvivorSet,
+        SurvivorSignature,
+        UnmaskingRequest,
+        UnmaskingShares,
+        Complaint,
+    ),
+    "enclave": (EnclaveOffer, SealedUpload, Receipt, BufferRelease),
+    "two_servers": (IndexingConfiguration, ServerOffer, AcceptedList, OutputCommitment, OneHotCommitment, RoundOffers),
+}
+
+
+@pytest.mark.parametrize("protocol", DECLARED)
+def test_the_readme_has_the_table_of_every_message(protocol: str, repository: Path) -> None:
+    readme = repository / "protocols" / protocol / "README.md"
+    text, due = readme.read_text(encoding="utf-8"), section_of(DECLARED[protocol])
+    assert due in text, f"{readme} does not have the messages as they are declared; it should have\n{due}"
+
+
+def section_of(messages: tuple[type[Placed], ...]) -> str:
+    """Return the tables of some messages, as a README has them."""
+    return "\n".join(f"### {one.__name__} (kind {one.kind.value})\n\n{table_of(one)}" for one in messages)
