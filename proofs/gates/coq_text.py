@@ -1,0 +1,112 @@
+"""The sentences of a Coq file, as far as the gates need them: which are statements, and what they stand among."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from gates.report import require, text_of
+
+THEORIES = (
+    "masks",
+    "shamir",
+    "ring",
+    "dpf",
+    "one_hot",
+    "split",
+    "quorum",
+    "transcripts",
+    "one_sum",
+    "one_answer",
+    "bounded_updates",
+    "statements",
+)
+"""In the order of what requires what; the last one restates every theorem."""
+THEOREM = re.compile(r"^Theorem\s+(\w+)", re.MULTILINE)
+PROVED = re.compile(r"(?:Local |Global |#\[\w+\] )*(?:Theorem|Lemma|Corollary|Fact|Proposition|Remark|Goal)\b")
+ENDS = ("Qed", "Defined")
+BULLETS = re.compile(r"^[-+*{}\s]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One sentence; of a theorem or lemma the statement, without the proof."""
+
+    text: str
+    """With its spaces made single."""
+    shown: str
+    """As it is written."""
+    is_proved: bool
+
+    @property
+    def name(self) -> str:
+        """What it defines or states, if it does."""
+        found = re.match(r"(?:Local |Global |#\[\w+\] )*[A-Z]\w*\s+(\w+)", self.text)
+        return found[1] if found else ""
+
+
+def source_of(theory: str) -> str:
+    """Return the text of a theory."""
+    return text_of("coq", f"{theory}.v")
+
+
+def without_comments(source: str) -> str:
+    """Leave out comments, nested ones too; what stands in a string is none."""
+    kept, depth, place, in_string = list[str](), 0, 0, False
+    while place < len(source):
+        two, one = source[place : place + 2], source[place]
+        if one == '"':
+            in_string = not in_string
+        if not in_string and two == "(*":
+            depth, place = depth + 1, place + 2
+        elif not in_string and two == "*)" and depth:
+            depth, place = depth - 1, place + 2
+            kept.append(" ")
+        else:
+            if not depth:
+                kept.append(one)
+            place += 1
+    return "".join(kept)
+
+
+@cache
+def sentences(theory: str) -> tuple[Sentence, ...]:
+    """Cut a theory into sentences and leave the proofs out, in which nothing but tactics may stand."""
+    found, in_proof = list[Sentence](), False
+    for part in re.split(r"\.(?=\s|$)", without_comments(source_of(theory))):
+        text = " ".join(part.split())
+        if not text:
+            continue
+        if in_proof:
+            step = BULLETS.sub("", text)
+            in_proof = step not in ENDS
+            is_command = step[:1].isupper() or step.startswith("#[")
+            allowed = not is_command or step in ENDS or step.split()[0] == "Proof"
+            require(allowed, f"proofs/coq/{theory}.v has a command inside a proof, `{step}`: take it out")
+            continue
+        in_proof = PROVED.match(text) is not None
+        lines = (line.rstrip() for line in part.strip().splitlines())
+        shown = "\n".join(line for line in lines if line)
+        found.append(Sentence(text, f"{shown}.", in_proof))
+    require(not in_proof, f"proofs/coq/{theory}.v ends inside a proof")
+    return tuple(found)
+
+
+def theorems_of(theory: str) -> list[str]:
+    """Return the names of a theory's theorems."""
+    return THEOREM.findall(without_comments(source_of(theory)))
+
+
+def stated() -> list[str]:
+    """Return the names of the theorems that the last theory restates."""
+    return theorems_of(THEORIES[-1])
+
+
+def required_by(theory: str) -> set[str]:
+    """Return the theories that one requires, directly or through others."""
+    found = set[str]()
+    for words in re.findall(r"\bRequire\s+(?:Import\s+|Export\s+)?([\w\s]+?)\.(?=\s|$)", source_of(theory)):
+        for name in set(words.split()) & set(THEORIES):
+            found |= {name} | required_by(name)
+    return found

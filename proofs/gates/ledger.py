@@ -1,0 +1,27 @@
+"""The ledger's rows against the evidence that they name: every theorem and every case serves a claim."""
+
+from __future__ import annotations
+
+import tomllib
+
+from gates.coq_text import stated
+from gates.report import require, say, text_of
+from gates.reviewed import check_reviewed, claims
+
+
+def check_claims() -> None:
+    """Compare the ledger with the theorems and cases, and all that claims are about with what was reviewed."""
+    claimed = {theorem for claim in claims() for theorem in claim.get("theorems", ())}
+    differing = sorted(claimed ^ set(stated()))
+    require(not differing, f"claims and theorems differ in {differing}")
+    cases = tomllib.loads(text_of("model", "cases.toml"))
+    planted = {name: case["claim"] for name, case in cases.items() if "fault" in case}
+    served = {case: claim["id"] for claim in claims() for case in claim.get("cases", ())}
+    differing = sorted(served.keys() ^ cases.keys() - planted.keys())
+    require(not differing, f"claims.toml and the clean cases of model/cases.toml differ in {differing}")
+    idle = sorted(name for name, claim in planted.items() if claim not in served.values())
+    require(not idle, f"these are planted against a claim that names no clean case: {idle}")
+    unmet = sorted({*served.values()} - {*planted.values()})
+    require(not unmet, f"nothing is planted against {unmet}, so nobody knows that its cases look")
+    check_reviewed()
+    say(f"claims: {len(claims())}, over {len(claimed)} theorems and {len(served)} clean cases")

@@ -1,0 +1,163 @@
+"""Digests of all that the claims are about, as it was when they were last reviewed.
+
+One mechanism for the protocols, the schemes and the core below them, and for the proofs themselves: whatever changes
+turns the check red, and says which claims to read again.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gates.coq_text import THEORIES, required_by, theorems_of
+from gates.report import PROOFS, REPOSITORY, require, say
+
+REVIEWED = PROOFS / "reviewed.toml"
+PREFACE = "# Digests of the files that claims are about, as they were reviewed; `proofs/check renew` writes them."
+LINKED = ("compression", "protocols", "training")
+"""Rooms that lie beside the package and are linked into it."""
+EVIDENCE = {"coq": "theorems", "smt": "families", "model": "cases"}
+Claim = dict[str, Any]
+
+
+def claims() -> list[Claim]:
+    """Return the rows of the ledger."""
+    found: list[Claim] = tomllib.loads((PROOFS / "claims.toml").read_text(encoding="utf-8"))["claim"]
+    return found
+
+
+def check_reviewed() -> None:
+    """Compare every file with what was reviewed."""
+    require(REVIEWED.exists(), f"{REVIEWED.name} is gone; review the claims, then run `proofs/check renew`")
+    found, reviewed = digests(), tomllib.loads(REVIEWED.read_text(encoding="utf-8"))
+    differing = sorted(path for path in found.keys() | reviewed.keys() if found.get(path) != reviewed.get(path))
+    lines = [f"  {path}{'' if path in found else ' (gone)'}: {about(path)}" for path in differing]
+    shown = "\n".join(lines)
+    require(not differing, f"changed since its claims were reviewed:\n{shown}\nreview these, then `proofs/check renew`")
+    say(f"reviewed: {len(found)} files are what the {len(claims())} claims were reviewed with")
+
+
+def renew() -> None:
+    """Write the digests of the files as they are now; statements and cases keep their pins."""
+    lines = [f'"{path}" = "{digest}"' for path, digest in digests().items()]
+    REVIEWED.write_text("\n".join((PREFACE, *lines, "")), encoding="utf-8")
+    say(f"{len(lines)} digests written; commit them with the reason why the claims still hold")
+
+
+def digests() -> dict[str, str]:
+    """Return a digest of every file that counts, by its path."""
+    return {path: hashlib.sha256((REPOSITORY / path).read_bytes()).hexdigest()[:16] for path in sorted(_files())}
+
+
+def _files() -> set[str]:
+    """Return the protocols whole, what claims name, what both import from the core, and the proofs."""
+    named = {path for claim in claims() for code in claim["code"] for path in _modules_in(code)}
+    code = named | set(_modules_in("protocols"))
+    for path in tuple(code):
+        code |= imported_by(path)
+    evidence = {
+        file.relative_to(REPOSITORY).as_posix()
+        for file in PROOFS.glob("*/*")
+        if file.suffix in {".v", ".py", ".toml", ".pv"} and file.name != "ruff.toml"
+    }
+    return code | evidence | {"proofs/check"}
+
+
+def _modules_in(code: str) -> Iterator[str]:
+    place = REPOSITORY / code
+    for file in place.rglob("*.py") if place.is_dir() else (place,):
+        yield file.relative_to(REPOSITORY).as_posix()
+
+
+# --- Who imports what -------------------------------------------------------------------------------------------------
+
+
+@cache
+def imported_by(path: str) -> frozenset[str]:
+    """Return the modules of the library that a module imports, directly or through others."""
+    found, left = set[str](), [path]
+    while left:
+        for other in _imports(left.pop()) - found:
+            found.add(other)
+            left.append(other)
+    return frozenset(found - {path})
+
+
+@cache
+def _imports(path: str) -> frozenset[str]:
+    file, names = REPOSITORY / path, set[str]()
+    package = _name_of(path).rpartition(".")[0] if file.name != "__init__.py" else _name_of(path)
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            within = package if node.level else ""
+            base = ".".join(part for part in (within, node.module or "") if part)
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return frozenset(found for name in names if (found := _path_of(name)) and found != path)
+
+
+def _name_of(path: str) -> str:
+    parts = Path(path).with_suffix("").parts
+    parts = ("secagg", *parts) if parts[0] in LINKED else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _path_of(name: str) -> str | None:
+    """Return the file of a module, where it really lies; nothing if it is no module of the library."""
+    first, *rest = name.split(".")
+    if first != "secagg":
+        return None
+    place = Path(*rest) if rest and rest[0] in LINKED else Path(first, *rest)
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if (REPOSITORY / file).is_file():
+            return file.as_posix()
+    return None
+
+
+# --- What to read again -----------------------------------------------------------------------------------------------
+
+
+def about(path: str) -> str:
+    """Say which claims a changed file touches."""
+    folder, stem = Path(path).parent, Path(path).stem
+    if folder.parent.name == "proofs" or folder.name == "proofs":
+        return _about_evidence(folder.name, stem)
+    naming = _ids(claim for claim in claims() if any(_is_in(path, code) for code in claim["code"]))
+    if naming:
+        return f"named by {naming}"
+    using = _ids(claim for claim in claims() if any(path in imported_by(m) for c in claim["code"] for m in _there(c)))
+    room = "/".join(Path(path).parts[:2])
+    beside = _ids(claim for claim in claims() if any(_is_in(code, room) for code in claim["code"]))
+    return (
+        f"used by the code of {using}" if using else f"in the room of {beside}" if beside else "no claim names its room"
+    )
+
+
+def _about_evidence(folder: str, stem: str) -> str:
+    kind = EVIDENCE.get(folder)
+    if folder == "coq" and stem in THEORIES[:-1]:
+        resting = {stem, *(theory for theory in THEORIES[:-1] if stem in required_by(theory))}
+        theorems = {theorem for theory in resting for theorem in theorems_of(theory)}
+        return f"rests under {_ids(claim for claim in claims() if theorems & {*claim.get('theorems', ())})}"
+    if kind is None or stem == THEORIES[-1]:
+        return "a gate: read what it still notices, in README.md under `Weakenings`"
+    return f"evidence of {_ids(claim for claim in claims() if claim.get(kind))}"
+
+
+def _there(code: str) -> Iterator[str]:
+    return (path for path in _modules_in(code) if (REPOSITORY / path).exists())
+
+
+def _is_in(path: str, code: str) -> bool:
+    return path == code or path.startswith(f"{code}/")
+
+
+def _ids(found: Iterator[Claim]) -> str:
+    return re.sub(r", (?=[^,]*$)", " and ", ", ".join(str(claim["id"]) for claim in found))

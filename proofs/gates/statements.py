@@ -1,0 +1,144 @@
+"""What is claimed, pinned word by word: the statements, the sections that they stand in, and what they name.
+
+``coq/statements.v`` without its proofs, then every definition of a theory that a statement reaches by its name, each
+with the variables, hypotheses and notations of its section. ``proofs/check pin NAME ...`` takes over the named ones
+alone, and nothing else does: renewing digests leaves them as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from gates.coq_text import THEORIES, Sentence, required_by, sentences
+from gates.report import PROOFS, require, say
+
+PINNED = PROOFS / "coq" / "statements.pinned"
+HEADING = re.compile(r"^== (.*)$", re.MULTILINE)
+PREFACE = """What is claimed, word by word: statements.v without its proofs, then what its statements name.
+`proofs/check` compares it with the theories; `proofs/check pin NAME ...` takes over what was changed
+on purpose, one name after the other. Nothing else writes this file.
+"""
+CONTEXT = re.compile(
+    r"(?:Local |Global |#\[\w+\] )*(?:Variables?|Hypothes[ie]s|Context|Section|End|Module|Notation|Infix|Let|Import"
+    r"|Export|Open|Close|Arguments|Implicit|Coercion|Canonical|From|Require|Set|Unset|Bind|Delimit|Reserved)\b"
+)
+DEFINES = re.compile(
+    r"(?:Local |Global |#\[\w+\] )*(?:Definition|Fixpoint|CoFixpoint|Inductive|CoInductive|Record|Structure|Class"
+    r"|Variant|Function|Instance)\b"
+)
+WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def check_statements() -> None:
+    """Compare what is stated now with what is pinned."""
+    derived, pinned = blocks(), read()
+    changed = changes(pinned, derived)
+    require(not changed, f"{told(changed, pinned, derived)}review, then run `proofs/check pin NAME ...`")
+    theorems = sum(title.startswith("theorem ") for title in derived)
+    say(f"statements: {theorems} theorems and {len(derived) - theorems} contexts and definitions as pinned")
+
+
+def pin(names: list[str]) -> None:
+    """Take over the named statements as they are now, and show what stays different."""
+    derived, pinned = blocks(), read()
+    known = {title.rpartition(" ")[2]: title for title in (*pinned, *derived)}
+    strangers = sorted(set(names) - known.keys())
+    require(not strangers, f"nothing that is pinned or stated is called {strangers}")
+    taken = {known[name] for name in names}
+    kept = {
+        title: derived[title] if title in taken else pinned[title] for title in derived if title in {*pinned, *taken}
+    }
+    kept |= {title: text for title, text in pinned.items() if title not in derived and title not in taken}
+    body = "\n".join(f"== {title}\n{text}\n" for title, text in kept.items())
+    PINNED.write_text(f"{PREFACE}\n{body}", encoding="utf-8")
+    left = changes(kept, derived)
+    say(f"{len(taken)} statements pinned; commit them with the reason why they say what is meant")
+    require(not left, told(left, kept, derived) + "name these too, or put the theories right")
+
+
+def read() -> dict[str, str]:
+    """Return what is pinned, by title."""
+    if not PINNED.exists():
+        return {}
+    parts = HEADING.split(PINNED.read_text(encoding="utf-8"))[1:]
+    return {title: text.strip() for title, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def changes(pinned: dict[str, str], derived: dict[str, str]) -> list[str]:
+    """Return the titles that differ in more than spaces."""
+    before, after = ({title: text.split() for title, text in said.items()} for said in (pinned, derived))
+    return sorted(title for title in before.keys() | after.keys() if before.get(title) != after.get(title))
+
+
+def told(changed: list[str], pinned: dict[str, str], derived: dict[str, str]) -> str:
+    """Show what is stated now beside what was pinned."""
+    lines = [f"stated otherwise than pinned: {', '.join(title.rpartition(' ')[2] for title in changed)}"]
+    for title in changed:
+        before, after = pinned.get(title, "").splitlines(), derived.get(title, "").splitlines()
+        lines += difflib.unified_diff(before, after, f"{title}, pinned", f"{title}, now", lineterm="", n=1)
+    return "\n".join((*lines, ""))
+
+
+# --- What there is ----------------------------------------------------------------------------------------------------
+
+
+def blocks() -> dict[str, str]:
+    """Return every statement, context and definition, by a title whose last word is its name."""
+    found = dict[str, str]()
+    found |= _blocks(THEORIES[-1], None)
+    for theory, wanted in named().items():
+        found |= _blocks(theory, wanted)
+    return found
+
+
+def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
+    """Cut one theory into blocks: all of it, or the wanted definitions and what they stand among."""
+    found, contexts, since = dict[str, str](), 0, list[str]()
+    for sentence in sentences(theory) if wanted is None or wanted else ():
+        is_wanted = sentence.is_proved if wanted is None else _defines(sentence) and sentence.name in wanted
+        if not is_wanted:
+            if wanted is None or CONTEXT.match(sentence.text):
+                since.append(sentence.shown)
+            continue
+        if since:
+            contexts += 1
+            found[f"context {theory}.{contexts}"] = "\n".join(since)
+            since = []
+        kind = "theorem" if wanted is None else "definition"
+        full_name = sentence.name if wanted is None else f"{theory}.{sentence.name}"
+        found[f"{kind} {full_name}"] = sentence.shown
+    if since and wanted is None:
+        found[f"context {theory}.end"] = "\n".join(since)
+    return found
+
+
+def named() -> dict[str, set[str]]:
+    """Return the definitions that the statements reach, by theory."""
+    whole = {theory: sentences(theory) for theory in THEORIES[:-1]}
+    places = {theory: {s.name: at for at, s in enumerate(found) if _defines(s)} for theory, found in whole.items()}
+    reached = {theory: set[str]() for theory in whole}
+
+    def reach(theory: str, name: str, above: int) -> None:
+        place = places[theory].get(name, above)
+        if place >= above or name in reached[theory]:
+            return
+        reached[theory].add(name)
+        among = [s.text for s in whole[theory][:place] if CONTEXT.match(s.text)]
+        for word in WORD.findall(" ".join((whole[theory][place].text, *among))):
+            reach(theory, word, place)
+            for other in required_by(theory):
+                reach(other, word, len(whole[other]))
+
+    for sentence in sentences(THEORIES[-1]):
+        for theory, name in re.findall(r"\b(\w+)\.(\w+)\b", sentence.text):
+            if theory in places:
+                reach(theory, name, len(whole[theory]))
+    return reached
+
+
+def _defines(sentence: Sentence) -> bool:
+    if not DEFINES.match(sentence.text):
+        return False
+    require(":=" in sentence.text, f"`{sentence.text}` is defined by a proof; write the definition out")
+    return True

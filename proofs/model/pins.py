@@ -1,0 +1,88 @@
+"""What each case has to come out with: so many schedules at least, or a fault of a kind.
+
+``cases.toml`` has one line a case, which its author writes once: of a clean case how many schedules it has and how many
+of them reveal something, at least; of a planted defect which claim it is planted against, and the fault that is found,
+with ``#`` for each number. A search that lost most of its schedules, or that finds something else, is not expected.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PINNED = Path(__file__).with_name("cases.toml")
+_NAMES = re.compile(r"\[[^\]]*\]|\b\d+\w*(?: \d+\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a case came out with."""
+
+    name: str
+    schedules: int
+    revealing: int
+    fault: str | None
+    planted: bool
+    """Whether a fault has to be found."""
+
+    @property
+    def line(self) -> str:
+        """The line of this outcome."""
+        if self.fault:
+            return f'"{self.name}" = {{ claim = "?", fault = "{kind_of(self.fault)}" }}'
+        return f'"{self.name}" = {{ schedules = {self.schedules}, revealing = {self.revealing} }}'
+
+    def complaint(self) -> str:
+        """Return what is not as pinned, or nothing."""
+        pin = pinned().get(self.name)
+        if pin is None:
+            return f"not in cases.toml; add `{self.line}`"
+        if self.planted != ("fault" in pin):
+            return "planted, and pinned as clean" if self.planted else "clean, and pinned with a fault"
+        if self.planted:
+            found = kind_of(self.fault) if self.fault else "nothing"
+            return "" if found == pin["fault"] else f"found `{found}`, pinned is `{pin['fault']}`"
+        for what, number in (("schedules", self.schedules), ("revealing", self.revealing)):
+            if number < max(1, int(pin[what])):
+                return f"{what}: {number}, and {pin[what]} at least are pinned"
+        return "a fault" if self.fault else ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was seen in all; clean cases and planted defects apart."""
+
+    clean: int = 0
+    schedules: int = 0
+    planted: int = 0
+    spent: int = 0
+    """In how many schedules the planted defects were found."""
+    wrong: int = 0
+
+    def judged(self, outcome: Outcome) -> str:
+        """Count a case, and return what is to be said if it is not as pinned."""
+        if outcome.planted:
+            self.planted, self.spent = self.planted + bool(outcome.fault), self.spent + outcome.schedules
+        else:
+            self.clean, self.schedules = self.clean + (not outcome.fault), self.schedules + outcome.schedules
+        complaint = outcome.complaint()
+        self.wrong += bool(complaint)
+        return f"  NOT EXPECTED: {complaint}" if complaint else ""
+
+    def __str__(self) -> str:
+        searched = f"{self.clean} clean cases searched in {self.schedules:,} schedules and states"
+        return f"{searched}, {self.planted} planted defects found in {self.spent:,} more"
+
+
+def kind_of(fault: str) -> str:
+    """Return a fault without the clients and numbers that it names."""
+    return _NAMES.sub("#", fault)
+
+
+@cache
+def pinned() -> dict[str, dict[str, str | int]]:
+    """Return the line of each case."""
+    return tomllib.loads(PINNED.read_text(encoding="utf-8"))
