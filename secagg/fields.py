@@ -110,16 +110,6 @@ def sized(size: Sizing, row: str) -> Field:
     )
 
 
-def shown(size: Sizing, row: str) -> Field:
-    """Return the same without a copy, for a long field: what is read keeps the message alive."""
-    return Field(lambda writer, value: writer.borrowed(value), lambda reader, at: reader.view(size(at)), row)
-
-
-def rest(row: str) -> Field:
-    """Return the bytes at the end of a message, which another encoding takes apart."""
-    return Field(lambda writer, value: writer.borrowed(value), lambda reader, _: bytes(reader.rest()), row)
-
-
 def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field:
     """Return a tuple of fields, one for each thing in the message's place; each is read in that of its thing."""
 
@@ -152,24 +142,38 @@ def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
     return Field(lambda writer, value: writer.integer(members.index(value), 1), read, row)
 
 
-def repeated(item: Field, limit: int, most: Sizing | None = None) -> Field:
-    """Return a tuple of fields of one kind, behind their number in 4 bytes; its place may have a closer limit."""
+def numbered(members: type[IntEnum]) -> Field:
+    """Return one of an enumeration, by the number that it has there."""
+
+    def read(reader: Reader, _: object) -> IntEnum:
+        number = reader.integer(1)
+        try:
+            return members(number)
+        except ValueError:
+            raise MalformedMessage(f"{number} is no {members.__name__}", reason=Reason.NOT_CANONICAL) from None
+
+    row = "1: " + ", ".join(f"{member.value} {member.name.lower()}" for member in members)
+    return Field(lambda writer, value: writer.integer(value, 1), read, row)
+
+
+def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4) -> Field:
+    """Return a tuple of fields of one kind, behind their number; its place may have a closer limit."""
 
     def write(writer: Writer, value: Sequence[Any]) -> None:
         if len(value) > limit:
             raise InvalidParameters(f"a field of at most {limit} items was given {len(value)}")
-        writer.integer(len(value), 4)
+        writer.integer(len(value), size)
         for each in value:
             item.write(writer, each)
 
     def read(reader: Reader, at: At) -> tuple[Any, ...]:
         closer = most(at) if most else limit
-        if (count := reader.integer(4)) > closer:
+        if (count := reader.integer(size)) > closer:
             sentence = f"a field declares {count} items and {closer} is the limit"
             raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
         return tuple(item.read(reader, at) for _ in range(count))
 
-    return Field(write, read, f"4 + at most {limit:,} times {item.row}")
+    return Field(write, read, f"{size} + at most {limit:,} times {item.row}")
 
 
 def encoded(declared: Declared, limit: int) -> Field:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from secagg.fields import Placed, table_of
-from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, Receipt, SealedUpload
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.complaint import Complaint
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
@@ -35,7 +34,6 @@ DECLARED: dict[str, tuple[type[Placed], ...]] = {
         UnmaskingShares,
         Complaint,
     ),
-    "enclave": (EnclaveOffer, SealedUpload, Receipt, BufferRelease),
     "two_servers": (IndexingConfiguration, ServerOffer, AcceptedList, OutputCommitment, OneHotCommitment, RoundOffers),
 }
 

@@ -19,7 +19,7 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 """Five of its files are the rounds of the cited protocol."""
 
 BUDGETS = {
-    "secagg/*.py": 860,
+    "secagg/*.py": 975,
     "secagg/crypto": 2_420,
     "secagg/contract": 880,
     "secagg/privacy": 1_300,
@@ -156,7 +156,7 @@ def check_no_waiting(root: Path) -> None:
 
 
 def check_trusted_part(root: Path) -> None:
-    core = ("errors", "identifiers", "wire", "parameters", "crypto", "contract", "privacy", "session")
+    core = ("errors", "identifiers", "wire", "fields", "parameters", "crypto", "contract", "privacy", "session")
     allowed = ("secagg.protocols.enclave.trusted", *(f"secagg.{room}" for room in core))
     report(
         f"{module.file.relative_to(root)}: the trusted part must not import {use.name}"

@@ -10,61 +10,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .attestation import EvidenceFormat, PinnedMeasurement, Policy, Verifier
-    from .budget import epsilon_of
-    from .floors import EnclaveFloors
-    from .ledger import SealLedger
-    from .remote_enclave import RemoteEnclave
-    from .session import EnclaveHelpers, EnclaveMember, EnclaveServerSession, EnclaveSettings, open_session
-    from .trusted.__main__ import serve_simulated
-    from .unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
-    from .verified_enclave import HardwareJudge, Judge, Judgement
+    from .attestation import EvidenceFormat as EvidenceFormat
+    from .attestation import PinnedMeasurement as PinnedMeasurement
+    from .attestation import Policy as Policy
+    from .attestation import Verifier as Verifier
+    from .budget import epsilon_of as epsilon_of
+    from .floors import EnclaveFloors as EnclaveFloors
+    from .ledger import SealLedger as SealLedger
+    from .remote_enclave import RemoteEnclave as RemoteEnclave
+    from .session import EnclaveHelpers as EnclaveHelpers
+    from .session import EnclaveMember as EnclaveMember
+    from .session import EnclaveServerSession as EnclaveServerSession
+    from .session import EnclaveSettings as EnclaveSettings
+    from .session import open_session as open_session
+    from .trusted.__main__ import serve_simulated as serve_simulated
+    from .unattested import SimulatedEnclave as SimulatedEnclave
+    from .unattested import SimulatedEvidence as SimulatedEvidence
+    from .unattested import SimulatedJudge as SimulatedJudge
+    from .verified_enclave import HardwareJudge as HardwareJudge
+    from .verified_enclave import Judge as Judge
+    from .verified_enclave import Judgement as Judgement
 
-_MODULES = {
-    "EnclaveFloors": "floors",
-    "EnclaveHelpers": "session",
-    "EnclaveMember": "session",
-    "EnclaveServerSession": "session",
-    "EnclaveSettings": "session",
-    "EvidenceFormat": "attestation",
-    "HardwareJudge": "verified_enclave",
-    "Judge": "verified_enclave",
-    "Judgement": "verified_enclave",
-    "PinnedMeasurement": "attestation",
-    "Policy": "attestation",
-    "RemoteEnclave": "remote_enclave",
-    "SealLedger": "ledger",
-    "SimulatedEnclave": "unattested",
-    "SimulatedEvidence": "unattested",
-    "SimulatedJudge": "unattested",
-    "Verifier": "attestation",
-    "epsilon_of": "budget",
-    "open_session": "session",
-    "serve_simulated": "trusted.__main__",
+_NAMES = {
+    "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
+    "budget": "epsilon_of",
+    "floors": "EnclaveFloors",
+    "ledger": "SealLedger",
+    "remote_enclave": "RemoteEnclave",
+    "session": "EnclaveHelpers EnclaveMember EnclaveServerSession EnclaveSettings open_session",
+    "trusted.__main__": "serve_simulated",
+    "unattested": "SimulatedEnclave SimulatedEvidence SimulatedJudge",
+    "verified_enclave": "HardwareJudge Judge Judgement",
 }
-
-__all__ = [
-    "EnclaveFloors",
-    "EnclaveHelpers",
-    "EnclaveMember",
-    "EnclaveServerSession",
-    "EnclaveSettings",
-    "EvidenceFormat",
-    "HardwareJudge",
-    "Judge",
-    "Judgement",
-    "PinnedMeasurement",
-    "Policy",
-    "RemoteEnclave",
-    "SealLedger",
-    "SimulatedEnclave",
-    "SimulatedEvidence",
-    "SimulatedJudge",
-    "Verifier",
-    "epsilon_of",
-    "open_session",
-    "serve_simulated",
-]
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:

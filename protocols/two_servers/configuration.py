@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Final
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
-from secagg.fields import Field, Message, choice, encoded, fixed, listed, repeated, unsigned, variable
+from secagg.fields import Field, Message, choice, encoded, fixed, listed, numbered, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
@@ -83,7 +83,7 @@ class IndexingConfiguration(Message):
     server_keys: Annotated[tuple[bytes, bytes], listed(fixed(IDENTITY_KEY_BYTES), lambda _: range(SERVERS), "32, 32")]
     """The public keys with which the servers sign."""
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
-    mode: Annotated[SharingMode, choice(tuple(SharingMode))] = SharingMode.CHECKED_POINT_FUNCTIONS
+    mode: Annotated[SharingMode, numbered(SharingMode)] = SharingMode.CHECKED_POINT_FUNCTIONS
     depth: Annotated[int | None, _DEPTH] = None
     """The depth of all point functions; by default that which makes the shortest upload, for each segment."""
     minimum_cohort: Annotated[int, unsigned(4)]
@@ -91,7 +91,7 @@ class IndexingConfiguration(Message):
     maximum_cohort: Annotated[int, unsigned(4)]
     maximum_rejections: Annotated[int, unsigned(4)]
     """How many uploads may fail the check before the servers give the round up."""
-    weights: Annotated[tuple[int, ...], repeated(unsigned(4), _MAXIMUM_WEIGHTS)] = (1,)
+    weights: Annotated[tuple[int, ...], repeated(unsigned(4), _MAXIMUM_WEIGHTS, size=1)] = (1,)
     """What a client may weigh; weights are public."""
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""

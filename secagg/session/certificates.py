@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, require_secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
-from secagg.fields import CLIENT, fixed
 from secagg.identifiers import ClientId, Party
 
 IDENTITY_KEY_BYTES: Final = 32
@@ -72,9 +71,9 @@ class SigningKey(Confined):
 class Certificate:
     """An authority's word that a key belongs to a client."""
 
-    client: Annotated[ClientId, CLIENT]
-    public_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
-    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+    client: ClientId
+    public_key: bytes
+    signature: bytes
 
     def __post_init__(self) -> None:
         if type(self.client) is not ClientId or type(self.public_key) is not bytes or type(self.signature) is not bytes:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Final
+from typing import Final
 
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.errors import Misuse
-from secagg.fields import CONTEXT, Message, Placed, encoded, fixed, nested, rest, shown, sized, unsigned, variable
-from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext
+from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
-from secagg.wire import HEADER_BYTES, MessageKind
+from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 from .configuration import EnclaveConfiguration
 
@@ -34,16 +33,15 @@ MOST_SEALED_INDICES: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnclaveOffer(Message):
+class EnclaveOffer:
     """What an enclave says of itself, for its evidence to vouch for."""
 
-    kind: ClassVar = MessageKind.ENCLAVE_OFFER
-    context: Annotated[AttemptContext, CONTEXT]
+    context: AttemptContext
     """The digest of its configuration (T0)."""
-    epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
+    epoch: bytes
     """32 random bytes that its keys live and die with."""
-    sealing_key: Annotated[bytes, variable(_MAXIMUM_KEY_BYTES)]
-    receipt_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    sealing_key: bytes
+    receipt_key: bytes
 
     @property
     def binding(self) -> bytes:
@@ -59,13 +57,37 @@ class EnclaveOffer(Message):
             raise Misuse(f"a nonce has {NONCE_BYTES} bytes; draw it at random, once for each request")
         return hashlib.sha512(bind(Label.ENCLAVE_FRESH_BINDING, self.binding, nonce)).digest()
 
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.ENCLAVE_OFFER).fixed(self.context.digest, CONTEXT_BYTES)
+        writer.fixed(self.epoch, EPOCH_BYTES).variable(self.sealing_key, _MAXIMUM_KEY_BYTES)
+        return writer.fixed(self.receipt_key, IDENTITY_KEY_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> EnclaveOffer:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.ENCLAVE_OFFER)
+        context, epoch = AttemptContext(reader.fixed(CONTEXT_BYTES)), reader.fixed(EPOCH_BYTES)
+        offer = cls(
+            context=context,
+            epoch=epoch,
+            sealing_key=reader.variable(_MAXIMUM_KEY_BYTES),
+            receipt_key=reader.fixed(IDENTITY_KEY_BYTES),
+        )
+        reader.finish()
+        return offer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStamp:
     """Which model an update was trained from: its number, and its digest as the client has it."""
 
-    version: Annotated[int, unsigned(8)]
-    digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    version: int
+    digest: bytes
 
     def __post_init__(self) -> None:
         if type(self.version) is not int or not 0 <= self.version < 1 << 64:
@@ -78,11 +100,11 @@ class ModelStamp:
 class UploadHeader:
     """What an upload is, for whom and from whom: all that is in the clear, and bound to all that is not."""
 
-    epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
-    upload_id: Annotated[bytes, fixed(UPLOAD_ID_BYTES)]
-    certificate: Annotated[Certificate, nested(Certificate)]
-    model: Annotated[ModelStamp, nested(ModelStamp)]
-    vector_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    epoch: bytes
+    upload_id: bytes
+    certificate: Certificate
+    model: ModelStamp
+    vector_digest: bytes
     """The client's commitment to its masked vector, which the host compares; the enclave never sees the vector."""
 
     def digest(self, context: AttemptContext) -> bytes:
@@ -102,17 +124,14 @@ class UploadHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedUpload(Placed):
+class SealedUpload:
     """The part of an upload that the enclave takes; the masked vector stays with the host."""
 
-    kind: ClassVar = MessageKind.SEALED_UPLOAD
-    header: Annotated[UploadHeader, nested(UploadHeader)]
-    sealed_seed: Annotated[bytes, sized(lambda at: sealed_secret_bytes(at.place), "what is sealed, and its tag")]
+    header: UploadHeader
+    sealed_seed: bytes
     """What the client seals with HPKE: a seed, or the packed indices themselves; then its weight."""
-    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
-    sealed_indices: Annotated[
-        memoryview | bytes, shown(lambda at: sealed_indices_bytes(at.place), "packed indices, and a tag")
-    ] = field(repr=False)
+    signature: bytes = bytes(SIGNATURE_BYTES)
+    sealed_indices: memoryview | bytes = field(repr=False)
     """The packed indices under AES-256-GCM; nothing where the layout has none, or they are sealed with HPKE."""
 
     def signed_parts(self, context: AttemptContext) -> tuple[bytes, bytes]:
@@ -125,7 +144,17 @@ class SealedUpload(Placed):
 
     def pieces(self) -> tuple[bytes, bytes | memoryview]:
         """Return the canonical encoding in two pieces, so that indices are not copied to be sent."""
-        return replace(self, sealed_indices=b"").encode(), self.sealed_indices
+        header, certificate = self.header, self.header.certificate
+        writer = Writer(MessageKind.SEALED_UPLOAD).fixed(header.epoch, EPOCH_BYTES)
+        writer.fixed(header.upload_id, UPLOAD_ID_BYTES).fixed(certificate.client.encode(), CLIENT_ID_BYTES)
+        writer.fixed(certificate.public_key, IDENTITY_KEY_BYTES).fixed(certificate.signature, SIGNATURE_BYTES)
+        writer.integer(header.model.version, 8).fixed(header.model.digest, DIGEST_BYTES)
+        writer.fixed(header.vector_digest, DIGEST_BYTES).fixed(self.sealed_seed, len(self.sealed_seed))
+        return writer.fixed(self.signature, SIGNATURE_BYTES).finish(), self.sealed_indices
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        return b"".join(self.pieces())
 
     @classmethod
     def decode(cls, message: bytes, configuration: EnclaveConfiguration) -> SealedUpload:
@@ -134,7 +163,26 @@ class SealedUpload(Placed):
         Raises:
             MalformedMessage: anything that ``encode`` would not have written.
         """
-        return cls.read_in(configuration, message)
+        reader = Reader(message, MessageKind.SEALED_UPLOAD)
+        epoch, upload_id = reader.fixed(EPOCH_BYTES), reader.fixed(UPLOAD_ID_BYTES)
+        certificate = Certificate(
+            ClientId(reader.integer(CLIENT_ID_BYTES)), reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES)
+        )
+        header = UploadHeader(
+            epoch=epoch,
+            upload_id=upload_id,
+            certificate=certificate,
+            model=ModelStamp(version=reader.integer(8), digest=reader.fixed(DIGEST_BYTES)),
+            vector_digest=reader.fixed(DIGEST_BYTES),
+        )
+        upload = cls(
+            header=header,
+            sealed_seed=reader.fixed(sealed_secret_bytes(configuration)),
+            signature=reader.fixed(SIGNATURE_BYTES),
+            sealed_indices=reader.view(sealed_indices_bytes(configuration)),
+        )
+        reader.finish()
+        return upload
 
 
 def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
@@ -170,23 +218,21 @@ def _packed_bytes(configuration: EnclaveConfiguration) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt(Message):
+class Receipt:
     """What an enclave released, signed by it: once for each buffer."""
 
-    kind: ClassVar = MessageKind.RELEASE_RECEIPT
-    context: Annotated[AttemptContext, CONTEXT]
-    epoch: Annotated[bytes, fixed(EPOCH_BYTES)]
-    buffer: Annotated[int, unsigned(8)]
+    context: AttemptContext
+    epoch: bytes
+    buffer: int
     """The number of the model that the buffer made updates for."""
-    uploads_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    uploads_digest: bytes
     """Of the sorted ids of the uploads; a client can see whether its own is among those that a host publishes."""
-    contributors: Annotated[int, unsigned(8)]
-    total_weight: Annotated[int, unsigned(8)]
-    releases: Annotated[int, unsigned(8)]
+    contributors: int
+    total_weight: int
+    releases: int
     """How many releases the epoch has made, with this one."""
-    released_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = b""
-    """``VerifiedEnclave.verify_receipt`` says whether it is true."""
+    released_digest: bytes
+    signature: bytes = b""
 
     def signed_parts(self) -> tuple[bytes, ...]:
         """Return what the enclave signs."""
@@ -198,6 +244,35 @@ class Receipt(Message):
         """Return the receipt with the enclave's signature."""
         return replace(self, signature=signing_key.sign(Label.ENCLAVE_RECEIPT, *self.signed_parts()))
 
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.RELEASE_RECEIPT).fixed(self.context.digest, CONTEXT_BYTES)
+        writer.fixed(self.epoch, EPOCH_BYTES).integer(self.buffer, 8).fixed(self.uploads_digest, DIGEST_BYTES)
+        writer.integer(self.contributors, 8).integer(self.total_weight, 8).integer(self.releases, 8)
+        return writer.fixed(self.released_digest, DIGEST_BYTES).fixed(self.signature, SIGNATURE_BYTES).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Receipt:
+        """Read the canonical encoding back; ``VerifiedEnclave.verify_receipt`` says whether it is true.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.RELEASE_RECEIPT)
+        receipt = cls(
+            context=AttemptContext(reader.fixed(CONTEXT_BYTES)),
+            epoch=reader.fixed(EPOCH_BYTES),
+            buffer=reader.integer(8),
+            uploads_digest=reader.fixed(DIGEST_BYTES),
+            contributors=reader.integer(8),
+            total_weight=reader.integer(8),
+            releases=reader.integer(8),
+            released_digest=reader.fixed(DIGEST_BYTES),
+            signature=reader.fixed(SIGNATURE_BYTES),
+        )
+        reader.finish()
+        return receipt
+
 
 def uploads_digest(upload_ids: list[bytes]) -> bytes:
     """Return the digest of a set of uploads that a receipt holds."""
@@ -205,14 +280,29 @@ def uploads_digest(upload_ids: list[bytes]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BufferRelease(Message):
+class BufferRelease:
     """What leaves the enclave for one buffer.
 
     A ring segment of the aggregate is the weighted sum of the masks, less the noise, for the host to take from its sum
     of masked vectors. The others are what the enclave decoded or counted, with their noise.
     """
 
-    kind: ClassVar = MessageKind.BUFFER_RELEASE
-    receipt: Annotated[Receipt, encoded(Receipt, _MAXIMUM_RECEIPT_BYTES)]
-    aggregate: Annotated[bytes, rest("the aggregate in its released layout")] = field(repr=False)
+    receipt: Receipt
+    aggregate: bytes = field(repr=False)
     """Encoded, as the receipt's digest has it."""
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.BUFFER_RELEASE).variable(self.receipt.encode(), _MAXIMUM_RECEIPT_BYTES)
+        return writer.borrowed(self.aggregate).finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> BufferRelease:
+        """Read the canonical encoding back; the aggregate is decoded with the configuration's released layout.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.BUFFER_RELEASE)
+        receipt = Receipt.decode(reader.variable(_MAXIMUM_RECEIPT_BYTES))
+        return cls(receipt=receipt, aggregate=bytes(reader.rest()))

@@ -178,7 +178,7 @@ def test_it_stays_small_and_the_document_says_how_small(repository: Path) -> Non
     assert own <= MOST_OWN_LINES, f"{own} lines; {sizes}"
     assert around <= MOST_LINES_AROUND, f"{around} lines; {sizes}"
     assert core <= MOST_CORE_LINES, f"{core} lines; {sizes}"
-    assert sum(sizes[module] for module in PACKAGES) < 90
+    assert sum(sizes[module] for module in PACKAGES) < 120
     document = " ".join((repository / "protocols/enclave/README.md").read_text().split())
     form = r"about ([\d,]+) lines of code of its own, ([\d,]+) of the process around it, on ([\d,]+) of the core"
     found_said = re.search(form, document)
