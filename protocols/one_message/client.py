@@ -107,7 +107,8 @@ class Client(Confined):
         certificate, parameters = self._certificate, agreement.parameters
         identity = b"" if certificate is None else certificate.public_key + certificate.signature
         header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(coins))
-        one = Ring(parameters.segments[parameters.inputs - 1].ring_bits).from_integers([1])
+        counts = parameters.segments[parameters.inputs - 1]
+        one = Ring(counts.ring_bits).from_integers([1, *[0] * (counts.length - 1)])
         with Secret.random("mask seed", _SEED_BYTES, coins) as seed:
             vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, one], seed, weight)
         contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]
