@@ -17,6 +17,7 @@ from secagg.protocols.one_message.journal import Entry, Event, HolderSecret
 from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.protocols.one_message.messages import (
     MESSAGES,
+    NoHolder,
     Upload,
 )
 from secagg.protocols.one_message.parameters import ThresholdRule
@@ -47,12 +48,13 @@ def sent() -> dict[type[Message], bytes]:
     late.receive_upload(client, world.stored_upload(client))
     for message in (*more, late.deliver()[0]):
         found[by_kind[message_kind(message)]] = message
+    found[NoHolder] = world.client(client).holds_nothing(world.record)
     found[Entry] = Entry(event=Event.LISTED, parts=(b"a list", b"a reply")).encode()
     found[HolderSecret] = HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32).encode()
     return found
 
 
-KINDS = (*MESSAGES, Offer, EpochRecord, HolderKeys, *STORED)
+KINDS = (*MESSAGES, NoHolder, Offer, EpochRecord, HolderKeys, *STORED)
 
 
 @pytest.mark.parametrize("declared", KINDS)
