@@ -109,7 +109,7 @@ def planned(**changes: Any) -> Edit:
 
 
 def _planned(offer: Offer, **changes: Any) -> Offer:
-    parameters = replace(offer.configuration.parameters, **changes)
+    parameters = replace(offer.configuration.parameters, **changes).with_witnesses()
     return replace(offer, configuration=replace(offer.configuration, parameters=parameters))
 
 
