@@ -32,6 +32,8 @@ from .rounding import Rounding, agrees, remove_bias
 
 POLYNOMIALS_AT_ONCE: Final = 16
 """Few enough that a block of transforms stays in a second-level cache."""
+MOST_KEPT_BYTES: Final = 1 << 26
+"""Transforms of public polynomials are kept up to so many bytes."""
 LEAST_ENERGY: Final = 1.5
 _FAILURE_BITS = 40
 _BLOCK_BYTES = 16
@@ -89,10 +91,12 @@ class EpochRing:
         self._limb_bits = ring_products.limb_bits(parameters.modulus_bits)
         self._sum_limb_bits = ring_products.sum_limb_bits(parameters.degree, parameters.modulus_bits)
         self._prepared: ring_products.Spectrum | None = None
+        self._is_new = True
 
     def prepare(self) -> None:
-        """Keep the transforms of all public polynomials, 8 bytes a limb of a coefficient, for many uploads."""
-        if self._prepared is None:
+        """Keep the transforms of all public polynomials, 8 bytes a limb of a coefficient, if they are not too long."""
+        size = 8 * self._limbs * self.parameters.polynomials * self.parameters.degree
+        if self._prepared is None and size <= MOST_KEPT_BYTES:
             self._prepared = np.concatenate([self._transform(*block) for block in self._blocks()])
 
     def accumulator(self) -> Accumulator:
@@ -113,6 +117,10 @@ class EpochRing:
         """
         if len(coins_seed) != SEED_BYTES:
             raise InvalidParameters(f"the seed of an upload is {SEED_BYTES} bytes; got {len(coins_seed)}")
+        # An epoch has many rounds: who masks a second time will do so again.
+        if not self._is_new:
+            self.prepare()
+        self._is_new = False
         words = pack(self.parameters, vectors, weight)
         try:
             with (
