@@ -27,7 +27,7 @@ from .coefficients import add_shifted, center, field_of, round_off, subtract_wid
 from .estimator import SIGMA
 from .gaussian import Sampler, SmallVector
 from .packing import Word, lowest_bit, pack, unpack
-from .planes import Accumulator, Plane, empty_planes, encode_planes, write_planes
+from .planes import Accumulator, UploadPlanes
 from .rounding import Rounding, agrees, remove_bias
 
 POLYNOMIALS_AT_ONCE: Final = 16
@@ -138,7 +138,7 @@ class EpochRing:
 
     def _masked(self, words: list[Word], secret: SmallVector, noise: Sampler) -> bytes:
         """Mask, round and write coefficients in place; check words wait for what rounding makes of their values."""
-        parameters, planes = self.parameters, [empty_planes(run) for run in self.parameters.runs]
+        parameters, planes = self.parameters, UploadPlanes(self.parameters)
         spectrum = ring_products.spectra(secret)
         rounding = Rounding(parameters, self._seed, words[0])
         for first, count in self._blocks():
@@ -153,15 +153,15 @@ class EpochRing:
         spectrum[:] = 0
         rounding.add_check_words(words)
         self._write(words, rounding.end, parameters.coefficients, planes)
-        return b"".join(encode_planes(run, some) for run, some in zip(parameters.runs, planes, strict=True))
+        return planes.encode()
 
-    def _write(self, words: Sequence[Word], start: int, end: int, planes: Sequence[Sequence[Plane]]) -> None:
+    def _write(self, words: Sequence[Word], start: int, end: int, planes: UploadPlanes) -> None:
         """Round coefficients and write them into the planes of their runs."""
-        for run, some in zip(self.parameters.runs, planes, strict=True):
+        for number, run in enumerate(self.parameters.runs):
             low, high = max(start, run.first), min(end, run.end)
             if low < high:
                 part = [word[low:high] for word in words]
-                write_planes(run, round_off(part, run.dropped), low - run.first, some)
+                planes.write(number, round_off(part, run.dropped), low - run.first, run.plane_bits)
 
     # --- The server --------------------------------------------------------------------------------------------------
 
