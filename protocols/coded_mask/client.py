@@ -154,10 +154,14 @@ class Client(Confined):
 
 
 def _elements(configuration: Configuration, payload: Payload, weight: int) -> Vector:
-    """Return the weighted values, each as limbs of which the lowest stand first, and the weight."""
+    """Return the weighted values off zero, each as limbs of which the lowest stand first, and the weight.
+
+    The server sees sums of limbs. Without the offset they would say how many values of a place are below zero.
+    """
     parts, bits = list[Vector](), configuration.limb_bits
     for (segment, count), values in zip(configuration.limbs, payload.values, strict=True):
-        scaled = values.astype(np.uint64) * np.uint64(weight) & np.uint64(low_bits(segment.modulus_bits))
+        scaled = values.astype(np.uint64) * np.uint64(weight) + np.uint64(configuration.offset(segment, count))
+        scaled &= np.uint64(low_bits(segment.modulus_bits))
         parts += [
             (scaled >> np.uint64(bits * limb) & np.uint64(low_bits(bits))).astype(np.int64) for limb in range(count)
         ]

@@ -85,6 +85,11 @@ class Configuration(Message):
         rings = self.layout.require_rings()
         return tuple((segment, -(-segment.modulus_bits // self.limb_bits)) for segment in rings)
 
+    def offset(self, segment: RingSegment, limbs: int) -> int:
+        """Return what is added to each value: half of every limb, so that small ones of either sign carry nowhere."""
+        middles = sum(1 << (self.limb_bits * limb - 1) for limb in range(1, limbs))
+        return middles + (1 << (segment.modulus_bits - 1))
+
     @property
     def length(self) -> int:
         """How many elements one client masks: those of its values, and its weight."""

@@ -170,7 +170,8 @@ class Server(Confined):
             )
         self.state, start, vectors = State.DONE, 0, list[RingVector]()
         for segment, limbs in configuration.limbs:
-            total = np.zeros(segment.length, np.uint64)
+            added = count * configuration.offset(segment, limbs)
+            total = np.full(segment.length, -added & low_bits(64), np.uint64)
             for limb in range(limbs):
                 part = values[start : start + segment.length].astype(np.uint64)
                 total += part << np.uint64(configuration.limb_bits * limb)

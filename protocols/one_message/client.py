@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 
@@ -19,11 +20,12 @@ from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.roles import LateUpdate, Subject
 
 from .configuration import Agreement, Offer, SumTerms, noise_of
-from .epoch import draw_nonce
+from .epoch import EpochRecord, draw_nonce
 from .floors import Floors
 from .lattice.masks import EpochRing
 from .ledger import Ledger
 from .messages import (
+    NoHolder,
     Upload,
     UploadHeader,
     challenge_of,
@@ -103,11 +105,22 @@ class Client(Confined):
         self._ledger.keep(offer, message)
         return message
 
+    def holds_nothing(self, record: EpochRecord) -> bytes:
+        """Return what this client answers to the record of a committee that it is not on."""
+        said = NoHolder(record=record.context.digest, client=self.client, identity=self._identity)
+        signature = record.sign(self._signing_key, Label.ONE_MESSAGE_NO_HOLDER, *said.parts)
+        return replace(said, signature=signature).encode()
+
+    @property
+    def _identity(self) -> bytes:
+        certificate = self._certificate
+        return b"" if certificate is None else certificate.public_key + certificate.signature
+
     def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int, coins: Coins) -> bytes:
-        certificate, parameters = self._certificate, agreement.parameters
-        identity = b"" if certificate is None else certificate.public_key + certificate.signature
-        header = UploadHeader(client=self.client, identity=identity, terms=terms, nonce=draw_nonce(coins))
-        one = Ring(parameters.segments[parameters.inputs - 1].ring_bits).from_integers([1])
+        parameters = agreement.parameters
+        header = UploadHeader(client=self.client, identity=self._identity, terms=terms, nonce=draw_nonce(coins))
+        counts = parameters.segments[parameters.inputs - 1]
+        one = Ring(counts.ring_bits).from_integers([1, *[0] * (counts.length - 1)])
         with Secret.random("mask seed", _SEED_BYTES, coins) as seed:
             vector, secret = epoch_ring(parameters, agreement.epoch.seed).mask([*payload.values, one], seed, weight)
         contexts = [share_context(agreement, header, position) for position in range(agreement.epoch.count)]

@@ -76,7 +76,7 @@ class Configuration:
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
-    """Of the layout's segments, of one value more, the weight, and of the check words of segments with fine bits."""
+    """Of the layout's segments, of one more, the weight and zeros, and of the check words of segments with fine bits."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
     """How many clients are assumed to be corrupted, counted absolutely."""
@@ -90,8 +90,8 @@ class Configuration:
         for is_wrong, sentence in (
             (not self.task, "a task has a name"),
             (
-                segments != (*due, (1, weight_bits(parameters.capacity_weight), 0)),
-                "the parameters are made for another layout and its weight",
+                segments != (*due, (1 + parameters.witnesses, weight_bits(parameters.capacity_weight), 0)),
+                "the parameters are made for another layout, its weight and the zeros behind that",
             ),
             (parameters.segments[len(due)].bounds is not None, "the weight has a coefficient of its own"),
             (self.maximum_weight < 1, "a weight is at least 1"),
@@ -112,7 +112,10 @@ def weight_bits(capacity_weight: int) -> int:
 
 
 def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
-    """Return what ``plan`` is asked for: a layout's segments, with bounds where they are known, weight, check words."""
+    """Return what ``plan`` is asked for: a layout's segments, with bounds where they are known, weight, check words.
+
+    The zeros behind the weight follow from what it finds.
+    """
     segments = layout.require_rings()
     if len(bounds) != len(segments):
         raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")

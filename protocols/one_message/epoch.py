@@ -154,14 +154,6 @@ class HolderKeys(Message):
         return self.record, self.position.to_bytes(2, "big"), self.sealing_key, self.nonce
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoHolder(Message):
-    """What a client that holds nothing answers to a record."""
-
-    kind: ClassVar = MessageKind.ONE_MESSAGE_NO_HOLDER
-    record: Annotated[bytes, fixed(DIGEST_BYTES)]
-
-
 def make_holder_keys(
     record: EpochRecord, position: int, root: Secret, nonce: bytes, key: SigningKey | None
 ) -> tuple[HolderKeys, ClassicSealingPair | HybridKeyPair]:

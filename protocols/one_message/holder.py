@@ -119,7 +119,7 @@ class Holder(Confined):
         keys, self._pair = make_holder_keys(record, position, root, nonce, signing_key)
         self.keys = keys.encode()
         self._work, self._placements, self._is_over = dict[bytes, _Work](), Placements(), False
-        self._round = 0 if forgets else None
+        self._round, self._forgotten = 0 if forgets else None, 0
         for entry in journal.records():
             self._replay(entry)
 
@@ -210,10 +210,16 @@ class Holder(Confined):
             raise _wrong(f"this holder is in round {self._round}, and in no other", Reason.ALREADY_SPENT)
 
     def _begin_round(self, number: int) -> None:
-        """Forget what was promised in the rounds before, of which nothing is answered any more."""
-        self._journal.restart(Event.BEGUN, number.to_bytes(8, "big"))
+        """Forget what was promised in the rounds before, of which nothing is answered any more, but how much it was."""
+        uploads = self._uploads
+        self._journal.restart(Event.BEGUN, number.to_bytes(8, "big"), uploads.to_bytes(8, "big"))
         self._forget()
-        self._round, self._placements = number, Placements()
+        self._round, self._forgotten, self._placements = number, uploads, Placements()
+
+    @property
+    def _uploads(self) -> int:
+        """How many were accepted in this epoch."""
+        return self._forgotten + sum(len(one.accepted) for one in self._work.values())
 
     def _require_own(self, agreement: Agreement) -> None:
         if agreement.epoch.keys[self.position].encode() != self.keys or agreement.record != self._record:
@@ -223,7 +229,7 @@ class Holder(Confined):
         delivery = Delivery.decode(request)
         work = self._work_on(delivery.t0)
         judged, accepted = self._judge(work, delivery)
-        if sum(len(one.accepted) for one in self._work.values()) + len(accepted) > MOST_UPLOADS:
+        if self._uploads + len(accepted) > MOST_UPLOADS:
             raise _wrong(f"an epoch has at most {MOST_UPLOADS} uploads; begin another one", Reason.BUFFER_FULL)
         receipt = self._receipt(work.agreement, judged)
         if accepted:
@@ -366,7 +372,7 @@ class Holder(Confined):
         """Take down again what happened before a crash; nothing is sent."""
         match entry.event:
             case Event.BEGUN:
-                self._round = int.from_bytes(entry.parts[0], "big")
+                self._round, self._forgotten = (int.from_bytes(part, "big") for part in entry.parts)
             case Event.OFFERED:
                 agreement = Offer.decode(entry.parts[0]).agree()
                 self._require_own(agreement)

@@ -54,7 +54,7 @@ class Event(IntEnum):
     ANSWERED = 3
     """The answer to a list that was certified."""
     BEGUN = 4
-    """The number of a round, before which nothing is remembered."""
+    """The number of a round, before which nothing is remembered, and how many uploads there were in those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

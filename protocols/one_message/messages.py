@@ -24,7 +24,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Aut
 from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms
-from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES
+from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES, EpochRecord
 from .parameters import ThresholdRule
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
@@ -190,6 +190,22 @@ class Answer(Message):
         return self.holder.to_bytes(2, "big"), self.upload_list, self.sums
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoHolder(Message):
+    """What a client that holds nothing answers to a record; it stands in nobody else's way, because it is signed."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_NO_HOLDER
+    record: Annotated[bytes, fixed(DIGEST_BYTES)]
+    client: Annotated[ClientId, CLIENT]
+    identity: Annotated[bytes, variable(IDENTITY_BYTES)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        return self.record, self.client.encode()
+
+
 MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, CertifiedList, Answer)
 
 
@@ -250,14 +266,25 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
     Raises:
         AuthenticationFailed, MalformedMessage: naming the client; a relay may be to blame as well.
     """
-    record, client = agreement.record, header.client
-    public_key = header.identity[:IDENTITY_KEY_BYTES]
-    if len(header.identity) != (IDENTITY_BYTES if record.mode is SecurityMode.ACTIVE else 0):
+    label, parts = Label.ONE_MESSAGE_SIGNED_UPLOAD, (agreement.t0, digest)
+    require_signed_by(agreement.record, header.client, header.identity, signature, label, *parts)
+
+
+def require_signed_by(  # noqa: PLR0913, PLR0917 -- who signed what
+    record: EpochRecord, client: ClientId, identity: bytes, signature: bytes, label: Label, *parts: bytes
+) -> None:
+    """Check that a client whom the epoch's authority vouches for signed something.
+
+    Raises:
+        AuthenticationFailed, MalformedMessage: naming the client; a relay may be to blame as well.
+    """
+    public_key, is_active = identity[:IDENTITY_KEY_BYTES], record.mode is SecurityMode.ACTIVE
+    if len(identity) != (IDENTITY_BYTES if is_active else 0):
         raise AuthenticationFailed(culprits={client})
-    if record.mode is SecurityMode.ACTIVE:
-        certificate = Certificate(client, public_key, header.identity[IDENTITY_KEY_BYTES:])
+    if is_active:
+        certificate = Certificate(client, public_key, identity[IDENTITY_KEY_BYTES:])
         Authority(record.authority).verify(certificate, culprits={client})
-    record.verify(public_key, signature, Label.ONE_MESSAGE_SIGNED_UPLOAD, agreement.t0, digest, culprits={client})
+    record.verify(public_key, signature, label, *parts, culprits={client})
 
 
 def verify_upload(

@@ -7,7 +7,7 @@ lengths and rules.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
@@ -17,6 +17,7 @@ from secagg.errors import InvalidParameters
 from secagg.fields import choice, nested, repeated, unsigned
 
 from .lattice.estimator import SIGMA, security_bits
+from .lattice.ring_products import NORM_FACTOR
 from .lattice.values import MAXIMUM_COEFFICIENTS, Run, Values
 from .sharing_field import FIELD
 
@@ -28,6 +29,10 @@ MAXIMUM_SEGMENTS: Final = 1 << 16
 DEVIATIONS: Final = 10
 """How many standard deviations of the noise the guard bits, and the largest entry of a sum of secrets, allow."""
 LEAST_SECURITY: Final = 128
+UNNOTICED_BITS: Final = 64
+"""No wrong sum of secrets passes for the right one, but with a chance of 2^-64 over the public polynomials."""
+_MOST_NOISE_ENERGY: Final = 2.1
+"""How many times its mean the noise's energy may reach, in as many coefficients as there are with those zeros."""
 SEED_BYTES: Final = 32
 WORD_BYTES: Final = 2
 CHECK_WORDS: Final = 8
@@ -121,6 +126,28 @@ class Parameters:
         """Each segment that is rounded, and the segment of its check words; these come last, in the same order."""
         fine = [index for index, segment in enumerate(self.segments) if segment.fine_bits]
         return tuple(zip(fine, range(len(self.segments) - len(fine), len(self.segments)), strict=True))
+
+    @cached_property
+    def witnesses(self) -> int:
+        """How many zeros stand behind the weight, so that no sum of secrets but the right one passes, whoever chose it.
+
+        A liar among just enough holders adds what it likes to the sum of secrets. So many bits are its choice as a
+        secret that is not too long has; so many as are below the values, or known, have to come out as honest noise.
+        """
+        weight, spread = self.inputs - 1, math.sqrt(self.capacity)
+        noise_bits = _bits_of_entry(spread * math.sqrt(_MOST_NOISE_ENERGY * self.noise_variance))
+        missing = UNNOTICED_BITS + self.degree * _bits_of_entry(spread * math.sqrt(NORM_FACTOR) * SIGMA)
+        for index, (segment, k) in enumerate(zip(self.segments, self.per_coefficient, strict=True)):
+            if index != weight and not segment.fine_bits:
+                lowest = self.modulus_bits - segment.ring_bits if segment.bounds is None else self.guard_bits
+                missing -= -(-segment.length // k) * (lowest - noise_bits)
+        return max(0, math.ceil(missing / (self.modulus_bits - noise_bits)))
+
+    def with_witnesses(self) -> Parameters:
+        """Return the same with so many zeros behind the weight, the last value that a client has."""
+        values, weight = list(self.segments), self.inputs - 1
+        values[weight] = replace(values[weight], length=1 + self.witnesses)
+        return replace(self, segments=tuple(values))
 
     @property
     def inputs(self) -> int:
@@ -246,6 +273,14 @@ class Parameters:
         least = least_quorum(self.holders, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
         if self.quorum < least or (self.rule is ThresholdRule.ONE_ANSWER and self.quorum):
             raise InvalidParameters(f"the rule {self.rule} needs a quorum of {least}; got {self.quorum}")
+
+
+def _bits_of_entry(radius: float) -> float:
+    """Return the bits of an entry of a vector whose entries' root mean square is below a radius, all others alike.
+
+    Fewer than (sqrt(2 pi e) (r + 1/2))^m integers lie in the ball of m dimensions and radius r sqrt(m).
+    """
+    return math.log2(math.sqrt(2 * math.pi * math.e) * (radius + 0.5))
 
 
 def least_guard_bits(capacity: int, dropped_bits: int) -> int:

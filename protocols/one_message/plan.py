@@ -86,7 +86,8 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     committee = Committee(
         len(record.holders), record.corrupted, record.threshold, record.packing, record.rule, record.quorum
     )
-    parameters = plan(masked_values(subject.layout, bounds, most), capacity, committee, capacity_weight=most)
+    values = masked_values(subject.layout, bounds, most)
+    parameters = plan(values, capacity, committee, capacity_weight=most).with_witnesses()
     return Offer(
         record=record.encode(),
         keys=tuple(keys),

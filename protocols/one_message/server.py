@@ -31,7 +31,7 @@ from secagg.wire import MessageKind, message_kind
 
 from .client import epoch_ring
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer
-from .lattice.masks import OpenedSum
+from .lattice.masks import OpenedSum, WrongSecret
 from .messages import (
     Answer,
     CertifiedList,
@@ -358,6 +358,8 @@ class Server(Confined):
                     continue
                 tried.add(secret)
                 opened = self._ring.open(self._total, found.sum_secret)
+                if opened.vector(self.agreement.parameters.inputs - 1, 0)[1:].any():
+                    raise WrongSecret("it leaves other numbers than zeros behind the weights")
             except PeerMisbehaved as error:
                 first = first or error
                 continue

@@ -22,6 +22,7 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.connection import AskAll
 from secagg.session.roles import Released, Stage, Subject, Turnout
@@ -192,7 +193,9 @@ class OneMessageServerSession(Confined):
                 raise
             except PeerError as error:
                 self._server.faults.append(error)
-                if self.stage is UPLOAD and sender not in self._server.taken:
+                # What a client did not sign does not shut it out: some transports take a client's word for who it is.
+                is_active = self.agreement.record.mode is SecurityMode.ACTIVE
+                if not is_active and self.stage is UPLOAD and sender not in self._server.taken:
                     self._out.add(sender)
                 raise
             if self._ask_all is not None and self._server.waiting >= self._settings.delivered_at_once:

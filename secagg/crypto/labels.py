@@ -132,6 +132,7 @@ class Label(Enum):
     ONE_MESSAGE_CHALLENGE = b"secagg/1/one-message-challenge"
     ONE_MESSAGE_RECORD = b"secagg/1/one-message-record"
     ONE_MESSAGE_HOLDER_KEYS = b"secagg/1/one-message-holder-keys"
+    ONE_MESSAGE_NO_HOLDER = b"secagg/1/one-message-no-holder"
     ONE_MESSAGE_EPOCH = b"secagg/1/one-message-epoch"
     ONE_MESSAGE_PUBLIC_SEED = b"secagg/1/one-message-public-seed"
     ONE_MESSAGE_CONFIGURATION = b"secagg/1/one-message-configuration"

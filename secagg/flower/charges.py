@@ -18,7 +18,7 @@ from typing import Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
-from secagg.session.durable import require_own_folder
+from secagg.session.durable import replace, require_own_folder
 from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
 from secagg.session.sealed_state import StateDirectory
 
@@ -84,6 +84,33 @@ class Charges:
 
     def __repr__(self) -> str:
         return f"<Charges in {self._path}{', strict' if self._is_strict else ''}>"
+
+
+class NewestEpoch:
+    """The newest epoch of holders that a client has uploaded in, over all runs; it follows no server back to another.
+
+    The authority begins another epoch early where holders of the last one are not to be trusted any more.
+    """
+
+    def __init__(self, public_key: bytes) -> None:
+        """Use the file of a client's key.
+
+        Raises:
+            InvalidParameters: others may look into its folder.
+        """
+        folder = _durable_folder()
+        require_own_folder(folder)
+        self._path = folder / f"{public_key.hex()}.epoch"
+
+    @property
+    def number(self) -> int:
+        """Its number; zero before the first."""
+        return int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
+
+    def reach(self, number: int) -> None:
+        """Remember an epoch for good."""
+        if number > self.number:
+            replace(self._path, str(number).encode())
 
 
 def _require_open(spent: SpentUpdates, task: bytes, number: int) -> None:

@@ -29,11 +29,13 @@ from secagg.protocols.one_message import (
     open_session,
     verify_epoch,
 )
+from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.session.connection import HelperLost
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
 from secagg.wire import MessageKind, message_kind
 
+from .charges import NewestEpoch
 from .floors import MOST_LENGTH, NodeSettings
 from .keys.identities import ClientIdentity
 from .logs import LOG
@@ -180,11 +182,17 @@ def member(side: NodeSide) -> OneMessageMember:
     identity = side.identity
     floors = floors_of(side.settings, identity)
 
+    newest = NewestEpoch(identity.signing_key.public_key)
+
+    def store(record: bytes) -> None:
+        # What was uploaded is charged where the update is made.
+        newest.reach(ClientRecord.decode(record).newest_epoch)
+
     def client_of(task: bytes) -> Client:
         return Client(
             side.client,
             floors=floors,
-            ledger=Ledger(task, lambda _: None),
+            ledger=Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.number).encode()),
             coins=side.coins,
             clock=side.clock,
             signing_key=identity.signing_key,

@@ -20,6 +20,7 @@ from secagg.compression.byte_accounting import (
     scalar_quantization_layout,
 )
 from secagg.compression.cohort_bits import COHORT_BITS, kept_for, peak_noise, places_for, sketch_noise
+from secagg.compression.dithered_quantization import DEFAULT_FINE_BITS, dithered_ring
 from secagg.compression.joined_rotation import BLOCK_SIZE
 from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS
 from secagg.compression.product_quantization.geometry import BlockGeometry, block_geometry, is_quantizable
@@ -60,6 +61,8 @@ class Scheme(StrEnum):
 
     FIXED_POINT = "fixed point"
     SCALAR = "scalar quantization"
+    DITHERED = "dithered quantization"
+    """Values of so many bits that are rounded under the mask."""
     PRUNING = "random pruning"
     DECODED_CODEWORDS = "decoded codewords"
     """Each client decodes its own codewords, from a codebook of 8-bit entries, and sends them in a narrow ring."""
@@ -171,6 +174,16 @@ class PlanRequest:
                 return Layout(tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape in self.shapes.values()))
             case Scheme.SCALAR:
                 return scalar_quantization_layout(self.shapes, modulus_bits_for(self.bits, self.clients))
+            case Scheme.DITHERED:
+                width = dithered_ring(self.bits, self.clients)
+                return Layout(
+                    tuple(
+                        RingSegment(width, prod(shape), DEFAULT_FINE_BITS)
+                        if len(shape) > 1
+                        else RingSegment(PLAIN_BITS, prod(shape))
+                        for shape in self.shapes.values()
+                    )
+                )
             case Scheme.PRUNING:
                 return pruning_layout(self.shapes, self.sparsity)
             case Scheme.DECODED_CODEWORDS:
@@ -191,7 +204,7 @@ class PlanRequest:
         match scheme:
             case Scheme.FIXED_POINT:
                 return 0
-            case Scheme.SCALAR:
+            case Scheme.SCALAR | Scheme.DITHERED:
                 return _SCALE_BYTES * sum(len(shape) > 1 for shape in self.shapes.values())
             case Scheme.PRUNING:
                 return SEED_BYTES
@@ -208,7 +221,7 @@ class PlanRequest:
         match scheme:
             case Scheme.FIXED_POINT:
                 return f"{scheme}, {PLAIN_BITS} bits"
-            case Scheme.SCALAR:
+            case Scheme.SCALAR | Scheme.DITHERED:
                 return f"{scheme}, {self.bits} bits"
             case Scheme.PRUNING:
                 return f"{scheme}, {float(1 - self.sparsity):.4g} kept"

@@ -290,7 +290,8 @@ class Combined:
 
     def __init__(self, offer: Offer, parts: Mapping[int, list[bytes]]) -> None:
         self.parameters = offer.agree().parameters
-        self.count = self.parameters.capacity
+        # So many uploads have as much noise as what is combined.
+        self.count = sum(factor * factor * len(uploads) for factor, uploads in parts.items())
         self._offer, self._parts = offer, parts
 
     def coefficients(self) -> list[Words]:
@@ -300,7 +301,9 @@ class Combined:
             for upload in uploads:
                 one.add(Upload.decode(upload).vector)
             total += one.coefficients()[0] * np.uint64(factor % (1 << 64))
-        return [total]
+        # Rounding adds half a unit each time, which opening takes away for as many uploads as it is told of.
+        added = sum(factor * len(uploads) for factor, uploads in self._parts.items()) // 2
+        return [total + np.uint64(self.count // 2 - added)]
 
 
 def split_lists(world: InsecureSum) -> list[int]:

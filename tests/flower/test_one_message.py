@@ -237,6 +237,19 @@ def test_a_committee_of_nodes_sums_round_after_round(folders: Path, committee: S
     assert [sent.count(100 + node) for node in range(CLIENTS)] == [1 + 3 * 4] * 4 + [4]
 
 
+def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path, committee: SecAggSettings) -> None:
+    """The authority began epoch 2 without waiting for the end of 1: its holders are not to be trusted any more."""
+    signed = ["holder", "record", "--authority", str(folders / "keys" / "authority.key"), "--number", "2"]
+    signed += ["--roster", str(folders / "keys" / "roster.json"), "--out", str(folders / "newer")]
+    assert main([*signed, *(part for client in range(4) for part in ("--client", str(client)))]) == 0
+    newer = SecAggSettings(protocol="one-message", roster=committee.roster, epoch=str(folders / "newer"))
+    inner = MemoryGrid(mod(folders), adding(0.125))
+    inner.round(grid_of(inner, newer), MODEL)
+    later = MemoryGrid(mod(folders), adding(0.125), run=9)
+    with pytest.raises(ThresholdNotMet):
+        later.round(grid_of(later, committee), {name: values + 2 for name, values in MODEL.items()})
+
+
 def test_a_node_that_lost_what_it_held_is_named_and_another_stands_in(folders: Path, committee: SecAggSettings) -> None:
     inner = MemoryGrid(mod(folders), adding(0.125))
     grid = grid_of(inner, committee)

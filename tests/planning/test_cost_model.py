@@ -269,6 +269,7 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
     assert told == {
         Scheme.FIXED_POINT: 0,
         Scheme.SCALAR: 4 * matrices,
+        Scheme.DITHERED: 4 * matrices,
         Scheme.PRUNING: 32,
         Scheme.DECODED_CODEWORDS: entries + 4 * matrices,
         Scheme.ONE_HOT: 4 * entries,
@@ -294,6 +295,7 @@ def test_schemes_are_named_with_their_parameters() -> None:
     assert [request.describe(scheme) for scheme in Scheme] == [
         "fixed point, 32 bits",
         "scalar quantization, 4 bits",
+        "dithered quantization, 4 bits",
         "random pruning, 0.09375 kept",
         "decoded codewords, 8 bits",
         "one-hot vectors, 32 x 4",
@@ -301,6 +303,18 @@ def test_schemes_are_named_with_their_parameters() -> None:
         "peak code, 1 of 645",
         "linear sketch, 1,676 signs",
     ]
+
+
+def test_values_that_are_rounded_under_the_mask_cost_their_whole_steps() -> None:
+    """As many bits as quantized ones where a protocol rounds; with one message no guard bits, and so far fewer."""
+    comparison = compare(request_of(clients=100, bits=8, block_size=9))
+    for protocol in ("pairwise", "enclave"):
+        assert block_bits(the_only(comparison, protocol, Scheme.DITHERED)) == 9 * 15
+    rounded, exact = (the_only(comparison, "one-message", scheme) for scheme in (Scheme.DITHERED, Scheme.SCALAR))
+    assert rounded.costs.up_bytes < exact.costs.up_bytes
+    for protocol in ("two-servers", "coded-mask"):
+        assert comparison.shortest(protocol, Scheme.DITHERED) is None
+        assert any(f"{protocol}, dithered quantization: " in sentence for sentence in comparison.left_out)
 
 
 def test_work_is_that_of_the_busiest_machine_for_all_clients() -> None:
@@ -421,8 +435,8 @@ def test_what_is_not_there_is_not_called_available() -> None:
         for scheme in (Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT):
             assert status.pop((protocol, scheme)) is Status.PROTOCOL_ONLY
     assert set(status.values()) == {Status.AVAILABLE}
-    # Two schemes with indices and four without by two, and rings by the others as well.
-    assert len(status) == 2 * (2 + 4) + 4 * len(rings_alone)
+    # Two schemes with indices and four without by two, rings by the others as well, and rounded ones by those that round.
+    assert len(status) == 2 * (2 + 4) + 4 * len(rings_alone) + 3
 
 
 def test_every_protocol_has_costs_and_says_whom_it_trusts() -> None:
@@ -435,7 +449,9 @@ def test_every_protocol_has_costs_and_says_whom_it_trusts() -> None:
 
 
 def left_out_of(protocol: str, comparison: Comparison) -> list[str]:
-    return [sentence for sentence in comparison.left_out if sentence.startswith(f"{protocol}, ")]
+    """Return why something is left out, but for dithered values, which some protocols never round."""
+    found = [sentence for sentence in comparison.left_out if sentence.startswith(f"{protocol}, ")]
+    return [sentence for sentence in found if "does not round masked values" not in sentence]
 
 
 def test_more_clients_than_a_field_counts_leave_the_check_out() -> None:
@@ -457,7 +473,7 @@ def test_what_no_session_can_do_is_said_once_for_all_schemes() -> None:
     comparison = compare(request_of(clients=2))
     assert comparison.shortest("pairwise") is None
     (sentence,) = left_out_of("pairwise", comparison)
-    assert sentence.startswith("pairwise, fixed point, scalar quantization, random pruning, decoded codewords, ")
+    assert sentence.startswith("pairwise, fixed point, scalar quantization, dithered quantization, random pruning, ")
 
 
 def test_more_blocks_than_the_kernels_take_leave_two_servers_out() -> None:

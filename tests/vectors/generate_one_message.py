@@ -42,6 +42,14 @@ SCENARIOS: Mapping[str, Vector] = {
     "certified": USUAL | {"rule": "certified", "holders": 4, "sum_id": "sum number two.."},
     "semi_honest": USUAL
     | {"mode": "semi_honest", "corrupted": 0, "holders": 3, "maximum_weight": 3, "bounds": [[-3, 3], None]},
+    "rounded": USUAL
+    | {
+        "rule": "certified",
+        "holders": 4,
+        "maximum_weight": 3,
+        "layout": [[9, 40, 8], [12, 3], [5, 2, 16]],
+        "bounds": [None] * 3,
+    },
     "hybrid": USUAL | {"suite": "mlkem768x25519-aes256", "rule": "certified", "holders": 4},
 }
 CLIENTS = (2, 2**32, 2**64 - 2, 77)
@@ -71,7 +79,8 @@ def configured(name: str) -> Vector:
 
 def _inputs(name: str, role: str, setting: Mapping[str, Any]) -> list[list[str]]:
     rows = list[list[str]]()
-    for index, ((bits, length), bound) in enumerate(zip(setting["layout"], setting["bounds"], strict=True)):
+    for index, ((whole, length, *fine), bound) in enumerate(zip(setting["layout"], setting["bounds"], strict=True)):
+        bits = whole + sum(fine)
         drawn = derive(name, "input", role, str(index), size=8 * length)
         words = [int.from_bytes(drawn[at : at + 8], "little") for at in range(0, len(drawn), 8)]
         low, high = bound or (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)

@@ -109,7 +109,7 @@ def planned(**changes: Any) -> Edit:
 
 
 def _planned(offer: Offer, **changes: Any) -> Offer:
-    parameters = replace(offer.configuration.parameters, **changes)
+    parameters = replace(offer.configuration.parameters, **changes).with_witnesses()
     return replace(offer, configuration=replace(offer.configuration, parameters=parameters))
 
 
@@ -343,6 +343,7 @@ OFFERS: Cases = {
         "below_floor",
     ),
     "fewer_guard_bits_than_the_noise": (numbered(3, 1, 1), "not_canonical"),
+    "no_zeros_behind_the_weight": (numbered(31, 1, 8), "not_canonical"),
     "degree_that_is_none": (numbered(0, 1000, 2), "not_canonical"),
     "threshold_that_the_authority_did_not_sign": (planned(threshold=5), "parameter_out_of_range"),
     "another_task": (configured(task=b"another task"), "below_floor"),

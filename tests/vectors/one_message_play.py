@@ -44,7 +44,7 @@ class Play:
         self.setting: Vector = vector["setting"]
         self.keys = {role: _signing_key(seed) for role, seed in vector["identities"].items()}
         self.mode, self.suite = SecurityMode(self.setting["mode"]), Suite(self.setting["suite"])
-        self.layout = Layout(tuple(RingSegment(bits, length) for bits, length in self.setting["layout"]))
+        self.layout = Layout(tuple(RingSegment(*row) for row in self.setting["layout"]))
         self.positions = range(self.setting["holders"])
         self.clients = [ClientId(int(role.partition("/")[2])) for role in vector["inputs"]]
         self.coins = {role: InsecureRecordedCoins(bytes.fromhex(coins)) for role, coins in vector["coins"].items()}

@@ -78,7 +78,8 @@ class Holdings(Confined):
 
     def _destroy_expired(self) -> None:
         """Destroy the keys of epochs that are over, of which nobody asks any more."""
-        for folder in self._folder.iterdir() if self._folder.exists() else ():
-            if int(folder.name.partition("-")[0]) <= self._clock().timestamp():
+        for folder in self._folder.glob("*-*"):
+            expiry = folder.name.partition("-")[0]
+            if expiry.isdecimal() and int(expiry) <= self._clock().timestamp():
                 erase_files(folder)
                 rmtree(folder)

@@ -10,7 +10,7 @@ from secagg.errors import InvalidParameters, Misuse, PeerError, Reason, Unexpect
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.epoch import EpochRecord, NoHolder
+from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.session.roles import LateUpdate, Subject
 from secagg.wire import MessageKind, message_kind
@@ -72,14 +72,15 @@ class OneMessageClientSession(Confined):
         kind = message_kind(message)
         if kind is MessageKind.ONE_MESSAGE_OFFER:
             return self._upload(message)
-        if kind is MessageKind.ONE_MESSAGE_RECORD:
-            self._record = EpochRecord.decode(message)
-        if self._record is not None:
-            with self._member.holding(self._record, self._subject.task) as holder:
+        is_record = kind is MessageKind.ONE_MESSAGE_RECORD
+        if (record := EpochRecord.decode(message) if is_record else self._record) is not None:
+            with self._member.holding(record, self._subject.task) as holder:
+                # A record is believed once its signature was checked.
+                self._record = record
                 if holder is not None:
                     return holder.respond(message)
-            if kind is MessageKind.ONE_MESSAGE_RECORD:
-                return NoHolder(record=self._record.context.digest).encode()
+            if is_record:
+                return self._member.of_task(self._subject.task).holds_nothing(record)
         raise UnexpectedMessage(expected="an offer", received=kind.name)
 
     def _upload(self, offer: bytes) -> bytes:

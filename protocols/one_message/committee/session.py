@@ -15,7 +15,8 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId, HolderId
-from secagg.protocols.one_message.epoch import HolderKeys, NoHolder
+from secagg.protocols.one_message.epoch import HolderKeys
+from secagg.protocols.one_message.messages import NoHolder, require_signed_by
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import OneMessageHelpers, open_session
 from secagg.session.roles import Released, ServerSession, Stage, Subject, Turnout
@@ -110,8 +111,12 @@ class CommitteeSession(Confined):
         if sender in self._out or (self._invited is not None and sender not in self._invited):
             raise PeerMisbehaved(f"{sender} is not invited, or has left", reason=Reason.NOT_ELIGIBLE)
         if message_kind(message) is MessageKind.ONE_MESSAGE_NO_HOLDER:
-            if NoHolder.decode(message).record != digest:
-                raise PeerMisbehaved(f"{sender} answers for another epoch", reason=Reason.WRONG_SESSION)
+            said = NoHolder.decode(message)
+            if said.record != digest or said.client != sender:
+                raise PeerMisbehaved(f"{sender} answers for another epoch or client", reason=Reason.WRONG_SESSION)
+            require_signed_by(
+                self._record, sender, said.identity, said.signature, Label.ONE_MESSAGE_NO_HOLDER, *said.parts
+            )
             if position is not None:
                 raise PeerMisbehaved(
                     f"{sender} is {HolderId(position)} and publishes no keys; its own log says why",

@@ -65,6 +65,8 @@ def _tables() -> tuple[SmallVector, npt.NDArray[np.bool_], npt.NDArray[np.uint64
 
 
 FIRST, IS_OPEN, _THRESHOLDS = _tables()
+_REFINE: Final = np.int8(-128)
+_VALUES: Final = np.where(IS_OPEN, _REFINE, FIRST)
 
 
 class Sampler:
@@ -80,8 +82,8 @@ class Sampler:
         """Return the next draws; the caller overwrites them."""
         drawn = _bytes(self._indices, 2 * count)
         buckets = np.frombuffer(drawn, "<u2")
-        values: SmallVector = FIRST[buckets]
-        refined = np.flatnonzero(IS_OPEN[buckets])
+        values: SmallVector = _VALUES.take(buckets)
+        refined = np.flatnonzero(values == _REFINE)
         fine = _bytes(self._refining, REFINING_BITS // 8 * refined.size)
         values[refined] = refine(buckets[refined].astype(np.uint64), np.frombuffer(fine, "<u8").reshape(-1, 2))
         overwrite(drawn)

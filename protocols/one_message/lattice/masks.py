@@ -27,11 +27,13 @@ from .coefficients import add_shifted, center, field_of, round_off, subtract_wid
 from .estimator import SIGMA
 from .gaussian import Sampler, SmallVector
 from .packing import Word, lowest_bit, pack, unpack
-from .planes import Accumulator, Plane, empty_planes, encode_planes, write_planes
+from .planes import Accumulator, UploadPlanes
 from .rounding import Rounding, agrees, remove_bias
 
 POLYNOMIALS_AT_ONCE: Final = 16
 """Few enough that a block of transforms stays in a second-level cache."""
+MOST_KEPT_BYTES: Final = 1 << 26
+"""Transforms of public polynomials are kept up to so many bytes."""
 LEAST_ENERGY: Final = 1.5
 _FAILURE_BITS = 40
 _BLOCK_BYTES = 16
@@ -89,10 +91,12 @@ class EpochRing:
         self._limb_bits = ring_products.limb_bits(parameters.modulus_bits)
         self._sum_limb_bits = ring_products.sum_limb_bits(parameters.degree, parameters.modulus_bits)
         self._prepared: ring_products.Spectrum | None = None
+        self._is_new = True
 
     def prepare(self) -> None:
-        """Keep the transforms of all public polynomials, 8 bytes a limb of a coefficient, for many uploads."""
-        if self._prepared is None:
+        """Keep the transforms of all public polynomials, 8 bytes a limb of a coefficient, if they are not too long."""
+        size = 8 * self._limbs * self.parameters.polynomials * self.parameters.degree
+        if self._prepared is None and size <= MOST_KEPT_BYTES:
             self._prepared = np.concatenate([self._transform(*block) for block in self._blocks()])
 
     def accumulator(self) -> Accumulator:
@@ -113,6 +117,10 @@ class EpochRing:
         """
         if len(coins_seed) != SEED_BYTES:
             raise InvalidParameters(f"the seed of an upload is {SEED_BYTES} bytes; got {len(coins_seed)}")
+        # An epoch has many rounds: who masks a second time will do so again.
+        if not self._is_new:
+            self.prepare()
+        self._is_new = False
         words = pack(self.parameters, vectors, weight)
         try:
             with (
@@ -130,7 +138,7 @@ class EpochRing:
 
     def _masked(self, words: list[Word], secret: SmallVector, noise: Sampler) -> bytes:
         """Mask, round and write coefficients in place; check words wait for what rounding makes of their values."""
-        parameters, planes = self.parameters, [empty_planes(run) for run in self.parameters.runs]
+        parameters, planes = self.parameters, UploadPlanes(self.parameters)
         spectrum = ring_products.spectra(secret)
         rounding = Rounding(parameters, self._seed, words[0])
         for first, count in self._blocks():
@@ -145,15 +153,15 @@ class EpochRing:
         spectrum[:] = 0
         rounding.add_check_words(words)
         self._write(words, rounding.end, parameters.coefficients, planes)
-        return b"".join(encode_planes(run, some) for run, some in zip(parameters.runs, planes, strict=True))
+        return planes.encode()
 
-    def _write(self, words: Sequence[Word], start: int, end: int, planes: Sequence[Sequence[Plane]]) -> None:
+    def _write(self, words: Sequence[Word], start: int, end: int, planes: UploadPlanes) -> None:
         """Round coefficients and write them into the planes of their runs."""
-        for run, some in zip(self.parameters.runs, planes, strict=True):
+        for number, run in enumerate(self.parameters.runs):
             low, high = max(start, run.first), min(end, run.end)
             if low < high:
                 part = [word[low:high] for word in words]
-                write_planes(run, round_off(part, run.dropped), low - run.first, some)
+                planes.write(number, round_off(part, run.dropped), low - run.first, run.plane_bits)
 
     # --- The server --------------------------------------------------------------------------------------------------
 

@@ -30,30 +30,40 @@ _SUM_OF_NARROW_PLANES: Final = 1 << 16
 Plane = npt.NDArray[np.unsignedinteger[Any]]
 
 
-def write_planes(run: Run, words: Sequence[Word], start: int, planes: Sequence[Plane]) -> None:
-    """Write rounded coefficients of a run, of which the first is number ``start`` of it, into its planes."""
-    offset = 0
-    for bits, plane in zip(run.plane_bits, planes, strict=True):
-        end = start + words[0].size
-        # The cast to a plane of whole bytes cuts its bits out of a word.
-        aligned = bits >= _BYTE_BITS and offset % WORD_BITS + bits <= WORD_BITS
-        word = words[offset // WORD_BITS]
-        shifted = word >> np.uint64(offset % WORD_BITS) if offset % WORD_BITS else word
-        plane[start:end] = shifted if aligned else field_of(words, offset, bits)
-        offset += bits
+class UploadPlanes:
+    """The planes of one upload while they are written: those of whole bytes stand where they are sent from."""
 
+    def __init__(self, parameters: Parameters) -> None:
+        self._sent = np.empty(parameters.upload_bytes, np.uint8)
+        self._planes, self._narrow = list[list[Plane]](), list[tuple[Plane, Plane, int]]()
+        start = 0
+        for run in parameters.runs:
+            self._planes.append([])
+            for bits in run.plane_bits:
+                place = self._sent[start : start + -(-run.size * bits // _BYTE_BITS)]
+                start += place.size
+                plane: Plane = place.view(f"<u{bits // 8}") if bits >= _BYTE_BITS else np.empty(run.size, np.uint8)
+                self._planes[-1].append(plane)
+                if bits < _BYTE_BITS:
+                    self._narrow.append((place, plane, bits))
 
-def empty_planes(run: Run) -> list[Plane]:
-    """Return arrays for all coefficients of a run, one a plane, of the smallest whole words."""
-    return [np.empty(run.size, np.dtype(f"<u{max(1, bits // 8)}")) for bits in run.plane_bits]
+    def write(self, run: int, words: Sequence[Word], start: int, plane_bits: Sequence[int]) -> None:
+        """Write rounded coefficients of a run, of which the first is number ``start`` of it, into its planes."""
+        offset = 0
+        for bits, plane in zip(plane_bits, self._planes[run], strict=True):
+            end = start + words[0].size
+            # The cast to a plane of whole bytes cuts its bits out of a word.
+            aligned = bits >= _BYTE_BITS and offset % WORD_BITS + bits <= WORD_BITS
+            word = words[offset // WORD_BITS]
+            shifted = word >> np.uint64(offset % WORD_BITS) if offset % WORD_BITS else word
+            plane[start:end] = shifted if aligned else field_of(words, offset, bits)
+            offset += bits
 
-
-def encode_planes(run: Run, planes: Sequence[Plane]) -> bytes:
-    """Return the bytes of all planes of a run."""
-    return b"".join(
-        (_fold(plane, bits) if bits < _BYTE_BITS else plane).tobytes()
-        for bits, plane in zip(run.plane_bits, planes, strict=True)
-    )
+    def encode(self) -> bytes:
+        """Return the bytes of all planes."""
+        for place, plane, bits in self._narrow:
+            _fold(place, plane, bits)
+        return self._sent.tobytes()
 
 
 class Accumulator:
@@ -127,12 +137,11 @@ class Accumulator:
         return np.uint64 if bits == _WIDE_PLANE or self.parameters.capacity > _SUM_OF_NARROW_PLANES else np.uint32
 
 
-def _fold(values: Plane, bits: int) -> Plane:
-    """Return bytes that hold several narrow values each."""
-    folded = np.zeros(-(-values.size * bits // _BYTE_BITS), np.uint8)
+def _fold(folded: Plane, values: Plane, bits: int) -> None:
+    """Fill bytes that hold several narrow values each."""
+    folded[:] = 0
     for part, shift in _parts(values, folded.size, bits):
         folded[: part.size] |= part << np.uint8(shift)
-    return folded
 
 
 def _parts(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noqa: ANN401 -- an array of any word

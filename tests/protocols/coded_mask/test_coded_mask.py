@@ -24,6 +24,7 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.coded_mask.client import Client
+from secagg.protocols.coded_mask.client import _elements as elements_of  # pyright: ignore[reportPrivateUsage]
 from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.coded_mask.field import (
     FIELD,
@@ -96,6 +97,22 @@ def test_sums_are_exact_whoever_drops_out(stage: State, suite: Suite, weight: in
     aggregate, server = run(configuration, clients_of(configuration), dropouts={stage: gone})
     assert is_exact(configuration, server, aggregate.encode())
     assert (gone <= server.survivors) is (stage is State.ANSWERS)
+
+
+@pytest.mark.parametrize("bits", [5, 20, 31, 40, 64])
+@pytest.mark.parametrize("population", [3, 9, 1000])
+def test_sums_of_limbs_tell_no_more_than_the_sum(bits: int, population: int) -> None:
+    """How many clients have a value below zero was seen in the sum of the highest limb."""
+    configuration = replace(
+        USUAL, layout=Layout((RingSegment(bits, 1),)), population=population, target=3, privacy=1, maximum_weight=3
+    )
+    (segment,), reach = configuration.layout.require_rings(), 1 << min(bits - 3, configuration.limb_bits - 3)
+    seen = set[bytes]()
+    for values in ((0, 0, 0, 0), (-1, 1, 0, 0), (-reach, reach, -1, 1), (reach - 1, 1, 0, -reach)):
+        payloads = [Payload(configuration.layout, (segment.ring.from_integers([value]),)) for value in values]
+        total = sum(elements_of(configuration, payload, 3) for payload in payloads)
+        seen.add(np.asarray(total).tobytes())
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("stage", [State.KEYS, State.PIECES, State.INPUTS, State.ANSWERS])

@@ -28,8 +28,8 @@ from secagg.protocols.one_message import (
     OneMessageSettings,
     open_session,
 )
-from secagg.protocols.one_message.epoch import HolderKeys, NoHolder
-from secagg.protocols.one_message.messages import UploadList
+from secagg.protocols.one_message.epoch import HolderKeys
+from secagg.protocols.one_message.messages import NoHolder, UploadList
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.session.roles import Released, ServerSession, Turnout
 from tests.harness.one_message_sums import InsecureSum, SumSetup
@@ -220,21 +220,66 @@ def test_keys_of_another_holder_are_not_taken(committee: Committee) -> None:
     session, record = committee.open(), committee.world.record
     first, second, last = committee.setup.clients[0], committee.setup.clients[1], committee.setup.clients[5]
     keys = committee.answer(first, session.invitation)
-    nothing = NoHolder(record=record.context.digest).encode()
+    said = committee.answer(last, session.invitation)
+    nothing = replace(NoHolder.decode(said), client=first).encode()
     other = replace(HolderKeys.decode(keys), position=1).encode()
-    for sender, message in ((second, keys), (last, keys), (first, nothing), (second, other), (first, record.encode())):
+    for sender, message in (
+        (second, keys),
+        (last, keys),
+        (first, nothing),
+        (first, said),
+        (second, other),
+        (first, record.encode()),
+    ):
         with pytest.raises(PeerError) as caught:
             session.receive(sender, message)
         assert caught.value.culprits == {sender}
     with pytest.raises(PeerMisbehaved, match="answers for another epoch"):
-        session.receive(last, NoHolder(record=bytes(32)).encode())
+        session.receive(last, replace(NoHolder.decode(said), record=bytes(32)).encode())
     session.receive(first, keys)
     session.receive(first, keys)
     again = replace(HolderKeys.decode(keys), nonce=bytes(32))
     signature = record.sign(committee.world.holder_keys[0], Label.ONE_MESSAGE_HOLDER_KEYS, *again.parts)
     with pytest.raises(PeerMisbehaved, match="publishes two keys"):
         session.receive(first, replace(again, signature=signature).encode())
-    assert len(session.faults) == 7
+    assert len(session.faults) == 8
+
+
+def test_nobody_says_in_another_clients_name_that_it_holds_nothing(committee: Committee) -> None:
+    """A platform that takes a client's word for who it is would hear the client itself no more."""
+    committee.setup = committee.world.setup = replace(committee.setup, population=POPULATION + 1)
+    session, (*_, liar, victim) = committee.open(), committee.setup.clients
+    own = committee.answer(liar, session.invitation)
+    key, certificate = committee.world.certified(liar)
+    claimed = replace(NoHolder.decode(own), client=victim)
+    signed = replace(claimed, signature=committee.world.record.sign(key, Label.ONE_MESSAGE_NO_HOLDER, *claimed.parts))
+    assert claimed.identity.startswith(certificate.public_key)
+    unsigned = replace(claimed, identity=b"", signature=b"")
+    for message in (own, claimed.encode(), signed.encode(), unsigned.encode()):
+        with pytest.raises(PeerError):
+            session.receive(victim, message)
+    assert session.awaited is not None
+    assert victim in session.awaited
+    session.receive(victim, committee.answer(victim, session.invitation))
+    assert victim not in session.awaited
+
+
+def test_an_epoch_has_so_many_uploads_over_all_rounds(committee: Committee, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder forgets a round, but not how much of the epoch's public polynomials is used."""
+    monkeypatch.setattr("secagg.protocols.one_message.holder.MOST_UPLOADS", 2 * POPULATION)
+    for number in (1, 2):
+        committee.begin_round(number)
+        committee.carry(committee.open())
+    committee.begin_round(3)
+    with pytest.raises(PeerMisbehaved, match="an epoch has at most"):
+        committee.carry(committee.open())
+
+
+def test_other_files_in_the_folder_of_what_is_held_do_not_matter(committee: Committee) -> None:
+    (committee.folder / "0").mkdir(mode=0o700)
+    (committee.folder / "0" / "notes-of mine").touch()
+    (committee.folder / "0" / ".DS_Store").touch()
+    committee.carry(committee.open())
 
 
 def test_the_turnout_of_the_keys_waits_for_all_holders(committee: Committee) -> None:

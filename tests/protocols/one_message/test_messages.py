@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from secagg.protocols.one_message.journal import Entry, Event, HolderSecret
 from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.protocols.one_message.messages import (
     MESSAGES,
+    NoHolder,
     Upload,
 )
 from secagg.protocols.one_message.parameters import ThresholdRule
@@ -47,12 +49,13 @@ def sent() -> dict[type[Message], bytes]:
     late.receive_upload(client, world.stored_upload(client))
     for message in (*more, late.deliver()[0]):
         found[by_kind[message_kind(message)]] = message
+    found[NoHolder] = world.client(client).holds_nothing(world.record)
     found[Entry] = Entry(event=Event.LISTED, parts=(b"a list", b"a reply")).encode()
     found[HolderSecret] = HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32).encode()
     return found
 
 
-KINDS = (*MESSAGES, Offer, EpochRecord, HolderKeys, *STORED)
+KINDS = (*MESSAGES, NoHolder, Offer, EpochRecord, HolderKeys, *STORED)
 
 
 @pytest.mark.parametrize("declared", KINDS)
@@ -85,6 +88,15 @@ def test_altered_bytes_decode_canonically_or_not_at_all(
 def test_the_readme_has_the_table_of_every_message(declared: type[Message], repository: Path) -> None:
     text = (repository / "protocols/one_message/README.md").read_text(encoding="utf-8")
     assert f"### {declared.__name__} (kind {declared.kind.value})\n\n{table_of(declared)}" in text
+
+
+def test_the_readme_names_attacks_that_are_run(repository: Path) -> None:
+    readme = (repository / "protocols" / "one_message" / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## Attacks")[2].partition("## Deviations")[0]
+    named = set(re.findall(r"`(test_\w+)`", table))
+    written = "".join(path.read_text(encoding="utf-8") for path in (repository / "tests").rglob("test_*.py"))
+    assert len(named) > 20
+    assert not {name for name in named if f"def {name}(" not in written}
 
 
 def test_secrets_are_not_shown(sent: dict[type[Message], bytes]) -> None:

@@ -16,6 +16,7 @@ from secagg.fields import read_fields, write_fields
 from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.estimator import greatest_modulus_bits
 from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
+from secagg.protocols.one_message.lattice.masks import energy_factor
 from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, Values
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,
@@ -195,6 +196,47 @@ def test_the_capacity_keeps_the_sum_of_secrets_apart_in_the_field() -> None:
     assert 10 * 4.5 * math.sqrt(most) <= 32_760 < 10 * 4.5 * math.sqrt(most + 1)
     with pytest.raises(InvalidParameters, match="capacity"):
         small(capacity=most + 1, capacity_weight=most + 1)
+
+
+# --- Zeros behind the weight ------------------------------------------------------------------------------------------
+
+
+def ball_bits(dimension: int, squared: float) -> float:
+    """Return the logarithm of a bound on the integers in a ball: the volume of one that is half a diagonal wider."""
+    radius = math.sqrt(squared) + math.sqrt(dimension) / 2
+    volume = dimension / 2 * math.log(math.pi) + dimension * math.log(radius) - math.lgamma(dimension / 2 + 1)
+    return volume / math.log(2)
+
+
+@given(
+    segments=st.lists(
+        st.one_of(
+            st.builds(Values, st.integers(1, 9000), st.integers(1, 32)),
+            st.builds(Values, st.integers(1, 9000), st.just(30), st.just((-9, 9))),
+            st.builds(Values, st.integers(1, 9000), st.integers(9, 20), st.none(), st.just(8)),
+        ),
+        max_size=3,
+    ),
+    capacity=st.sampled_from([2, 9, 100, 3000, 200_000]),
+)
+@settings(max_examples=40)
+def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list[Values], capacity: int) -> None:
+    """Counted over all wrong sums of secrets, the chance that any passes the tests of an opened sum is below 2^-64."""
+    values = [*segments, Values(1, capacity.bit_length()), *(one.check_words for one in segments if one.fine_bits)]
+    made = plan(values, capacity, choose_committee(5, 1), degrees=(2048, 4096)).with_witnesses()
+    secrets = ball_bits(made.degree, 1.5 * made.degree * capacity * 4.5**2)
+    # Bits of the coefficients that hold noise, and of the zeros, which are known whole.
+    exact, known = 0, 0.0
+    for index, (segment, k) in enumerate(zip(made.segments, made.per_coefficient, strict=True)):
+        if not segment.fine_bits:
+            count = math.ceil(segment.length / k)
+            exact += count
+            below = made.guard_bits if segment.bounds else made.modulus_bits - segment.ring_bits
+            zeros = count - 1 if index == made.inputs - 1 else 0
+            known += count * below + zeros * (made.modulus_bits - below)
+    noise = ball_bits(exact, energy_factor(exact) * exact * capacity * made.noise_variance)
+    assert secrets + noise - known < -64
+    assert made.with_witnesses() == made
 
 
 # --- Thresholds ------------------------------------------------------------------------------------------------------

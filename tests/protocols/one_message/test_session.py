@@ -10,6 +10,7 @@ import pytest
 
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.committee.member import OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
@@ -162,16 +163,21 @@ def test_the_settings_count_the_turnout() -> None:
         assert session.turnout is due
 
 
-def test_messages_that_are_not_due() -> None:
-    world = InsecureSum(SumSetup())
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_messages_that_are_not_due(mode: SecurityMode) -> None:
+    """What comes in a client's name shuts it out only where nobody signs, and the transport alone says who speaks."""
+    world = InsecureSum(SumSetup(mode=mode))
     session = opened(world, Standing(world))
     clients = members(world, hold=False)
     first, second = list(clients)[:2]
     upload = clients[first].answer(session.invitation)
     with pytest.raises(PeerMisbehaved, match="sent an upload of"):
         session.receive(second, upload)
-    with pytest.raises(PeerMisbehaved, match="not invited, or has left"):
-        session.receive(second, upload)
+    if mode is SecurityMode.ACTIVE:
+        session.receive(second, clients[second].answer(session.invitation))
+    else:
+        with pytest.raises(PeerMisbehaved, match="not invited, or has left"):
+            session.receive(second, clients[second].answer(session.invitation))
     assert [fault.culprits for fault in session.faults] == [{second}]
     with pytest.raises(UnexpectedMessage, match="expected an offer"):
         clients[first].answer(upload)

@@ -59,6 +59,10 @@ class Sum:
     def limbs(self, bits: int) -> int:
         return -(-bits // self.limb_bits)
 
+    def offset(self, bits: int) -> int:
+        """Half of every limb, the highest having the bits that are left."""
+        return 2 ** (bits - 1) + sum(2 ** (self.limb_bits * limb - 1) for limb in range(1, self.limbs(bits)))
+
     @property
     def length(self) -> int:
         return sum(length * self.limbs(bits) for bits, length in self.rings) + 1
@@ -142,7 +146,7 @@ class PlainClient:
     def masked(self, values: Sequence[Sequence[int]], weight: int) -> list[int]:
         due = self.due
         scaled = [
-            (value * weight % 2**bits) // 2 ** (due.limb_bits * limb) % 2**due.limb_bits
+            ((value * weight + due.offset(bits)) % 2**bits) // 2 ** (due.limb_bits * limb) % 2**due.limb_bits
             for (bits, _), part in zip(due.rings, values, strict=True)
             for limb in range(due.limbs(bits))
             for value in part
@@ -166,5 +170,5 @@ def open_sum(due: Sum, uploads: Sequence[Sequence[int]], answers: dict[int, list
             for place in range(length):
                 sums[-1][place] += total[at + place] * 2 ** (due.limb_bits * limb)
             at += length
-        sums[-1] = [value % 2**bits for value in sums[-1]]
+        sums[-1] = [(value - len(uploads) * due.offset(bits)) % 2**bits for value in sums[-1]]
     return sums, total[-1]

@@ -356,7 +356,8 @@ def open_sum(offer: Offer, vectors: Sequence[bytes], secret: Sequence[int]) -> t
     inputs = len(offer.segments) - len(fine)
     for number, words in zip(fine, pieces[inputs:], strict=True):
         assert check_words(offer, number, pieces[number], len(words)) == words
-    weight = pieces[inputs - 1][0]
+    weight, *zeros = pieces[inputs - 1]
+    assert not any(zeros)
     sums = list[list[int]]()
     for piece, segment in zip(pieces[: inputs - 1], offer.segments, strict=False):
         added = segment.bounds[0] * weight if segment.bounds else -(len(vectors) // 2) if segment.fine else 0
