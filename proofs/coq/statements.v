@@ -1,7 +1,7 @@
 (* Every theorem in full, on one page. A theory whose theorem says less than its     *)
 (* statement here does not compile. Short definitions are written out; the others     *)
 (* are uploads, noise, is_open, component_sum (masks.v), lift, element (ring.v),       *)
-(* generate, evaluate (dpf.v), neighbours, ahead, behind (split.v), obligations, known, *)
+(* generate_key, share (dpf.v), neighbours, ahead, behind (split.v), obligations, known, *)
 (* joined, covered (quorum.v), transcript (transcripts.v), and those are what there is  *)
 (* to read beside this page.                                                           *)
 From mathcomp Require Import all_ssreflect all_algebra.
@@ -164,28 +164,37 @@ Proof. exact: ring.masked_sums_decode. Qed.
 
 Theorem point_function_correct : forall (seed_type G : zmodType),
   (forall s : seed_type, s + s = 0) ->
-  forall (expand : seed_type -> (seed_type * bool) * (seed_type * bool)) (convert : seed_type -> G)
-    (alpha : seq bool) (beta : G) (seed_0 seed_1 : seed_type) (x : seq bool),
-  size x = size alpha ->
-  let key := dpf.generate expand convert alpha beta (seed_0, false) (seed_1, true) in
-  dpf.evaluate expand convert (seed_0, false) key.1 key.2 x
-  - dpf.evaluate expand convert (seed_1, true) key.1 key.2 x = if x == alpha then beta else 0.
-Proof. by move=> S G xor2 expand convert alpha beta s0 s1 x; apply: dpf.point_function_correct. Qed.
+  let node := ((seed_type * bool) * (seed_type * bool))%type in
+  forall (hash : bool -> node -> node) (convert : node -> nat -> G) (is_second : nat -> bool)
+    (depth lanes alpha : nat) (beta : G) (seeds_0 seeds_1 : seed_type * seed_type) (x : nat),
+  (alpha < 2 ^ depth * lanes)%N -> (x < 2 ^ depth * lanes)%N ->
+  let key := dpf.generate_key hash convert is_second depth lanes alpha beta seeds_0 seeds_1 in
+  dpf.share hash convert is_second depth lanes false seeds_0 key x
+  + dpf.share hash convert is_second depth lanes true seeds_1 key x = if x == alpha then beta else 0.
+Proof. move=> S G xor2 *; exact: dpf.point_function_correct. Qed.
 
 Theorem point_functions_sum_to_histogram : forall (seed_type G : zmodType),
   (forall s : seed_type, s + s = 0) ->
-  forall (expand : seed_type -> (seed_type * bool) * (seed_type * bool)) (convert : seed_type -> G)
-    (client : finType) (contributors : {set client}) (depth : nat) (assignment : client -> seq bool)
-    (beta : client -> G) (seed_0 seed_1 : client -> seed_type) (x : seq bool),
-  size x = depth -> (forall i, size (assignment i) = depth) ->
-  let key i := dpf.generate expand convert (assignment i) (beta i) (seed_0 i, false) (seed_1 i, true) in
-  \sum_(i in contributors) dpf.evaluate expand convert (seed_0 i, false) (key i).1 (key i).2 x
-  - \sum_(i in contributors) dpf.evaluate expand convert (seed_1 i, true) (key i).1 (key i).2 x
-  = \sum_(i in contributors | x == assignment i) beta i.
-Proof.
-move=> S G xor2 expand convert client contributors depth assignment beta s0 s1 x.
-exact: dpf.point_functions_sum_to_histogram.
-Qed.
+  let node := ((seed_type * bool) * (seed_type * bool))%type in
+  forall (hash : bool -> node -> node) (convert : node -> nat -> G) (is_second : nat -> bool)
+    (client : finType) (contributors : {set client}) (depth lanes : nat) (assignment : client -> nat)
+    (beta : client -> G) (weight : client -> nat) (seeds_0 seeds_1 : client -> seed_type * seed_type) (x : nat),
+  (x < 2 ^ depth * lanes)%N -> (forall i, assignment i < 2 ^ depth * lanes)%N ->
+  let key i := dpf.generate_key hash convert is_second depth lanes (assignment i) (beta i) (seeds_0 i) (seeds_1 i) in
+  \sum_(i in contributors) dpf.share hash convert is_second depth lanes false (seeds_0 i) (key i) x *+ weight i
+  + \sum_(i in contributors) dpf.share hash convert is_second depth lanes true (seeds_1 i) (key i) x *+ weight i
+  = \sum_(i in contributors | x == assignment i) beta i *+ weight i.
+Proof. move=> S G xor2 *; exact: dpf.point_functions_sum_to_histogram. Qed.
+
+(* Without a tree; the lane after the sent ones is derived from these.                    *)
+Theorem explicit_shares_correct : forall (G : zmodType) (sent : nat) (stream : nat -> G)
+    (alpha : nat) (beta : G) (x : nat),
+  let derived (total : G) (lanes : nat -> G) :=
+    if (x < sent)%N then lanes x else total - \sum_(j < sent) lanes j in
+  (alpha <= sent)%N -> (x <= sent)%N ->
+  derived beta stream + derived 0 (fun j => (if j == alpha then beta else 0) - stream j)
+  = if x == alpha then beta else 0.
+Proof. move=> G sent stream alpha beta x; exact: dpf.explicit_shares_correct. Qed.
 
 (* --- The check that every block is one vote ------------------------------------------ *)
 (* A challenge is (r, rho, sigma, eta). u is over_rows, v linear_part, and f_i the         *)
