@@ -1,11 +1,13 @@
 (* Every theorem in full, on one page. A theory whose theorem says less than its     *)
 (* statement here does not compile. Short definitions are written out; the others     *)
 (* are uploads, noise, is_open, component_sum (masks.v), lift, element (ring.v),       *)
-(* generate, evaluate (dpf.v), neighbours, ahead, behind (split.v), obligations, known, *)
+(* deal, combine, weights, plan, decode, add_modulo and the like (reference.v),        *)
+(* generate_key, share (dpf.v), neighbours, ahead, behind (split.v), obligations, known, *)
 (* joined, covered (quorum.v), transcript (transcripts.v), and those are what there is  *)
 (* to read beside this page.                                                           *)
 From mathcomp Require Import all_ssreflect all_algebra.
-Require masks shamir ring dpf one_hot split quorum transcripts one_sum one_answer bounded_updates.
+From mathcomp Require ssrZ.
+Require masks shamir reference ring dpf one_hot split quorum transcripts one_sum one_answer bounded_updates.
 Set Implicit Arguments. Unset Strict Implicit. Unset Printing Implicit Defensive.
 Import GRing.Theory Num.Theory.
 Local Open Scope ring_scope.
@@ -80,6 +82,95 @@ Theorem too_few_shares_hide : forall (F : finFieldType) (t : nat) (holders : seq
   = #|[set c : 'rV[F]_t | ((rVpoly c).[0] == secret')
       && all (fun a => (rVpoly c).[a] == share a) holders]|.
 Proof. exact: shamir.too_few_shares_hide. Qed.
+
+Theorem binomial_coefficients_hide : forall (F : finFieldType) (t : nat),
+  (forall k, (k < t)%N -> (k`!%:R : F) != 0) ->
+  forall (holders : seq F) (share : F -> F) (secret secret' : F),
+  uniq (0 :: holders) -> (size holders < t)%N ->
+  let binomial k : {poly F} := (k`!%:R)^-1 *: \prod_(0 <= i < k) ('X - i%:R%:P) in
+  let p (c : 'rV[F]_t) : {poly F} := \sum_(k < t) c 0 k *: binomial k in
+  #|[set c : 'rV[F]_t | ((p c).[0] == secret) && all (fun a => (p c).[a] == share a) holders]|
+  = #|[set c : 'rV[F]_t | ((p c).[0] == secret') && all (fun a => (p c).[a] == share a) holders]|.
+Proof. exact: reference.binomial_coefficients_hide. Qed.
+
+(* --- The reference for arithmetic modulo a prime ------------------------------------ *)
+(* Operations on T that are those of a field F, as far as values go.                     *)
+
+Definition operations_of (T : Type) (F : fieldType) (value : T -> F) (zero one : T) (add sub mul : T -> T -> T)
+    (inverse : T -> T) (same : T -> T -> bool) : Prop :=
+  [/\ value zero = 0, value one = 1, forall a b, value (add a b) = value a + value b
+    & forall a b, value (sub a b) = value a - value b]
+  /\ [/\ forall a b, value (mul a b) = value a * value b, forall a, value (inverse a) = (value a)^-1
+      & forall a b, same a b = (value a == value b)].
+
+Theorem modulo_operations : forall p : BinNums.Z, prime (BinInt.Z.to_nat p) ->
+  (2 < BinInt.Z.to_nat p)%N ->
+  operations_of (fun a => (ssrZ.int_of_Z a)%:~R : 'F_(BinInt.Z.to_nat p)) BinNums.Z0 (BinNums.Zpos BinNums.xH)
+    (reference.add_modulo p) (reference.sub_modulo p) (reference.mul_modulo p) (reference.inverse_modulo p)
+    (reference.same_modulo p).
+Proof. exact: reference.modulo_operations. Qed.
+
+Theorem sharing_field_is_prime : prime (2 ^ 16 - 15).
+Proof. exact: reference.sharing_field_is_prime. Qed.
+
+Theorem reference_deals : forall (T : eqType) (zero one : T) (add sub mul : T -> T -> T) (inverse : T -> T)
+    (same : T -> T -> bool) (F : fieldType) (value : T -> F),
+  operations_of value zero one add sub mul inverse same ->
+  forall (coefficients : seq T) (holders : nat),
+  (forall k, (k < size coefficients)%N -> (k`!%:R : F) != 0) ->
+  exists2 p : {poly F}, (size p <= size coefficients)%N & p.[0] = value (nth zero coefficients 0)
+    /\ map value (reference.deal zero one add mul coefficients holders) = [seq p.[x%:R] | x <- iota 1 holders].
+Proof.
+move=> T zero one add sub mul inverse same F value [[? ? ? ?] [? ? ?]] coefficients holders.
+exact: reference.reference_deals.
+Qed.
+
+Theorem reference_interpolates : forall (T : eqType) (zero one : T) (add sub mul : T -> T -> T) (inverse : T -> T)
+    (same : T -> T -> bool) (F : fieldType) (value : T -> F),
+  operations_of value zero one add sub mul inverse same ->
+  forall (points values : seq T) (x : T) (p : {poly F}),
+  uniq (map value points) -> (size p <= size points)%N -> map value values = [seq p.[value a] | a <- points] ->
+  value (reference.combine zero add mul (reference.weights one sub mul inverse same points x) values)
+  = p.[value x].
+Proof.
+move=> T zero one add sub mul inverse same F value [[? ? ? ?] [? ? ?]] points values x p.
+exact: reference.reference_interpolates.
+Qed.
+
+(* All but so many values lie on p: the decoder finds p, and says which values do not.      *)
+Theorem reference_decodes : forall (T : eqType) (zero one : T) (add sub mul : T -> T -> T) (inverse : T -> T)
+    (same : T -> T -> bool) (F : fieldType) (value : T -> F),
+  operations_of value zero one add sub mul inverse same ->
+  forall (t radius : nat) (points targets values : seq T),
+  uniq (map value points) -> size values = size points -> (t + radius.*2 <= size points)%N ->
+  forall p : {poly F}, (size p <= t)%N ->
+  let errors := [seq p.[value pair.1] != value pair.2 | pair <- zip points values] in
+  (count id errors <= radius)%N ->
+  exists2 found, reference.decode zero add mul same t radius
+      (reference.plan one sub mul inverse same t points targets) values = Some (errors, found)
+    & map value found = [seq p.[value x] | x <- targets].
+Proof.
+move=> T zero one add sub mul inverse same F value [[? ? ? ?] [? ? ?]] t radius points targets values.
+move=> *; exact: reference.reference_decodes.
+Qed.
+
+(* What it finds is such a polynomial; so it finds nothing where there is none.              *)
+Theorem reference_decodes_only : forall (T : eqType) (zero one : T) (add sub mul : T -> T -> T) (inverse : T -> T)
+    (same : T -> T -> bool) (F : fieldType) (value : T -> F),
+  operations_of value zero one add sub mul inverse same ->
+  forall (t radius : nat) (points targets values : seq T),
+  uniq (map value points) -> size values = size points ->
+  forall wrong found, reference.decode zero add mul same t radius
+      (reference.plan one sub mul inverse same t points targets) values = Some (wrong, found) ->
+  exists2 p : {poly F}, (size p <= t)%N
+    & [/\ wrong = [seq p.[value pair.1] != value pair.2 | pair <- zip points values],
+          (count id wrong <= radius)%N & map value found = [seq p.[value x] | x <- targets]].
+Proof.
+move=> T zero one add sub mul inverse same F value [[is_0 is_1 is_add is_sub] [is_mul is_inverse is_same]].
+move=> t radius points targets values distinct sizes wrong found.
+case/(reference.reference_decodes_only is_0 is_1 is_add is_sub is_mul is_inverse is_same distinct sizes).
+by move=> p small fits; exists p.
+Qed.
 
 (* --- The ring of p = below + 1 bits ----------------------------------------------- *)
 
@@ -164,28 +255,37 @@ Proof. exact: ring.masked_sums_decode. Qed.
 
 Theorem point_function_correct : forall (seed_type G : zmodType),
   (forall s : seed_type, s + s = 0) ->
-  forall (expand : seed_type -> (seed_type * bool) * (seed_type * bool)) (convert : seed_type -> G)
-    (alpha : seq bool) (beta : G) (seed_0 seed_1 : seed_type) (x : seq bool),
-  size x = size alpha ->
-  let key := dpf.generate expand convert alpha beta (seed_0, false) (seed_1, true) in
-  dpf.evaluate expand convert (seed_0, false) key.1 key.2 x
-  - dpf.evaluate expand convert (seed_1, true) key.1 key.2 x = if x == alpha then beta else 0.
-Proof. by move=> S G xor2 expand convert alpha beta s0 s1 x; apply: dpf.point_function_correct. Qed.
+  let node := ((seed_type * bool) * (seed_type * bool))%type in
+  forall (hash : bool -> node -> node) (convert : node -> nat -> G) (is_second : nat -> bool)
+    (depth lanes alpha : nat) (beta : G) (seeds_0 seeds_1 : seed_type * seed_type) (x : nat),
+  (alpha < 2 ^ depth * lanes)%N -> (x < 2 ^ depth * lanes)%N ->
+  let key := dpf.generate_key hash convert is_second depth lanes alpha beta seeds_0 seeds_1 in
+  dpf.share hash convert is_second depth lanes false seeds_0 key x
+  + dpf.share hash convert is_second depth lanes true seeds_1 key x = if x == alpha then beta else 0.
+Proof. move=> S G xor2 *; exact: dpf.point_function_correct. Qed.
 
 Theorem point_functions_sum_to_histogram : forall (seed_type G : zmodType),
   (forall s : seed_type, s + s = 0) ->
-  forall (expand : seed_type -> (seed_type * bool) * (seed_type * bool)) (convert : seed_type -> G)
-    (client : finType) (contributors : {set client}) (depth : nat) (assignment : client -> seq bool)
-    (beta : client -> G) (seed_0 seed_1 : client -> seed_type) (x : seq bool),
-  size x = depth -> (forall i, size (assignment i) = depth) ->
-  let key i := dpf.generate expand convert (assignment i) (beta i) (seed_0 i, false) (seed_1 i, true) in
-  \sum_(i in contributors) dpf.evaluate expand convert (seed_0 i, false) (key i).1 (key i).2 x
-  - \sum_(i in contributors) dpf.evaluate expand convert (seed_1 i, true) (key i).1 (key i).2 x
-  = \sum_(i in contributors | x == assignment i) beta i.
-Proof.
-move=> S G xor2 expand convert client contributors depth assignment beta s0 s1 x.
-exact: dpf.point_functions_sum_to_histogram.
-Qed.
+  let node := ((seed_type * bool) * (seed_type * bool))%type in
+  forall (hash : bool -> node -> node) (convert : node -> nat -> G) (is_second : nat -> bool)
+    (client : finType) (contributors : {set client}) (depth lanes : nat) (assignment : client -> nat)
+    (beta : client -> G) (weight : client -> nat) (seeds_0 seeds_1 : client -> seed_type * seed_type) (x : nat),
+  (x < 2 ^ depth * lanes)%N -> (forall i, assignment i < 2 ^ depth * lanes)%N ->
+  let key i := dpf.generate_key hash convert is_second depth lanes (assignment i) (beta i) (seeds_0 i) (seeds_1 i) in
+  \sum_(i in contributors) dpf.share hash convert is_second depth lanes false (seeds_0 i) (key i) x *+ weight i
+  + \sum_(i in contributors) dpf.share hash convert is_second depth lanes true (seeds_1 i) (key i) x *+ weight i
+  = \sum_(i in contributors | x == assignment i) beta i *+ weight i.
+Proof. move=> S G xor2 *; exact: dpf.point_functions_sum_to_histogram. Qed.
+
+(* Without a tree; the lane after the sent ones is derived from these.                    *)
+Theorem explicit_shares_correct : forall (G : zmodType) (sent : nat) (stream : nat -> G)
+    (alpha : nat) (beta : G) (x : nat),
+  let derived (total : G) (lanes : nat -> G) :=
+    if (x < sent)%N then lanes x else total - \sum_(j < sent) lanes j in
+  (alpha <= sent)%N -> (x <= sent)%N ->
+  derived beta stream + derived 0 (fun j => (if j == alpha then beta else 0) - stream j)
+  = if x == alpha then beta else 0.
+Proof. move=> G sent stream alpha beta x; exact: dpf.explicit_shares_correct. Qed.
 
 (* --- The check that every block is one vote ------------------------------------------ *)
 (* A challenge is (r, rho, sigma, eta). u is over_rows, v linear_part, and f_i the         *)

@@ -16,6 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import check_word_sums
+import lanes_in_place
 import mask_signs
 import one_message_kernels
 import point_function_kernels
@@ -30,7 +32,15 @@ BATCH = 4
 @cache
 def collected() -> tuple[Obligation, ...]:
     """Every obligation, in an order that does not change between processes."""
-    parts = (ring_kernels, mask_signs, scalar_quantizer, point_function_kernels, one_message_kernels)
+    parts = (
+        ring_kernels,
+        mask_signs,
+        scalar_quantizer,
+        point_function_kernels,
+        lanes_in_place,
+        check_word_sums,
+        one_message_kernels,
+    )
     return tuple(obligation for part in parts for obligation in part.obligations())
 
 

@@ -11,7 +11,9 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
+
+import numpy as np
 
 z3: Any = importlib.import_module("z3")
 
@@ -45,6 +47,8 @@ class Word:
             if other.bits != self.bits:
                 raise TypeError("words of two sizes meet")
             return other.term
+        if isinstance(other, np.unsignedinteger) and 8 * other.itemsize == self.bits:
+            other = int(other)
         if type(other) is not int or not 0 <= other < 1 << self.bits:
             raise TypeError(f"{other!r} is no constant of a word of {self.bits} bits")
         return z3.BitVecVal(other, self.bits)
@@ -91,6 +95,26 @@ class Word:
     __bool__ = __index__ = __int__ = __float__ = __hash__ = __len__ = __iter__ = __getitem__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
     __repr__ = __str__ = __format__ = __bytes__ = __array__ = _refuse
+
+
+class Memory(Word):
+    """A word that stays where it is: operators with ``=`` change it in place, as they do an array."""
+
+    __slots__ = ()
+
+    def __iadd__(self, other: object) -> Self:
+        self.term = (self + other).term
+        return self
+
+    def __iand__(self, other: object) -> Self:
+        self.term = (self & other).term
+        return self
+
+    def __setitem__(self, place: object, value: Word) -> None:
+        """Take all of a word's value, or its lowest bits where it is wider, as an array of this word does."""
+        if place is not Ellipsis or value.bits < self.bits:
+            raise TypeError("a word in memory is assigned whole, from a word that is not narrower")
+        self.term = z3.Extract(self.bits - 1, 0, value.term)
 
 
 def conjunction(*terms: Term) -> Term:

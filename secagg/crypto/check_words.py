@@ -22,6 +22,8 @@ def check_words(ring: Ring, values: RingVector, count: int, key: Secret) -> list
     least valuation v is unit times 2^v reaches the words through as many elements of the public vector as there are
     words; modulo 2 their matrix is triangular with ones on the diagonal. So the words of any one error are uniform and
     independent multiples of 2^v, as if each word had a public vector of its own.
+
+    Claim RI-6: this is run on terms, with an ideal public vector.
     """
     per_piece, words = SEGMENT_BYTES // ring.word_bytes, [0] * count
     memory = ring.zeros(min(per_piece, values.size) + count - 1)
