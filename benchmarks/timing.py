@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,7 +105,7 @@ def _sums() -> Iterator[Kernel]:
     for form in Accumulation:
         counters = HistogramAccumulator(segment, (1 << 32) - 1, form)
         name = f"count indices in the enclave, {form.name.lower()}"
-        yield Kernel(name, lambda packed, to=counters: to.add(packed, 1), *classes(indices), "the indices")
+        yield Kernel(name, partial(counters.add, weight=1), *classes(indices), "the indices")
     shape = PointFunctionShape(codewords=64, group=RingLanes(7), depth=1)
 
     def alpha(number: int) -> Any:  # noqa: ANN401 -- an array

@@ -29,7 +29,7 @@ def rooms(alterations: ModuleType) -> tuple[Any, ...]:
 
 
 def test_every_room_names_files_and_tests_that_exist(rooms: tuple[Any, ...], repository: Path) -> None:
-    named = {name for room in rooms for name in (*room.files, *room.tests)}
+    named = {name for room in rooms for name in (*room.files, *room.tests, *room.further)}
     assert not {name for name in named if not (repository / name).exists()}
     files = [file for room in rooms for file in room.files]
     assert len(files) == len(set(files)), "a file stands in two rooms, and its mutants would be counted twice"

@@ -275,7 +275,7 @@ def judges_digest(room: Room) -> str:
 
 
 def _test_files(room: Room) -> Iterator[Path]:
-    for name in room.tests:
+    for name in (*room.tests, *room.further):
         path = REPOSITORY / name
         yield from sorted(path.rglob("test_*.py")) if path.is_dir() else (path,)
 

@@ -71,7 +71,18 @@ def try_room(room: Room, word: str, seconds: float, *, deeper: bool) -> None:
     own = {mutant.digest for mutant in all_mutants(room)}
     kills = [verdict for verdict in verdicts().values() if verdict.digest in own and verdict.killed_by]
     trials = Trials(room, chosen, put_down, seconds=seconds, deeper=deeper, kills=kills)
-    arguments = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", *room.tests]
+    arguments = [
+        "-q",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:xdist",
+        *room.tests,
+        *(room.further if deeper else ()),
+    ]
     sys.exit(pytest.main(arguments, plugins=[trials]))
 
 
