@@ -15,7 +15,7 @@ import multiprocessing
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,12 +29,21 @@ from rooms import ROOMS, Room
 
 KEPT: Final = REPOSITORY / "build" / "mutants.jsonl"
 EXPLAINED: Final = Path(__file__).with_name("explained.toml")
+SCORES: Final = REPOSITORY / "proofs" / "MUTATION.md"
 _SECONDS: Final = 5.0
 """The most seconds of tests for one mutant, in what they take without it."""
 _HEADER: Final = (
-    "| room | mutants | killed by tests | killed by the model alone | survive, explained | survive |\n"
-    "|---|---|---|---|---|---|\n"
+    "| room | mutants | killed by tests | by the model alone | survive, explained | survive |\n"
+    "|---|---|---|---|---|---|"
 )
+_INTRODUCTION: Final = """\
+# Mutants: the scores of the last run
+
+Written by `python proofs/mutation/run.py --table --write`; [README.md](README.md#mutants) says what a mutant is. The
+rooms are listed in [mutation/rooms.py](mutation/rooms.py) with the tests and cases that judge them, and survivors with
+the reason in [mutation/explained.toml](mutation/explained.toml). A room that was not run is named so.
+
+"""
 
 
 def all_mutants(room: Room) -> list[Mutant]:
@@ -92,26 +101,55 @@ def explanations() -> Mapping[str, tuple[str, str]]:
     return {one["digest"]: (one["name"], one["reason"]) for one in listed}
 
 
-def table(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield the score of each room as a table, and then the survivors that nobody explained."""
-    yield _HEADER
-    unexplained = list[str]()
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What became of a room's mutants."""
+
+    room: str
+    count: int
+    by_tests: int
+    by_model: int
+    alive: tuple[Verdict, ...]
+    """Those that survived and are not explained."""
+    explained: int
+
+    @property
+    def missing(self) -> int:
+        """How many were not tried."""
+        return self.count - self.by_tests - self.by_model - self.explained - len(self.alive)
+
+    def row(self) -> str:
+        """Return it as a row of the table."""
+        if self.missing == self.count:
+            return f"| {self.room} | {self.count} | not run | | | |"
+        partly = f" ({self.missing} not run)" if self.missing else ""
+        return f"| {self.room}{partly} | {' | '.join(map(str, self.counts))} |"
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The columns of the table."""
+        tried = self.count - self.missing
+        return tried, self.by_tests, self.by_model, self.explained, len(self.alive)
+
+
+def scores(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]]) -> Iterator[Score]:
+    """Yield the score of each room."""
     for room in ROOMS:
         found = all_mutants(room)
         judged = [known[mutant.digest] for mutant in found if mutant.digest in known]
-        dead = [verdict.killed_by for verdict in judged if verdict.killed_by]
         alive = [verdict for verdict in judged if not verdict.killed_by]
-        open_ones = [verdict for verdict in alive if verdict.digest not in reasons]
-        modelled = sum(killer.startswith("model: ") for killer in dead)
-        missing = len(found) - len(judged)
-        name = f"{room.name}{f' (not run: {missing} of {len(found)})' if missing else ''}"
-        explained = len(alive) - len(open_ones)
-        yield f"| {name} | {len(found)} | {len(dead) - modelled} | {modelled} | {explained} | {len(open_ones)} |\n"
-        unexplained += [
-            f"{verdict.digest} {verdict.name}{'' if verdict.reached else ' (no test reaches it)'}"
-            for verdict in open_ones
-        ]
-    yield from (f"  survived, not explained: {line}\n" for line in unexplained)
+        left = tuple(verdict for verdict in alive if verdict.digest not in reasons)
+        modelled = sum(verdict.killed_by.startswith("model: ") for verdict in judged)
+        killed = len(judged) - len(alive)
+        yield Score(room.name, len(found), killed - modelled, modelled, left, len(alive) - len(left))
+
+
+def report(found: Sequence[Score]) -> str:
+    """Return the table, with the sum of what was run."""
+    rows = [_HEADER, *(score.row() for score in found)]
+    run = [score for score in found if score.missing < score.count]
+    sums = [sum(column) for column in zip(*(score.counts for score in run), strict=True)]
+    return "\n".join([*rows, f"| all that was run | {' | '.join(map(str, sums))} |"]) + "\n"
 
 
 def rotten(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]]) -> Iterator[str]:
@@ -132,6 +170,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="of tests, for one mutant")
     parser.add_argument("--deeper", action="store_true", help="ask survivors again, and the model too")
     parser.add_argument("--table", action="store_true", help="try nothing and print what is kept")
+    parser.add_argument("--write", action="store_true", help="write the table to proofs/MUTATION.md")
     parser.add_argument("--anew", action="store_true", help="forget what is kept")
     options = parser.parse_args()
     if options.anew:
@@ -147,9 +186,17 @@ def main() -> None:
             if child.exitcode:
                 broken.append(f"  not judged: {room.name}\n")
     known, reasons = verdicts(), explanations()
-    for line in (lines := [*table(known, reasons), *rotten(known, reasons), *broken]):
-        sys.stdout.write(line)
-    if any(not line.startswith("|") for line in lines):
+    found = list(scores(known, reasons))
+    sys.stdout.write(report(found))
+    alive = [verdict for score in found for verdict in score.alive]
+    wrong = [
+        f"  {'survived' if verdict.reached else 'not reached'}: {verdict.digest} {verdict.name}\n" for verdict in alive
+    ]
+    wrong += [*rotten(known, reasons), *broken]
+    sys.stdout.write("".join(wrong))
+    if options.write:
+        SCORES.write_text(_INTRODUCTION + report(found), encoding="utf-8")
+    if wrong:
         sys.exit(1)
 
 
