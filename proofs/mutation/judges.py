@@ -27,14 +27,14 @@ import coverage
 import pytest
 
 from alterations import REPOSITORY, Mutant, altered_code
-from rooms import Room
+from rooms import MODEL, Room
 
 _BASELINES: Final = REPOSITORY / "build" / "mutants_baseline"
 _MOST_SECONDS: Final = 3600
 _MOST_BYTES: Final = 6 << 30
 _MORE_TIME: Final = 4
 """Many times what the tests take; a mutant that goes on for ever is noticed too."""
-_EXTRA_SECONDS: Final = 10
+_EXTRA_SECONDS: Final = 3
 _SHARPER: Final = 4
 _EXAMPLES: Final = 25
 _WAITING: Final = 8
@@ -54,6 +54,8 @@ class Verdict:
     seconds: float = 0.0
     """What the tests and cases that reach it and were not asked would have cost, if it survived."""
     reached: bool = True
+    shown: tuple[str, ...] = ()
+    """The tests and cases that passed with it, as they were then, if it survived."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class Trials:
         *,
         seconds: float,
         deeper: bool,
-        kills: Iterable[Verdict],
+        earlier: Sequence[Verdict],
     ) -> None:
         self._room = room
         self._chosen = chosen
@@ -99,9 +101,13 @@ class Trials:
         self._cases: tuple[tuple[str, Callable[[], bool]], ...] = ()
         self._functions: Mapping[str, list[FunctionType]] = {}
         """By path, qualified name and first line."""
-        for verdict in kills:
-            self._deadly[verdict.killed_by] += 1
-            self._kills[verdict.name.split(": ")[1]][verdict.killed_by] += 1
+        self._stamps = dict[str, str]()
+        """Of each test or case, the digest of its name and of its file."""
+        self._shown = {verdict.digest: frozenset(verdict.shown) for verdict in earlier}
+        for verdict in earlier:
+            if verdict.killed_by:
+                self._deadly[verdict.killed_by] += 1
+                self._kills[verdict.name.split(": ")[1]][verdict.killed_by] += 1
 
     def pytest_sessionstart(self) -> None:
         """Have every run of a property find the same examples."""
@@ -156,7 +162,9 @@ class Trials:
             by_file[Path(__file__)].append(name)
         whole, fresh = Baseline(), dict[str, Baseline]()
         for file, names in by_file.items():
-            own = hashlib.sha256(b"" if file == Path(__file__) else file.read_bytes()).hexdigest()
+            looked_at = sorted(MODEL.glob("*.py")) if file == Path(__file__) else [file]
+            own = hashlib.sha256(b"".join(one.read_bytes() for one in looked_at)).hexdigest()
+            self._stamps |= {name: hashlib.sha256(f"{name} {own}".encode()).hexdigest()[:8] for name in names}
             key = f"{file} {own} {sources.hexdigest()} {names}"
             if key not in known:
                 started = time.perf_counter()
@@ -195,32 +203,30 @@ class Trials:
         reaching = {name for line in range(mutant.first, mutant.last + 1) for name in lines.get(line, ()) if name}
         killers = self._kills[mutant.function]
         order = sorted(reaching, key=lambda name: (-killers[name], self._cost(name)))
-        tests, cases = list[str](), [name for name, _ in self._cases if name in reaching]
-        spent = left = 0.0
-        for name in order:
-            if name not in self._items:
-                continue
-            if spent + self._baseline.seconds[name] < self._seconds or not tests:
-                tests.append(name)
-                spent += self._baseline.seconds[name]
-            else:
-                left += self._baseline.seconds[name]
         if not reaching:
             return Verdict(mutant.digest, mutant.name, "", judges, reached=False)
-        if self._deeper:
-            spent += sum(self._baseline.seconds[name] for name in cases)
-        else:
-            left += sum(self._baseline.seconds[name] for name in cases)
-            cases = []
-        limit = spent * _MORE_TIME + _EXTRA_SECONDS
+        shown = {self._stamps[name]: name for name in order if self._stamps[name] in self._shown.get(mutant.digest, ())}
+        due = [name for name in order if name not in shown.values()]
+        tests, cases = list[str](), [name for name in due if name not in self._items]
+        spent = sum(self._baseline.seconds[name] for name in cases) if self._deeper else 0.0
+        limit = self._seconds + spent
+        for name in due:
+            if name in self._items and (spent + self._baseline.seconds[name] < limit or not tests):
+                tests.append(name)
+                spent += self._baseline.seconds[name]
+        asked = [*tests, *(cases if self._deeper else ())]
         code = altered_code(mutant, arithmetic=self._room.arithmetic)
         functions = self._functions[f"{mutant.path}:{code.co_qualname}:{code.co_firstlineno}"]
-        killer = _in_fork(lambda: self._try(code, functions, tests, cases), limit)
-        if killer:
-            killers[str(killer)] += 1
-            self._deadly[str(killer)] += 1
-            return Verdict(mutant.digest, mutant.name, str(killer), "")
-        return Verdict(mutant.digest, mutant.name, "", judges, round(left, 1))
+        if not functions:
+            sys.exit(f"mutants: {mutant.function} of {mutant.path} is no function of this process")
+        limit = spent * _MORE_TIME + _EXTRA_SECONDS
+        if killer := str(_in_fork(lambda: self._try(code, functions, asked), limit)):
+            killers[killer] += 1
+            self._deadly[killer] += 1
+            return Verdict(mutant.digest, mutant.name, killer, "")
+        left = sum(self._baseline.seconds[name] for name in due if name not in asked)
+        passed = sorted({*shown, *(self._stamps[name] for name in asked)})
+        return Verdict(mutant.digest, mutant.name, "", judges, round(left, 1), shown=tuple(passed))
 
     def _cost(self, name: str) -> float:
         """Return how late a test is asked: attacks look at defences, and those that kill have killed others."""
@@ -229,18 +235,16 @@ class Trials:
             seconds /= _SHARPER
         return seconds / (1 + self._deadly[name])
 
-    def _try(
-        self, code: CodeType, functions: Sequence[FunctionType], tests: Sequence[str], cases: Sequence[str]
-    ) -> str:
+    def _try(self, code: CodeType, functions: Sequence[FunctionType], asked: Sequence[str]) -> str:
         for function in functions:
             function.__code__ = code
-        items = [self._items[name] for name in tests]
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        items = [self._items[name] for name in asked if name in self._items]
+        for item, following in zip(items, [*items[1:], None], strict=True) if items else ():
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if item.session.testsfailed:
                 return item.nodeid
         for name, case in self._cases:
-            if name in cases and not case():
+            if name in asked and not case():
                 return f"model: {name}"
         return ""
 

@@ -89,6 +89,7 @@ _TWO_SERVERS_ATTACKS: Final = _in(
     "test_two_servers_collusion.py",
     "test_two_servers_crashes.py",
     "test_two_servers_disagreements.py",
+    "test_two_servers_noise.py",
     "test_two_servers_offers.py",
     "test_two_servers_relays.py",
     "test_two_servers_replays.py",

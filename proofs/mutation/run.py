@@ -78,8 +78,8 @@ def try_room(room: Room, word: str, seconds: float, *, deeper: bool) -> None:
             kept.write(f"{json.dumps(asdict(verdict))}\n")
 
     own = {mutant.digest for mutant in all_mutants(room)}
-    kills = [verdict for verdict in verdicts().values() if verdict.digest in own and verdict.killed_by]
-    trials = Trials(room, chosen, put_down, seconds=seconds, deeper=deeper, kills=kills)
+    earlier = [verdict for verdict in verdicts().values() if verdict.digest in own]
+    trials = Trials(room, chosen, put_down, seconds=seconds, deeper=deeper, earlier=earlier)
     arguments = [
         "-q",
         "-s",
