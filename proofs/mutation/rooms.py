@@ -93,6 +93,7 @@ _TWO_SERVERS_ATTACKS: Final = _in(
     "test_two_servers_offers.py",
     "test_two_servers_relays.py",
     "test_two_servers_replays.py",
+    "test_two_servers_secrets.py",
     "test_two_servers_shares.py",
     "test_two_servers_uploads.py",
 )
@@ -138,6 +139,7 @@ ROOMS: Final = (
                 "test_server.py",
             ),
             *_in("tests/adversaries", "test_two_servers_journals.py", "test_two_servers_lists.py"),
+            "tests/session/test_ledger.py",
         ),
         _TWO_SERVERS_ATTACKS,
     ),
@@ -147,7 +149,9 @@ ROOMS: Final = (
         (
             "tests/protocols/enclave/test_buffer.py",
             "tests/protocols/enclave/test_client.py",
+            "tests/adversaries/test_enclave_memory.py",
             "tests/adversaries/test_enclave_releases.py",
+            "tests/session/test_ledger.py",
         ),
         (*_ENCLAVE_ATTACKS, "tests/protocols/enclave/test_enclave.py"),
         models=("enclave: as released",),
