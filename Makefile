@@ -12,7 +12,7 @@ DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants bench bench-peers bench-flower dist-check \
+.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist-check \
   flower vectors clean
 
 help:  ## list the targets
@@ -51,7 +51,10 @@ proofs-second-opinion: $(SOLVERS)/.installed  ## ask cvc5 and bitwuzla what z3 w
 
 mutants: $(INSTALLED)  ## change one token at a time and see that proofs or tests notice; for every night, not every change
 	PYTHONPATH=. $(BIN)/python proofs/mutants.py
-	$(BIN)/python proofs/control_mutants.py
+	PYTHONPATH=. $(BIN)/python proofs/mutation/run.py
+
+timing: $(INSTALLED)  ## time kernels that see secrets, a fixed one against random ones; on a quiet machine, some minutes
+	PYTHONPATH=. $(BIN)/python benchmarks/timing.py --json build/timing.json
 
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json
 	PYTHONPATH=. $(BIN)/python benchmarks/run.py --json build/bench.json

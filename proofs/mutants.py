@@ -1,8 +1,9 @@
 """Change one token of a kernel at a time and see whether the solver's obligations notice.
 
-Run by ``make mutants``. An operator is exchanged for another, or a constant made one larger; a mutant is killed if an
-obligation is refuted, or if the kernel no longer runs on terms. A survivor that ``EXPLAINED`` does not list ends the
-run with status 1. Defects of the client and of the enclave's rules are planted by hand, in ``proofs/model``.
+Run by ``make mutants``, which alters decisions too (``mutation/``). An operator is exchanged for another, or a constant
+made one larger; a mutant is killed if an obligation is refuted, or if the kernel no longer runs on terms. A survivor
+that ``EXPLAINED`` does not list ends the run with status 1. Defects of the client and of the enclave's rules are
+planted by hand, in ``proofs/model``.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent / "smt"))
 
+import one_message_kernels
 import point_function_kernels as tree
 import ring_kernels
 import terms
 from secagg.crypto import ring
+from secagg.protocols.one_message.lattice import coefficients
 from secagg.protocols.two_servers.lanes import fields as lane_field
 from secagg.protocols.two_servers.lanes import groups as lane_group
 from secagg.protocols.two_servers.point_functions import kernels as point_function
@@ -62,6 +65,7 @@ KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
     ),
     lane_field: ("wraps", "reduce_once", "add", "subtract", "reduce"),
     lane_group: ("ring_correction", "field_correction"),
+    coefficients: one_message_kernels.NAMES,
 }
 EXPLAINED: Final[Mapping[str, str]] = {
     "secagg.crypto.ring._regroup: Add to BitOr in line 6": (
@@ -101,7 +105,7 @@ def _alterations(function: ast.FunctionDef) -> Iterator[tuple[str, ast.FunctionD
             case ast.BinOp() | ast.AugAssign():
                 for other in EXCHANGED.get(type(node.op), ()):
                     changes.append((f"{type(node.op).__name__} to {other.__name__}", partial(_exchange, other)))
-            case ast.Constant(value=int()):
+            case ast.Constant(value=int()) if not isinstance(node.value, bool):
                 changes.append((f"{node.value} to {node.value + 1}", _enlarge))
             case _:
                 pass
@@ -137,6 +141,11 @@ def _questions(module: ModuleType, names: Mapping[str, Any]) -> Iterator[Callabl
             for statement in statements:
                 for width in WIDTHS:
                     yield partial(statement, names, width)
+        return
+    if module is coefficients:
+        for cases in one_message_kernels.CASES.values():
+            for stated, case in cases:
+                yield partial(stated, names, case)
         return
     kernels = {**tree.library(), **{name: names[name] for name in KERNELS[module]}}
     for width in WIDTHS:

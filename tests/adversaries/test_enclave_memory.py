@@ -22,15 +22,15 @@ import pytest
 
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label
-from secagg.crypto.secret import Secret
-from secagg.errors import Misuse, PeerError, Reason, SecAggError
+from secagg.crypto.secret import Secret, overwrite
+from secagg.errors import AuthenticationFailed, Misuse, PeerError, Reason, SecAggError
 from secagg.parameters import Suite
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, SealedUpload, secret_bytes
-from secagg.protocols.enclave.trusted.upload_keys import seal_indices, sealing_info
+from secagg.protocols.enclave.trusted.upload_keys import open_indices, seal_indices, sealing_info
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 trusted: Any = enclave_module
@@ -147,6 +147,24 @@ def test_opened_indices_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(PeerError):
         session.enclave.receive(crafted(session, weight=1, packed=b"\xff" * 64))
     assert [bytes(buffer) for buffer in opened] == [bytes(64)] * 2
+
+
+def test_what_altered_indices_decrypt_to_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend may have written plaintext before it found the tag wrong."""
+    left = list[bytearray]()
+
+    def recording(buffer: bytearray) -> None:
+        buffer[:] = b"plain".ljust(len(buffer))
+        overwrite(buffer)
+        left.append(buffer)
+
+    monkeypatch.setattr("secagg.protocols.enclave.trusted.upload_keys.overwrite", recording)
+    with Secret("upload_seed", SEED) as seed:
+        sealed = bytearray(seal_indices(seed, bytes(32), b"i" * 40))
+        sealed[0] ^= 1
+        with pytest.raises(AuthenticationFailed):
+            open_indices(seed, bytes(32), bytes(sealed), culprits=())
+    assert left == [bytearray(40)]
 
 
 @pytest.mark.parametrize("suite", Suite)

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.labels import Label
 from secagg.errors import (
     AuthenticationFailed,
     InvalidParameters,
@@ -309,6 +310,18 @@ def test_thresholds_that_the_authority_did_not_sign() -> None:
     mixed = replace(world.offer(), configuration=other.offer().configuration)
     with pytest.raises(InvalidParameters, match="other thresholds than the authority signed"):
         mixed.agree()
+
+
+def test_an_epoch_signs_with_a_key_in_active_mode_and_never_otherwise() -> None:
+    """A signature that nobody looks at would let two parties see different bytes of one message."""
+    active = InsecureSum(SumSetup()).record
+    with pytest.raises(InvalidParameters, match="needs a signing key"):
+        active.sign(None, Label.ONE_MESSAGE_RECEIPT, b"words")
+    plain, key = InsecureSum(SumSetup(mode=SecurityMode.SEMI_HONEST)).record, SumSetup().key_of("anybody")
+    assert plain.sign(key, Label.ONE_MESSAGE_RECEIPT, b"words") == b""
+    plain.verify(key.public_key, b"", Label.ONE_MESSAGE_RECEIPT, b"words")
+    with pytest.raises(MalformedMessage, match="has no signatures"):
+        plain.verify(key.public_key, bytes(64), Label.ONE_MESSAGE_RECEIPT, b"words")
 
 
 # --- Holders that were killed or restored -----------------------------------------------------------------------------

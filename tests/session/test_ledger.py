@@ -197,6 +197,24 @@ def test_with_noise_an_update_is_charged_again_as_long_as_its_budget_lasts() -> 
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
+def test_without_noise_an_update_is_charged_once_also_where_repeats_are_allowed() -> None:
+    """Noise protects each release; an epoch without it gets no update that another one had."""
+    ledger = SealLedger(b"v", repeats_allowed=True)
+    ledger.charge(Spent(b"v", 1, bytes(32), A), is_noised=False)
+    with pytest.raises(Misuse) as caught:
+        ledger.charge(Spent(b"v", 2, bytes(32), B), is_noised=False)
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    ledger.charge(Spent(b"v", 2, bytes(32), B), is_noised=True)
+
+
+def test_a_ledger_of_seals_is_for_a_task_with_a_name() -> None:
+    for task in (b"t", b"t" * 256):
+        assert SealLedger.decode(SealLedger(task).encode()).task == task
+    for wrong in (b"", b"t" * 257):
+        with pytest.raises(Misuse, match="1 to 256 bytes"):
+            SealLedger(wrong)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_of_the_process_charges_nothing(tmp_path: Path) -> None:
     """It has the lock of the file as well, and knows nothing of what the other one writes."""

@@ -474,6 +474,22 @@ def test_prime_powers_find_what_every_modulus_finds(weights: list[int], least: i
         assert tells_a_few(weights, least, telling=2)
 
 
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({1: 3, 16: 10}, True),
+        ({1: 3, 8: 10}, False),
+        ({1: 3, 12: 10}, False),
+        ({1: 3, 2: 1, 4: 10}, False),
+        ({1: 1, 12: 10}, True),
+        ({1: 3, 9: 10}, False),
+    ],
+)
+def test_a_remainder_by_sixteen_tells_and_one_by_less_does_not(weights: dict[int, int], *, expected: bool) -> None:
+    """Three clients of a cohort of five: by 16 they stand out, by 8, 9 or 12 they do not; no prime counts twice."""
+    assert single_somebody_out(weights, 5) is expected
+
+
 def test_large_weights_are_taken_apart_in_time() -> None:
     largest_prime = (1 << 32) - 5
     assert single_somebody_out(Counter({largest_prime * 65521: 3, 65521: 1}), 2)

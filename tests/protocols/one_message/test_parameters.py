@@ -239,6 +239,44 @@ def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list
     assert made.with_witnesses() == made
 
 
+def test_packing_divides_the_degree() -> None:
+    assert small(threshold=5, packing=2).secret_columns == 1024
+    with pytest.raises(InvalidParameters, match="3 does not divide 2048"):
+        small(threshold=5, packing=3)
+
+
+def test_there_are_segments_and_no_more_than_a_message_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidParameters, match="got 0"):
+        small(segments=())
+    monkeypatch.setattr("secagg.protocols.one_message.parameters.MAXIMUM_SEGMENTS", 2)
+    assert len(small().segments) == 2
+    with pytest.raises(InvalidParameters, match="got 3"):
+        small(segments=(Values(2, 20), Values(2, 20), Values(2, 20)))
+
+
+def test_neighbouring_segments_share_a_run_exactly_if_the_same_bits_of_them_travel() -> None:
+    exact, fine = Values(4, 20), Values(6, 12, fine_bits=8)
+    made = small(segments=(exact, exact, fine, exact, fine.check_words))
+    assert [(run.first, run.end) for run in made.runs] == [(0, 8), (8, 14), (14, made.coefficients)]
+    assert [run.dropped for run in made.runs] == [3, 8, 3]
+
+
+def test_segments_with_fine_bits_need_exactly_their_check_words_at_the_end() -> None:
+    exact, fine = Values(4, 20), Values(6, 12, fine_bits=8)
+    for wrong in (exact, replace(fine.check_words, length=fine.check_words.length + 1)):
+        with pytest.raises(InvalidParameters, match="check words of those with fine bits"):
+            small(segments=(exact, fine, wrong))
+
+
+def test_coefficients_are_counted_over_all_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = small()
+    monkeypatch.setattr("secagg.protocols.one_message.parameters.MAXIMUM_COEFFICIENTS", made.coefficients)
+    assert small() == made
+    monkeypatch.setattr("secagg.protocols.one_message.parameters.MAXIMUM_COEFFICIENTS", made.coefficients - 1)
+    with pytest.raises(InvalidParameters, match="divide the layout"):
+        small()
+
+
 # --- Thresholds ------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.protocols.two_servers import journal as journal_module
-from secagg.protocols.two_servers.journal import Event, FileJournal, Record
+from secagg.protocols.two_servers.journal import Event, FileJournal, Record, RoundFile
 from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.wire import Writer
 
@@ -140,6 +140,16 @@ def test_a_record_is_on_the_disk_when_append_returns(path: Path, monkeypatch: py
 
 
 # --- What a crash leaves ----------------------------------------------------------------------------------------------
+
+
+def test_the_name_of_a_new_journal_is_on_the_disk_before_anything_is_done(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that a power failure takes with its name had records that were acted upon."""
+    synced = list[Path]()
+    monkeypatch.setattr(journal_module, "sync_folder", synced.append)
+    FileJournal(path).close()
+    assert synced == [path.parent]
 
 
 def test_a_journal_that_was_cut_at_any_byte_holds_its_whole_records(path: Path, tmp_path: Path) -> None:
@@ -339,6 +349,37 @@ def test_a_journal_is_neither_copied_nor_pickled_nor_shown(path: Path) -> None:
             call()
     assert "rootroot" not in repr(kept)
     kept.close()
+
+
+# --- The file of the round that runs ----------------------------------------------------------------------------------
+
+
+def test_the_file_of_a_round_is_opened_again_and_stays_until_it_is_erased(path: Path) -> None:
+    """A file that was left open would be held against its own server."""
+    store = RoundFile(path)
+    store.close()
+    store.open().append(*RECORDS[0][:1], *RECORDS[0][1])
+    assert list(store.open().records()) == RECORDS[:1]
+    store.close()
+    assert read(path) == RECORDS[:1]
+    store.open()
+    store.erase()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_round_that_is_over_is_erased_whether_its_file_is_open_closed_or_damaged(
+    path: Path, tmp_path: Path, *, is_damaged: bool
+) -> None:
+    edges = written(path)
+    os.link(path, tmp_path / "kept")
+    if is_damaged:
+        data = bytearray(path.read_bytes())
+        data[edges[1] - 1] ^= 1
+        path.write_bytes(data)
+    RoundFile(path).erase()
+    assert not path.exists()
+    assert not any((tmp_path / "kept").read_bytes())
 
 
 def test_no_journal_remembers_nothing() -> None:

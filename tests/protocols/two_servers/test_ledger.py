@@ -44,6 +44,15 @@ def is_refused(kept: UploadLedger, call: Callable[[], object], kind: type[SecAgg
     assert kept.encode() == before, "a refusal spends nothing"
 
 
+def test_a_task_has_a_name_that_a_record_holds() -> None:
+    for task in (b"t", b"t" * 256):
+        assert UploadLedger.decode(UploadLedger(task).encode()).task == task
+    for wrong in (b"", b"t" * 257, "task", None):
+        nameless: Any = wrong
+        with pytest.raises(Misuse, match="1 to 256 bytes"):
+            UploadLedger(nameless)
+
+
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 

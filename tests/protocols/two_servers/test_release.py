@@ -299,6 +299,15 @@ def test_wiping_gives_the_share_up() -> None:
     assert share_of(zero) != share
 
 
+def test_a_server_that_has_no_share_opens_none() -> None:
+    end = End(ZERO)
+    end.close()
+    with pytest.raises(Misuse, match="agrees on a list before it commits"):
+        end.release.own_share()
+    with pytest.raises(Misuse, match="agrees on a list before it commits"):
+        end.release.commitment()
+
+
 def test_a_release_is_neither_copied_nor_pickled() -> None:
     zero, _ = ends()
     for call in (copy.copy, copy.deepcopy, pickle.dumps):

@@ -1,0 +1,203 @@
+"""Mutants: one decision, or one token of arithmetic, taken away or altered in one function of the library."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+MOVED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+EXCHANGED: Final[Mapping[type[ast.operator], type[ast.operator]]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitOr,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+SHOWN_ONLY: Final = frozenset({"__repr__", "__str__", "__rich__"})
+"""What nobody decides by."""
+_DIGEST_LENGTH: Final = 16
+_LONGEST: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One alteration of one function."""
+
+    path: str
+    """Of the file, from the root of the repository."""
+    function: str
+    """Its qualified name."""
+    change: str
+    digest: str
+    """Of the function as it is and of the change: another function has other digests."""
+    first: int
+    last: int
+    """The lines of the file that a test has to reach."""
+    place: int
+    step: int
+    """Which node of the function, and which of its changes."""
+
+    @property
+    def name(self) -> str:
+        """File, function and change."""
+        return f"{self.path}: {self.function}: {self.change}"
+
+
+def mutants(path: str, *, arithmetic: bool) -> Iterator[Mutant]:
+    """Yield every mutant of a file."""
+    for name, function in functions(ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))):
+        if function.name in SHOWN_ONLY:
+            continue
+        source, seen = ast.unparse(function), Counter[str]()
+        for place, node in enumerate(_nodes(function)):
+            for step, (change, _) in enumerate(_changes(node, arithmetic=arithmetic)):
+                seen[change] += 1
+                told = change if seen[change] == 1 else f"{change} ({seen[change]})"
+                digest = hashlib.sha256(f"{path}\n{name}\n{source}\n{told}".encode()).hexdigest()[:_DIGEST_LENGTH]
+                first, last = _lines(node)
+                yield Mutant(path, name, told, digest, first, last, place, step)
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the functions of a module and the methods of its classes, by their qualified names."""
+    waiting: list[tuple[str, ast.stmt]] = [("", node) for node in tree.body]
+    while waiting:
+        outer, node = waiting.pop(0)
+        if isinstance(node, ast.ClassDef):
+            waiting += [(f"{outer}{node.name}.", inner) for inner in node.body]
+        elif isinstance(node, ast.FunctionDef):
+            yield f"{outer}{node.name}", node
+
+
+def altered_code(mutant: Mutant, *, arithmetic: bool) -> CodeType:
+    """Compile the altered function: its code, with the line numbers that it has."""
+    path = REPOSITORY / mutant.path
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (function,) = (node for name, node in functions(tree) if name == mutant.function and _spans(node, mutant))
+    node = _nodes(function)[mutant.place]
+    _, change = list(_changes(node, arithmetic=arithmetic))[mutant.step]
+    change(node)
+    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    return code_in(compile(ast.fix_missing_locations(tree), str(path), "exec"), mutant.function, first)
+
+
+def code_in(code: CodeType, name: str, first: int) -> CodeType:
+    """Return the code of one function of a module."""
+    waiting = [code]
+    while waiting:
+        inner = waiting.pop()
+        if inner.co_qualname == name and inner.co_firstlineno == first:
+            return inner
+        waiting += [constant for constant in inner.co_consts if isinstance(constant, CodeType)]
+    raise LookupError(f"no code of {name} in line {first}")
+
+
+def _nodes(function: ast.FunctionDef) -> list[ast.AST]:
+    """Return what a call runs: no default and no decorator."""
+    return [node for statement in function.body for node in ast.walk(statement)]
+
+
+def _spans(function: ast.FunctionDef, mutant: Mutant) -> bool:
+    return function.lineno <= mutant.first <= (function.end_lineno or 0)
+
+
+def _lines(node: ast.AST) -> tuple[int, int]:
+    spanned: Any = node.test if isinstance(node, ast.If) else node
+    return spanned.lineno, spanned.end_lineno
+
+
+def _changes(node: ast.AST, *, arithmetic: bool) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    match node:
+        case ast.If():
+            yield f"never `{_short(node.test)}`", _never
+        case ast.Compare():
+            for index, operator in enumerate(node.ops):
+                if other := MOVED.get(type(operator)):
+                    yield _told(node, change := partial(_move, index, other)), change
+        case ast.BoolOp():
+            yield _told(node, _join), _join
+        case ast.UnaryOp(op=ast.Not()):
+            yield f"without not in `{_short(node)}`", _assert
+        case ast.Expr(value=ast.Call()):
+            yield f"without `{_short(node)}`", _nothing
+        case _:
+            pass
+    if arithmetic:
+        yield from _changes_of_numbers(node)
+
+
+def _changes_of_numbers(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    match node:
+        case ast.BinOp() | ast.AugAssign() if type(node.op) in EXCHANGED:
+            yield _told(node, _exchange), _exchange
+        case ast.Constant(value=int()) if not isinstance(node.value, bool):
+            yield f"{node.value} to {node.value + 1}", _enlarge
+        case _:
+            pass
+
+
+def _told(node: ast.AST, change: Callable[[Any], None]) -> str:
+    altered = copy.deepcopy(node)
+    change(altered)
+    return f"`{_short(node)}` to `{_short(altered)}`"
+
+
+def _short(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+# --- What is altered. Names stay in the function, so that its free variables are those that it had. -------------------
+
+
+def _never(node: ast.If) -> None:
+    node.test = ast.copy_location(ast.BoolOp(ast.And(), [ast.Constant(value=False), node.test]), node.test)
+
+
+def _move(index: int, other: type[ast.cmpop], node: ast.Compare) -> None:
+    node.ops[index] = other()
+
+
+def _join(node: ast.BoolOp) -> None:
+    node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+
+
+def _assert(node: ast.UnaryOp) -> None:
+    node.operand = ast.copy_location(ast.UnaryOp(ast.Not(), node.operand), node)
+
+
+def _nothing(node: ast.Expr) -> None:
+    node.value = ast.copy_location(ast.BoolOp(ast.And(), [ast.Constant(value=False), node.value]), node)
+
+
+def _exchange(node: ast.BinOp | ast.AugAssign) -> None:
+    node.op = EXCHANGED[type(node.op)]()
+
+
+def _enlarge(node: ast.Constant) -> None:
+    node.value = int(str(node.value)) + 1

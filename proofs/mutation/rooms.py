@@ -1,0 +1,349 @@
+"""The rooms whose decisions are altered: files, the tests that judge them, and the cases of the model that do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from alterations import REPOSITORY
+
+MODEL: Final = REPOSITORY / "proofs" / "model"
+ENCLAVE_CALLS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Files that belong together, and who judges them."""
+
+    name: str
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+    """Files and folders of tests, in this process."""
+    further: tuple[str, ...] = ()
+    """Those that what survives is shown to, by ``--deeper``."""
+    arithmetic: bool = False
+    """Whether operators and constants are altered too."""
+    without: tuple[str, ...] = ()
+    """Words in the names of tests that are not asked: they take long, or run another process."""
+    models: tuple[str, ...] = ()
+    """Names of cases without a fault."""
+
+    def cases(self) -> Iterator[tuple[str, Callable[[], bool]]]:
+        """Yield each case of the model with a function that says whether it comes out as it has to."""
+        if not self.models:
+            return
+        if str(MODEL) not in sys.path:
+            sys.path.insert(0, str(MODEL))
+        import enclave_release  # noqa: PLC0415 -- where the model is asked
+        import pairwise  # noqa: PLC0415
+        from run import driven_cases  # noqa: PLC0415
+
+        known: dict[str, Callable[[], Any]] = {
+            case.name: case.explore for case in (*pairwise.cases(), *driven_cases()) if not case.attacked
+        }
+        known["enclave: as released"] = lambda: enclave_release.explore(ENCLAVE_CALLS, ())
+        for name in self.models:
+            yield name, _clean(known[name])
+
+
+def _clean(explore: Callable[[], Any]) -> Callable[[], bool]:
+    def passes() -> bool:
+        report = explore()
+        return not report.fault and report.revealing > 0
+
+    return passes
+
+
+def _in(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}" for name in names)
+
+
+_ONE_MESSAGE_TESTS: Final = (
+    *_in(
+        "tests/adversaries",
+        "test_one_message_dealers.py",
+        "test_one_message_epochs.py",
+        "test_one_message_found.py",
+        "test_one_message_holder_memory.py",
+        "test_one_message_lists.py",
+    ),
+    *_in(
+        "tests/protocols/one_message",
+        "test_journal.py",
+        "test_receipts.py",
+        "test_parameters.py",
+        "test_sharing.py",
+        "test_messages.py",
+        "test_split_lists.py",
+        "test_committee.py",
+        "test_buffers.py",
+        "test_session.py",
+        "test_vectors.py",
+        "test_run.py",
+    ),
+)
+_TWO_SERVERS_ATTACKS: Final = _in(
+    "tests/adversaries",
+    "test_two_servers_collusion.py",
+    "test_two_servers_crashes.py",
+    "test_two_servers_disagreements.py",
+    "test_two_servers_noise.py",
+    "test_two_servers_offers.py",
+    "test_two_servers_relays.py",
+    "test_two_servers_replays.py",
+    "test_two_servers_secrets.py",
+    "test_two_servers_shares.py",
+    "test_two_servers_uploads.py",
+)
+_ENCLAVE_ATTACKS: Final = _in(
+    "tests/adversaries",
+    "test_enclave_layers.py",
+    "test_enclave_offers.py",
+    "test_enclave_short_uploads.py",
+    "test_enclave_uploads.py",
+)
+_PAIRWISE_ATTACKS: Final = _in(
+    "tests/adversaries",
+    "test_liars_at_unmasking.py",
+    "test_inputs_and_retries.py",
+    "test_shares_in_transit.py",
+    "test_offers_below_the_floors.py",
+    "test_survivor_sets.py",
+    "test_rosters.py",
+    "test_order_and_replays.py",
+)
+ROOMS: Final = (
+    Room(
+        "one message: holders",
+        _in("protocols/one_message", "holder.py", "journal.py", "receipts.py", "epoch.py", "parameters.py"),
+        _ONE_MESSAGE_TESTS,
+        models=(
+            "one message: certified, 3 holders, two rounds",
+            "one message: certified, 4 holders, two sums",
+            "one message: a journal in files",
+            "one message: bad dealers and forged uploads",
+        ),
+    ),
+    Room(
+        "two servers: release, journal, ledger",
+        _in("protocols/two_servers", "release.py", "journal.py", "ledger.py", "round_rules.py", "server_state.py"),
+        (
+            *_in(
+                "tests/protocols/two_servers",
+                "test_journal.py",
+                "test_ledger.py",
+                "test_release.py",
+                "test_round_rules.py",
+                "test_server.py",
+            ),
+            *_in("tests/adversaries", "test_two_servers_journals.py", "test_two_servers_lists.py"),
+            "tests/session/test_ledger.py",
+        ),
+        _TWO_SERVERS_ATTACKS,
+    ),
+    Room(
+        "enclave: releases, buffers, ledger",
+        _in("protocols/enclave", "trusted/buffer.py", "trusted/upload_keys.py", "trusted/weights.py", "ledger.py"),
+        (
+            "tests/protocols/enclave/test_buffer.py",
+            "tests/protocols/enclave/test_client.py",
+            "tests/adversaries/test_enclave_memory.py",
+            "tests/adversaries/test_enclave_releases.py",
+            "tests/session/test_ledger.py",
+        ),
+        (*_ENCLAVE_ATTACKS, "tests/protocols/enclave/test_enclave.py"),
+        models=("enclave: as released",),
+    ),
+    Room(
+        "sharing: Shamir, check words, packing",
+        (
+            *_in("secagg/crypto", "shamir.py", "prime_field.py", "check_words.py"),
+            *_in("protocols/one_message", "sharing.py", "sharing_field.py"),
+        ),
+        (
+            *_in("tests/crypto", "test_shamir.py", "test_prime_field.py"),
+            "tests/protocols/one_message/test_sharing.py",
+        ),
+        (
+            "tests/adversaries/test_one_message_dealers.py",
+            "tests/protocols/one_message/test_vectors.py",
+            "tests/protocols/pairwise_mask/test_rounds.py",
+            "tests/protocols/pairwise_mask/test_recovery.py",
+        ),
+        arithmetic=True,
+    ),
+    Room(
+        "two servers: servers and operators",
+        _in(
+            "protocols/two_servers",
+            "server.py",
+            "server_messages.py",
+            "exchange.py",
+            "operators/standing_rules.py",
+            "operators/standing_server.py",
+            "operators/relaying_server.py",
+            "operators/server_keys.py",
+        ),
+        _in(
+            "tests/protocols/two_servers",
+            "test_server.py",
+            "test_server_messages.py",
+            "test_standing_rules.py",
+            "test_standing_server.py",
+        ),
+        _TWO_SERVERS_ATTACKS,
+    ),
+    Room(
+        "session: ledger, latch, certificates",
+        _in("secagg/session", "ledger.py", "latch.py", "certificates.py", "durable.py", "sealed_state.py"),
+        _in("tests/session", "test_certificates.py", "test_ledger.py", "test_sealed_state.py", "test_run.py"),
+        (
+            *_in("tests/adversaries", "test_one_message_epochs.py", "test_inputs_and_retries.py"),
+            "tests/protocols/two_servers/test_ledger.py",
+            "tests/session",
+        ),
+    ),
+    Room(
+        "pairwise: thresholds, floors, sets",
+        _in("protocols/pairwise_mask", "thresholds.py", "floors.py", "client_set.py", "transitions.py", "roster.py"),
+        _in(
+            "tests/protocols/pairwise_mask",
+            "test_thresholds.py",
+            "test_floors.py",
+            "test_client_set.py",
+            "test_roster.py",
+            "test_transitions.py",
+        ),
+        ("tests/adversaries/test_offers_below_the_floors.py", "tests/adversaries/test_rosters.py"),
+    ),
+    Room(
+        "privacy: noise and rounding",
+        _in("secagg/privacy", "client_noise.py", "rounding.py", "sensitivity.py", "accounting.py", "noise.py"),
+        (
+            *_in(
+                "tests/privacy",
+                "test_accounting.py",
+                "test_client_noise.py",
+                "test_noise.py",
+                "test_norms.py",
+                "test_rounding.py",
+                "test_sensitivity.py",
+            ),
+            "tests/adversaries/test_client_noise.py",
+        ),
+    ),
+    Room(
+        "pairwise: server",
+        _in(
+            "protocols/pairwise_mask",
+            "server.py",
+            "collected.py",
+            "recovery.py",
+            "release.py",
+            "settled.py",
+            "open_round.py",
+            "complaint.py",
+        ),
+        (
+            *_in(
+                "tests/protocols/pairwise_mask",
+                "test_rounds.py",
+                "test_open_round.py",
+                "test_recovery.py",
+                "test_transitions.py",
+            ),
+            "tests/adversaries/test_liars_at_unmasking.py",
+        ),
+        (*_PAIRWISE_ATTACKS, "tests/protocols/pairwise_mask/test_session.py"),
+    ),
+    Room(
+        "pairwise: client and rounds",
+        _in(
+            "protocols/pairwise_mask",
+            "client.py",
+            "member.py",
+            "masking.py",
+            "client_record.py",
+            "round0_advertise_keys.py",
+            "round1_share_keys.py",
+            "round2_masked_input.py",
+            "round3_consistency_check.py",
+            "round4_unmasking.py",
+        ),
+        (
+            *_in(
+                "tests/protocols/pairwise_mask",
+                "test_rounds.py",
+                "test_client_record.py",
+                "test_masking.py",
+                "test_platforms.py",
+                "test_revealed_sets.py",
+            ),
+            *_PAIRWISE_ATTACKS,
+        ),
+        ("tests/protocols/pairwise_mask",),
+    ),
+    Room(
+        "enclave: inside",
+        _in("protocols/enclave", "trusted/enclave.py", "trusted/histogram.py", "trusted/configuration.py"),
+        _in("tests/protocols/enclave", "test_enclave.py", "test_histogram.py", "test_configuration.py"),
+        (*_ENCLAVE_ATTACKS, "tests/protocols/enclave/test_buffer.py"),
+    ),
+    Room(
+        "one message: client, server, buffers",
+        _in(
+            "protocols/one_message",
+            "client.py",
+            "ledger.py",
+            "floors.py",
+            "configuration.py",
+            "server.py",
+            "recovery.py",
+            "messages.py",
+            "buffers/session.py",
+            "buffers/answered.py",
+            "committee/holding.py",
+            "committee/member.py",
+            "committee/session.py",
+        ),
+        _ONE_MESSAGE_TESTS,
+        models=("one message: a client, two epochs",),
+    ),
+    Room(
+        "coded masks",
+        _in(
+            "protocols/coded_mask",
+            "client.py",
+            "configuration.py",
+            "field.py",
+            "floors.py",
+            "messages.py",
+            "server.py",
+            "session.py",
+        ),
+        ("tests/protocols/coded_mask",),
+    ),
+    Room(
+        "two servers: client, configuration, floors",
+        _in("protocols/two_servers", "client.py", "configuration.py", "floors.py"),
+        _in("tests/protocols/two_servers", "test_client.py", "test_configuration.py", "test_floors.py"),
+        _TWO_SERVERS_ATTACKS,
+    ),
+    Room(
+        "enclave: client, floors, host",
+        _in(
+            "protocols/enclave",
+            "client.py",
+            "budget.py",
+            "floors.py",
+            "host.py",
+            "short_upload.py",
+            "verified_enclave.py",
+        ),
+        _in("tests/protocols/enclave", "test_client.py", "test_hostile_host.py", "test_verified_enclave.py"),
+        _ENCLAVE_ATTACKS,
+    ),
+)
+"""In the order of what is at stake."""

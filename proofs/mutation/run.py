@@ -1,0 +1,204 @@
+"""Alter one decision of the library at a time and see whether a test, or a case of the model, notices.
+
+Run by ``make mutants``. A check's condition never holds, a comparison moves by one, ``and`` becomes ``or``, a ``not``
+is left out, or a call whose result nobody uses is not made; where values are shared, an operator or a constant is
+altered too. Verdicts are kept in ``build/mutants.jsonl``, so that a run goes on where another was stopped: a mutant
+that was killed is not tried again until its function changes, a survivor not until a test of its room does. Survivors
+that ``explained.toml`` does not list, and explanations of what does not survive, end the run with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import pytest
+
+from alterations import REPOSITORY, Mutant, mutants
+from judges import Trials, Verdict
+from rooms import ROOMS, Room
+
+KEPT: Final = REPOSITORY / "build" / "mutants.jsonl"
+EXPLAINED: Final = Path(__file__).with_name("explained.toml")
+SCORES: Final = REPOSITORY / "proofs" / "MUTATION.md"
+_SECONDS: Final = 5.0
+"""The most seconds of tests for one mutant, in what they take without it."""
+_HEADER: Final = (
+    "| room | mutants | killed by tests | by the model alone | survive, explained | survive |\n"
+    "|---|---|---|---|---|---|"
+)
+_INTRODUCTION: Final = """\
+# Mutants: the scores of the last run
+
+Written by `python proofs/mutation/run.py --table --write`; [README.md](README.md#mutants) says what a mutant is. The
+rooms are listed in [mutation/rooms.py](mutation/rooms.py) with the tests and cases that judge them, and survivors with
+the reason in [mutation/explained.toml](mutation/explained.toml). A room that was not run is named so.
+
+"""
+
+
+def all_mutants(room: Room) -> list[Mutant]:
+    """Return every mutant of a room."""
+    return [mutant for path in room.files for mutant in mutants(path, arithmetic=room.arithmetic)]
+
+
+def verdicts() -> dict[str, Verdict]:
+    """Return what is kept, by digest; the last word on a mutant holds."""
+    if not KEPT.exists():
+        return {}
+    lines = KEPT.read_text(encoding="utf-8").splitlines()
+    return {verdict.digest: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
+
+
+def try_room(room: Room, word: str, seconds: float, *, deeper: bool) -> None:
+    """Try the mutants of a room that have no verdict; to be called in a process of its own."""
+
+    def chosen(judges: str) -> Sequence[Mutant]:
+        known = verdicts()
+        due = [mutant for mutant in all_mutants(room) if word in mutant.name]
+        return [
+            mutant
+            for mutant in due
+            if (old := known.get(mutant.digest)) is None
+            or (not old.killed_by and (old.judges != judges or (deeper and old.seconds)))
+        ]
+
+    def put_down(verdict: Verdict) -> None:
+        KEPT.parent.mkdir(exist_ok=True)
+        with KEPT.open("a", encoding="utf-8") as kept:
+            kept.write(f"{json.dumps(asdict(verdict))}\n")
+
+    own = {mutant.digest for mutant in all_mutants(room)}
+    earlier = [verdict for verdict in verdicts().values() if verdict.digest in own]
+    trials = Trials(room, chosen, put_down, seconds=seconds, deeper=deeper, earlier=earlier)
+    arguments = [
+        "-q",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:xdist",
+        *room.tests,
+        *(room.further if deeper else ()),
+    ]
+    sys.exit(pytest.main(arguments, plugins=[trials]))
+
+
+def explanations() -> Mapping[str, tuple[str, str]]:
+    """Return name and reason of each survivor that is explained, by digest."""
+    listed = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get("survivor", ())
+    return {one["digest"]: (one["name"], one["reason"]) for one in listed}
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What became of a room's mutants."""
+
+    room: str
+    count: int
+    by_tests: int
+    by_model: int
+    alive: tuple[Verdict, ...]
+    """Those that survived and are not explained."""
+    explained: int
+
+    @property
+    def missing(self) -> int:
+        """How many were not tried."""
+        return self.count - self.by_tests - self.by_model - self.explained - len(self.alive)
+
+    def row(self) -> str:
+        """Return it as a row of the table."""
+        if self.missing == self.count:
+            return f"| {self.room} | {self.count} | not run | | | |"
+        partly = f" ({self.missing} not run)" if self.missing else ""
+        return f"| {self.room}{partly} | {' | '.join(map(str, self.counts))} |"
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The columns of the table."""
+        tried = self.count - self.missing
+        return tried, self.by_tests, self.by_model, self.explained, len(self.alive)
+
+
+def scores(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]]) -> Iterator[Score]:
+    """Yield the score of each room."""
+    for room in ROOMS:
+        found = all_mutants(room)
+        judged = [known[mutant.digest] for mutant in found if mutant.digest in known]
+        alive = [verdict for verdict in judged if not verdict.killed_by]
+        left = tuple(verdict for verdict in alive if verdict.digest not in reasons)
+        modelled = sum(verdict.killed_by.startswith("model: ") for verdict in judged)
+        killed = len(judged) - len(alive)
+        yield Score(room.name, len(found), killed - modelled, modelled, left, len(alive) - len(left))
+
+
+def report(found: Sequence[Score]) -> str:
+    """Return the table, with the sum of what was run."""
+    rows = [_HEADER, *(score.row() for score in found)]
+    run = [score for score in found if score.missing < score.count]
+    sums = [sum(column) for column in zip(*(score.counts for score in run), strict=True)]
+    return "\n".join([*rows, f"| all that was run | {' | '.join(map(str, sums))} |"]) + "\n"
+
+
+def rotten(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Yield the explanations that explain nothing any more."""
+    existing = {mutant.digest for room in ROOMS for mutant in all_mutants(room)}
+    for digest, (name, _) in reasons.items():
+        if digest not in existing:
+            yield f"  explained, and no such mutant exists: {digest} {name}\n"
+        elif digest in known and known[digest].killed_by:
+            yield f"  explained, and killed by {known[digest].killed_by}: {digest} {name}\n"
+
+
+def main() -> None:
+    """Try the rooms, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("room", nargs="?", default="", help="a word of the rooms' names")
+    parser.add_argument("--word", default="", help="a word of the mutants' names")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="of tests, for one mutant")
+    parser.add_argument("--deeper", action="store_true", help="ask survivors again, and the model too")
+    parser.add_argument("--table", action="store_true", help="try nothing and print what is kept")
+    parser.add_argument("--write", action="store_true", help="write the table to proofs/MUTATION.md")
+    parser.add_argument("--anew", action="store_true", help="forget what is kept")
+    options = parser.parse_args()
+    if options.anew:
+        KEPT.unlink(missing_ok=True)
+    broken = list[str]()
+    for room in () if options.table else ROOMS:
+        if options.room in room.name:
+            child = multiprocessing.get_context("fork").Process(
+                target=try_room, args=(room, options.word, options.seconds), kwargs={"deeper": options.deeper}
+            )
+            child.start()
+            child.join()
+            if child.exitcode:
+                broken.append(f"  not judged: {room.name}\n")
+    known, reasons = verdicts(), explanations()
+    found = list(scores(known, reasons))
+    sys.stdout.write(report(found))
+    alive = [verdict for score in found for verdict in score.alive]
+    wrong = [
+        f"  {'survived' if verdict.reached else 'not reached'}: {verdict.digest} {verdict.name}\n" for verdict in alive
+    ]
+    wrong += [*rotten(known, reasons), *broken]
+    sys.stdout.write("".join(wrong))
+    if options.write:
+        SCORES.write_text(_INTRODUCTION + report(found), encoding="utf-8")
+    if wrong:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

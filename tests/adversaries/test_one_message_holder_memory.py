@@ -1,0 +1,175 @@
+"""What a holder keeps in memory, and for how long; and a round that the server begins a second time.
+
+| attack | what stops it |
+|---|---|
+| memory that is read after a holder has closed, or after a round | shares are overwritten, the key is given up |
+| the same round offered again, for a holder that remembers one round | only a later round is begun |
+| requests of a round that is not the holder's | they are refused |
+| more uploads than an epoch has room for, over several deliveries and offers | all of them are counted |
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.journal import NoJournal
+from secagg.protocols.one_message.messages import Receipt, Verdict
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.sharing import HeldShare, open_share
+from tests.adversaries.test_one_message_dealers import badly_dealt, server_with
+from tests.harness.one_message_sums import NOW, InsecureSum, SumSetup
+
+
+def forgetful(world: InsecureSum, position: int) -> Holder:
+    """Return the holder at a position with a memory of one round; its keys are those that were offered."""
+    coins = world.setup.coins_of(f"holder {position}")
+    root = Secret.random("holder root", 32, coins)
+    return Holder(
+        world.record,
+        position,
+        root=root,
+        nonce=bytes(coins.draw(32)),
+        journal=NoJournal(),
+        floors=world.floors,
+        clock=world.clock,
+        signing_key=world.holder_keys[position],
+        forgets=True,
+    )
+
+
+def accepted_words(holder: Any) -> list[Any]:
+    """Return the memory of every share that a holder has accepted."""
+    return [accepted.share._words for work in holder._work.values() for accepted in work.accepted.values()]  # noqa: SLF001
+
+
+def test_a_closed_holder_has_overwritten_its_shares_and_given_up_its_key() -> None:
+    world = InsecureSum()
+    server = world.collected()
+    holder: Any = world.holders[0]
+    words, pair = accepted_words(holder), holder._pair  # noqa: SLF001
+    assert len(words) == len(world.setup.clients)
+    assert all(word.any() for word in words)
+    holder.close()
+    assert not any(word.any() for word in words)
+    assert not holder._work  # noqa: SLF001
+    with pytest.raises(Misuse, match="wiped"):
+        pair.open("share", bytes(32 + CLASSIC_OVERHEAD_BYTES), 32, b"")
+    server.fix_list()
+    with pytest.raises(InvalidParameters, match="epoch is over"):
+        holder.respond(server.requests()[0])
+
+
+def test_a_holder_whose_epoch_is_over_answers_no_list() -> None:
+    """Its keys are destroyed by the request itself, although nobody asked for the time before."""
+    world = InsecureSum()
+    server = world.collected()
+    server.fix_list()
+    words = accepted_words(world.holders[0])
+    world.now = NOW + 3600
+    with pytest.raises(InvalidParameters, match="epoch is over"):
+        world.holders[0].respond(server.requests()[0])
+    assert not any(word.any() for word in words)
+
+
+def test_shares_of_an_answered_list_are_overwritten() -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER))
+    server = world.collected()
+    words = accepted_words(world.holders[0])
+    server.fix_list()
+    world.holders[0].respond(server.requests()[0])
+    assert not any(word.any() for word in words)
+    # Delivered again, they are not opened again.
+    receipt = Receipt.decode(world.holders[0].respond(again(world, server)[0]))
+    assert {judged.verdict for judged in receipt.judged} == {Verdict.ACCEPTED}
+    assert not any(word.any() for word in accepted_words(world.holders[0]))
+
+
+def test_a_round_that_is_offered_again_is_not_begun_again() -> None:
+    """Begun again, it would have forgotten its list, and a smaller one would give the difference."""
+    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER, round_number=1))
+    world.holders[0] = forgetful(world, 0)
+    offer = world.offer()
+    server = world.collected(offer)
+    server.fix_list()
+    delivered = {position: request for position, request in again(world, server).items() if position == 0}
+    world.holders[0].respond(server.requests()[0])
+    assert world.holders[0].respond(offer.encode()) == world.holders[0].respond(offer.encode())
+    world.holders[0].respond(delivered[0])
+    smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
+    with pytest.raises(PeerMisbehaved, match="one list"):
+        world.holders[0].respond(smaller.encode())
+
+
+def again(world: InsecureSum, server: Server) -> dict[int, bytes]:
+    """Return the deliveries of everything that the server has, from a server that begins anew."""
+    other = Server(world.offer(), world.setup.sum_id)
+    world.ask(other, other.introduce())
+    for client in sorted(server.taken):
+        other.receive_upload(client, world.stored_upload(client))
+    return other.deliver()
+
+
+def test_a_later_round_overwrites_the_shares_of_the_one_before() -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER, round_number=1))
+    holder = world.holders[0] = forgetful(world, 0)
+    world.collected()
+    words = accepted_words(holder)
+    assert all(word.any() for word in words)
+    later = replace(world.setup, round_number=2)
+    holder.respond(world.offer(setup=later).encode())
+    assert not any(word.any() for word in words)
+
+
+def test_neither_an_offer_nor_a_list_of_another_round_is_answered() -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER, round_number=2))
+    holder = world.holders[0] = forgetful(world, 0)
+    server = world.collected()
+    server.fix_list()
+    older = replace(world.setup, round_number=1, minimum_cohort=4)
+    with pytest.raises(PeerMisbehaved, match="is in round 2, and in no other") as refused:
+        holder.respond(world.offer(setup=older).encode())
+    assert refused.value.reason is Reason.ALREADY_SPENT
+    terms = server.upload_list.terms
+    before, after = (replace(server.upload_list, terms=replace(terms, round_number=number)) for number in (1, 3))
+    for stray in (before, after):
+        with pytest.raises(PeerMisbehaved, match="is in round 2, and in no other"):
+            holder.respond(stray.encode())
+    # A holder that keeps its whole epoch is in no one round, and says of it that it is of other uploads.
+    with pytest.raises(PeerMisbehaved, match="another sum or model"):
+        world.holders[1].respond(after.encode())
+
+
+def test_the_room_of_an_epoch_is_counted_over_deliveries_and_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER))
+    monkeypatch.setattr("secagg.protocols.one_message.holder.MOST_UPLOADS", len(world.setup.clients))
+    world.collected()
+    later, client = replace(world.setup, round_number=7), world.setup.clients[0]
+    offer = world.offer(b"a second sum id.", later)
+    server = Server(offer, b"a second sum id.")
+    world.ask(server, server.introduce())
+    server.receive_upload(client, world.upload(client, offer, later))
+    with pytest.raises(PeerMisbehaved, match="at most 5 uploads"):
+        world.holders[0].respond(server.deliver()[0])
+
+
+def test_a_share_that_is_off_the_polynomial_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, held = InsecureSum(), list[Any]()
+    offer, bad = world.offer(), world.setup.clients[2]
+    server = server_with(world, offer, {bad: badly_dealt(world, offer, bad, [0], monkeypatch)})
+
+    def recorded(*arguments: Any) -> HeldShare:
+        held.append(open_share(*arguments))
+        return held[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("secagg.protocols.one_message.holder.open_share", recorded)
+    world.holders[0].respond(server.deliver()[0])
+    assert [bool(one._words.any()) for one in held].count(False) == 1  # noqa: SLF001
+    assert len(held) == len(world.setup.clients)

@@ -1,0 +1,118 @@
+"""Does the time of some code depend on its input: a fixed input against random ones, in turns, by Welch's t-test.
+
+Implements: [RBV17] dudect, with thread time in place of cycles. Both classes are prepared before, in as many copies, so
+that caches treat them alike; which comes next is decided by a public hash. Slow measurements are interruptions: t is
+also taken of the quickest parts of all measurements, and the greatest of them counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from time import perf_counter, thread_time_ns
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+LEAKS_ABOVE: Final = 10.0
+"""Where dudect says that time depends on the input; below 4.5 it says nothing."""
+SUSPICIOUS_ABOVE: Final = 4.5
+COPIES: Final = 32
+"""Of each class."""
+_WARM_UP: Final = 64
+_FEWEST: Final = 100
+"""In each class; of fewer no t is taken."""
+_CROPS: Final = 20
+_BATCH: Final = 4096
+
+Input = TypeVar("Input")
+Nanoseconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What the measurements say."""
+
+    t: float
+    """The greatest by its size: positive where the fixed input takes longer."""
+    share: float
+    """Of all measurements, those that it was taken of: the quickest."""
+    measurements: int
+    median: float
+    """Nanoseconds, of both classes together."""
+    difference: float
+    """Nanoseconds, between the means of the classes in that share."""
+
+    @property
+    def verdict(self) -> str:
+        """What dudect would say."""
+        if abs(self.t) > LEAKS_ABOVE:
+            return "depends on the input"
+        return "perhaps" if abs(self.t) > SUSPICIOUS_ABOVE else "nothing seen"
+
+
+def timed(  # noqa: PLR0913 -- all but three have defaults
+    run: Callable[[Input], object],
+    fixed: Sequence[Input],
+    random: Sequence[Input],
+    *,
+    seconds: float = inf,
+    most: int = 1_000_000,
+    clock: Callable[[], int] = thread_time_ns,
+) -> Timed:
+    """Time one call after another until so many seconds have passed, or so many calls."""
+    started, taken = perf_counter(), list[int]()
+    classes, inputs = (fixed, random), len(fixed)
+    if inputs != len(random):
+        raise ValueError("both classes have as many inputs")
+    for index in range(_WARM_UP):
+        run(classes[index % 2][index // 2 % inputs])
+    order = bytearray()
+    gc_was_on = gc.isenabled()
+    gc.disable()
+    try:
+        while len(taken) < most and perf_counter() - started < seconds:
+            if len(order) == len(taken):
+                order += hashlib.shake_256(len(order).to_bytes(8, "big")).digest(_BATCH)
+            coin = order[len(taken)]
+            chosen = classes[coin & 1][(coin >> 1) % inputs]
+            before = clock()
+            run(chosen)
+            taken.append(clock() - before)
+    finally:
+        if gc_was_on:
+            gc.enable()
+    times = np.array(taken, np.float64)
+    is_random = np.frombuffer(order, np.uint8)[: times.size] & 1 == 1
+    return judged(times[~is_random], times[is_random])
+
+
+def judged(fixed: Nanoseconds, random: Nanoseconds) -> Timed:
+    """Return the greatest t of all measurements and of their quickest parts."""
+    whole = np.concatenate([fixed, random])
+    best = Timed(0.0, 1.0, whole.size, float(np.median(whole)), 0.0)
+    # The thresholds lie as dudect's do: close together where most measurements are.
+    for crop in range(_CROPS + 1):
+        share = 1.0 if crop == _CROPS else 1 - 0.5 ** (10 * (crop + 1) / _CROPS)
+        limit = np.quantile(whole, share)
+        quick = fixed[fixed <= limit], random[random <= limit]
+        if min(part.size for part in quick) < _FEWEST:
+            continue
+        t = welch(*quick)
+        if abs(t) > abs(best.t):
+            difference = float(quick[0].mean() - quick[1].mean())
+            best = Timed(t, share, whole.size, best.median, difference)
+    return best
+
+
+def welch(left: Nanoseconds, right: Nanoseconds) -> float:
+    """Return Welch's t: the difference of the means in units of its standard error."""
+    difference = float(left.mean() - right.mean())
+    error = sqrt(float(left.var(ddof=1)) / left.size + float(right.var(ddof=1)) / right.size)
+    if error:
+        return difference / error
+    return 0.0 if not difference else inf if difference > 0 else -inf

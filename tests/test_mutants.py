@@ -1,0 +1,98 @@
+"""The program that alters the library: its rooms exist, what it alters is altered, and no explanation has rotted."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def alterations(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(repository / "proofs" / "mutation"))
+    import alterations  # type: ignore[import-not-found] # noqa: PLC0415
+
+    return alterations  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def rooms(alterations: ModuleType) -> tuple[Any, ...]:
+    import rooms  # type: ignore[import-not-found] # noqa: PLC0415
+
+    assert alterations.__name__ in sys.modules
+    return rooms.ROOMS  # type: ignore[no-any-return]
+
+
+def test_every_room_names_files_and_tests_that_exist(rooms: tuple[Any, ...], repository: Path) -> None:
+    named = {name for room in rooms for name in (*room.files, *room.tests, *room.further)}
+    assert not {name for name in named if not (repository / name).exists()}
+    files = [file for room in rooms for file in room.files]
+    assert len(files) == len(set(files)), "a file stands in two rooms, and its mutants would be counted twice"
+
+
+def test_every_explanation_is_of_a_mutant_that_exists(alterations: ModuleType, repository: Path) -> None:
+    """A digest is of the function and of the change: explain it anew, or delete it, when the function changes."""
+    listed = tomllib.loads((repository / "proofs/mutation/explained.toml").read_text(encoding="utf-8"))["survivor"]
+    by_file = dict[str, dict[str, str]]()
+    for one in listed:
+        path = one["name"].split(": ")[0]
+        if path not in by_file:
+            by_file[path] = {made.digest: made.name for made in alterations.mutants(path, arithmetic=True)}
+        assert by_file[path].get(one["digest"]) == one["name"], f"explained, and no such mutant exists: {one}"
+        assert len(one["reason"].split()) > 3, f"that is no reason: {one}"
+
+
+SOURCE = """
+def judge(a, b, seen=1):
+    if a < b <= 3 and not seen:
+        seen.add(a)
+    return a + 1
+"""
+DECISIONS = {
+    "never `a < b <= 3 and (not seen)`",
+    "`a < b <= 3 and (not seen)` to `a < b <= 3 or not seen`",
+    "`a < b <= 3` to `a <= b <= 3`",
+    "`a < b <= 3` to `a < b < 3`",
+    "without not in `not seen`",
+    "without `seen.add(a)`",
+}
+NUMBERS = {"3 to 4", "1 to 2", "`a + 1` to `a - 1`"}
+
+
+@pytest.mark.parametrize("arithmetic", [False, True])
+def test_each_decision_and_token_is_altered_once(
+    alterations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, arithmetic: bool
+) -> None:
+    """A default is no decision of a call: the code of the function does not have it."""
+    monkeypatch.setattr(alterations, "REPOSITORY", tmp_path)
+    (tmp_path / "judge.py").write_text(SOURCE)
+    made = list(alterations.mutants("judge.py", arithmetic=arithmetic))
+    assert {mutant.change for mutant in made} == (DECISIONS | NUMBERS if arithmetic else DECISIONS)
+    assert len({mutant.digest for mutant in made}) == len(made)
+
+
+def test_altered_code_fits_the_function_that_exists(
+    alterations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alterations, "REPOSITORY", tmp_path)
+    path = tmp_path / "judge.py"
+    path.write_text(SOURCE)
+    names = dict[str, Any]()
+    exec(compile(ast.parse(SOURCE), str(path), "exec"), names)  # noqa: S102 -- the source above
+    judge: FunctionType = names["judge"]
+    seen = set[int]()
+    judge(1, 2, seen)
+    assert seen == {1}
+    by_change = {mutant.change: mutant for mutant in alterations.mutants("judge.py", arithmetic=True)}
+    for change, due in (("without `seen.add(a)`", set[int]()), ("without not in `not seen`", set[int]())):
+        seen.clear()
+        judge.__code__ = alterations.altered_code(by_change[change], arithmetic=True)
+        judge(1, 2, seen)
+        assert seen == due, change
+    judge.__code__ = alterations.altered_code(by_change["`a + 1` to `a - 1`"], arithmetic=True)
+    assert judge(1, 0) == 0
