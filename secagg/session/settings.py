@@ -60,6 +60,8 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
         match hint:
             case _ if isinstance(hint, type) and issubclass(hint, Enum):
                 return hint[text.replace("-", "_").upper()]
+            case _ if hint is str:
+                return text
             case _ if hint is bool:
                 return _WORDS[text]
             case _ if hint is timedelta:
