@@ -31,7 +31,7 @@ from .client import Client
 from .floors import EnclaveFloors
 from .host import EnclaveConnection, Host
 from .ledger import SealLedger
-from .plan import DEFAULT_LIFETIME, plan_enclave
+from .plan import DEFAULT_LIFETIME, plan_enclave, require_room
 from .remote_enclave import decode_attested_offer
 from .short_upload import shortened
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm, encode_tables
@@ -77,7 +77,7 @@ class EnclaveSettings:
         """
         heaviest = self.maximum_weight * max(self.staleness_weights)
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
-        return plan_enclave(
+        configuration = plan_enclave(
             task=subject.task,
             layout=subject.layout,
             tables=subject.tables if has_indices else (),
@@ -98,6 +98,8 @@ class EnclaveSettings:
             releases_per_client=self.releases_per_client,
             adjacency=self.adjacency,
         )
+        require_room(configuration, subject.capacity)
+        return configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,8 +231,8 @@ class TwoServersSession(OneStageServerSession):
 
 def _left_out(found: RoundResult, minimum: int) -> dict[ClientId, SecAggError]:
     errors: dict[ClientId, SecAggError] = {
-        client: ThresholdNotMet(needed=minimum, present=0, what="uploads of this client's weight")
-        for client in found.left_out
+        client: ThresholdNotMet(needed=minimum, present=present, what="uploads of this client's weight")
+        for client, present in found.left_out.items()
     }
     for client, sentence in found.rejected.items():
         errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits={client})

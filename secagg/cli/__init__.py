@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except SecAggError as error:
-        print(f"secagg: {error}", file=sys.stderr)
+        print("\n".join([f"secagg: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nsecagg: interrupted; nothing was released", file=sys.stderr)
@@ -203,7 +203,7 @@ def _plan(options: argparse.Namespace) -> int:
         delta = _USUAL_DELTA if options.delta is None else options.delta
         noise = PlannedNoise(parsed("--noise", Fraction, options.noise), releases, delta)
     elif options.releases is not None or options.delta is not None:
-        raise InvalidParameters("--releases and --delta say what --noise costs; give --noise as well, or leave them out")
+        raise InvalidParameters("--releases and --delta are about --noise; give --noise as well, or leave them out")
     return run_plan(request, Network(options.megabits, options.latency), options.json, noise)
 
 

@@ -60,15 +60,13 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
         match hint:
             case _ if isinstance(hint, type) and issubclass(hint, Enum):
                 return hint[text.replace("-", "_").upper()]
-            case _ if hint is str:
-                return text
             case _ if hint is bool:
                 return _WORDS[text]
             case _ if hint is timedelta:
                 return timedelta(hours=float(text))
             case _ if typing.get_origin(hint) is tuple:
                 return tuple(int(part) for part in text.split(","))
-            case _ if hint in {int, Fraction}:
+            case _ if hint in {int, str, Fraction}:
                 return hint(text)
             case _:
                 pass

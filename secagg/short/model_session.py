@@ -192,11 +192,16 @@ def planned(  # noqa: PLR0913 -- what a cohort is
     Args:
         settings: any of them by name, in place of what follows from the cohort.
     Raises:
-        InvalidParameters: the protocol has no such setting.
+        InvalidParameters: the protocol has no such setting, or noise is asked for, whose bounds are in a codec's steps.
     """
     known = known_settings(entry)
     if strange := [name for name in settings if name not in known]:
         raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; it has {', '.join(known)}")
+    if settings.get("noise_multiplier") is not None:
+        raise InvalidParameters(
+            "the short way plans no noise: its rings have no room for any. Open a session of the protocol with a codec "
+            "whose ring has, as `secagg round --noise` and training do"
+        )
     rare = clients // _RARE
     gone = rare if dropped is None else dropped
     # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.

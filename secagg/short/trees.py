@@ -26,10 +26,7 @@ _SHOWN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Which tensors are summed, by their paths, in whose order they stand in the vector.
-
-    Two parties may hold the same model in dictionaries of another order.
-    """
+    """Which tensors are summed, by their paths, in whose order they stand in the vector."""
 
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -44,7 +41,7 @@ class Shapes:
         Raises:
             InvalidParameters: a tensor is not of floats, or there is none.
         """
-        chosen = {path: leaf for path, leaf in sorted(leaves(like), key=itemgetter(0)) if not only or _matches(path, only)}
+        chosen = {path: leaf for path, leaf in leaves(like) if not only or _matches(path, only)}
         if strange := [path for path, leaf in chosen.items() if leaf.dtype.kind != "f"]:
             raise InvalidParameters(
                 f"{_shown(strange)}: only floats have a mean; name the tensors that are summed with only=, or turn "
@@ -98,7 +95,7 @@ class Shapes:
 def digest_of(tree: Tree) -> bytes:
     """Return the digest of a model: what two parties compare to know that they train the same one."""
     digest = hashlib.sha256()
-    for path, leaf in sorted(leaves(tree), key=itemgetter(0)):
+    for path, leaf in leaves(tree):
         header = f"{path}\0{leaf.dtype.str}\0{leaf.shape}".encode()
         digest.update(len(header).to_bytes(8, "big") + header)
         digest.update(leaf.nbytes.to_bytes(8, "big") + np.ascontiguousarray(leaf).tobytes())
@@ -106,7 +103,9 @@ def digest_of(tree: Tree) -> bytes:
 
 
 def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield each leaf as an array, with its path: keys and positions with slashes between them.
+    """Yield each leaf as an array, with its path: keys and positions with slashes between them, in the order of paths.
+
+    Two parties may hold one model in dictionaries of different order.
 
     Raises:
         InvalidParameters: a leaf is no array of numbers.
@@ -120,7 +119,7 @@ def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     paths = [path for path, _ in found]
     if len(set(paths)) < len(paths):
         raise InvalidParameters("two tensors have one path; let no key of a dictionary hold a slash")
-    return iter(found)
+    return iter(sorted(found, key=itemgetter(0)))
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
