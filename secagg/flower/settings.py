@@ -126,7 +126,9 @@ class SecAggSettings:
         for name, usual, *protocols in _BELONGING:
             if getattr(self, name) != usual and self.protocol not in protocols:
                 owners = " or ".join(map(repr, protocols))
-                raise _invalid(name, f"belongs to {PREFIX}protocol = {owners}; leave it out, or change {PREFIX}protocol")
+                raise _invalid(
+                    name, f"belongs to {PREFIX}protocol = {owners}; leave it out, or change {PREFIX}protocol"
+                )
         if self.privacy_bits and self.graph != "sparse":
             raise _invalid("privacy_bits", f"is for {PREFIX}graph = 'sparse'; leave it out, or change {PREFIX}graph")
         self._check_helpers()
