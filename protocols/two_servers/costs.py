@@ -16,8 +16,8 @@ from secagg.session.costs import Costs, Work, mask_cipher_calls, ring_length
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
 from .less_protected import UNCHECKED_POINT_FUNCTIONS
 from .message_sizes import batch_bytes, half_bytes, offers_bytes
-from .point_functions.correction_words import CorrectionWords
 from .operators.relay_messages import RoundOffers
+from .point_functions.correction_words import CorrectionWords
 from .point_functions.explicit_share import ExplicitShare
 from .server_messages import BATCH
 from .session import encode_invitation

@@ -69,7 +69,8 @@ class Checkpoint:
                 flat = {name: stored[name] for name in stored.files}
             text = json.loads(flat.pop(_TEXT).tobytes())
             if text["format"] != _FORMAT:
-                raise InvalidParameters(f"{file} has format {text['format']}, and this version reads {_FORMAT}")
+                found = f"it has format {text['format']}, and this version reads {_FORMAT}"
+                raise ValueError(found)  # noqa: TRY301 -- said below
             arrays = dict[str, dict[str, npt.NDArray[Any]]]()
             for key, value in flat.items():
                 part, _, name = key.partition(":")
@@ -80,8 +81,6 @@ class Checkpoint:
                 counters=text["counters"],
                 arrays=arrays,
             )
-        except InvalidParameters:
-            raise
         # What a damaged archive raises is whatever its damage looks like: a password, another compression, its end.
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
             raise InvalidParameters(f"{file} is no checkpoint ({error}); remove it, and start anew") from None

@@ -65,8 +65,8 @@ class SecAggGrid(Grid):
         self._roster: Roster | None = load_roster(Path(self.settings.roster)) if self.settings.roster else None
         if self._roster is not None and not self.settings.is_certified:
             LOG.warning(
-                "secagg-roster certifies nobody in semi_honest mode, where every node is a client; for clients that are "
-                "certified take secagg-mode = 'active'"
+                "secagg-roster certifies nobody in semi_honest mode, where every node is a client; take "
+                "secagg-mode = 'active' for certified ones"
             )
             self._roster = None
         self._has_said = set[str]()
