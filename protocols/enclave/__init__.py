@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .session import EnclaveSettings as EnclaveSettings
     from .session import open_session as open_session
     from .trusted.__main__ import serve_simulated as serve_simulated
+    from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
     from .unattested import SimulatedEnclave as SimulatedEnclave
     from .unattested import SimulatedEvidence as SimulatedEvidence
     from .unattested import SimulatedJudge as SimulatedJudge
@@ -39,6 +40,7 @@ _NAMES = {
     "remote_enclave": "RemoteEnclave",
     "session": "EnclaveHelpers EnclaveMember EnclaveServerSession EnclaveSettings open_session",
     "trusted.__main__": "serve_simulated",
+    "trusted.enclave": "DEFAULT_MEMORY_BYTES",
     "unattested": "SimulatedEnclave SimulatedEvidence SimulatedJudge",
     "verified_enclave": "HardwareJudge Judge Judgement",
 }

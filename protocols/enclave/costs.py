@@ -9,10 +9,12 @@ from secagg.contract import IndexSegment, Layout
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId
-from secagg.parameters import Suite
+from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 
+from .session import encode_invitation
+from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.messages import (
     EPOCH_BYTES,
     MOST_SEALED_INDICES,
@@ -24,6 +26,7 @@ from .trusted.messages import (
     SealedUpload,
     UploadHeader,
 )
+from .trusted.service import SIMULATED, encode_attested_offer
 from .vector_digest import VECTOR_NONCE_BYTES
 
 _DIGEST_BYTES, _HEADER_BYTES = 32, 7
@@ -56,11 +59,27 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
         plan="between is what enters the enclave; its evidence, some kilobytes, more or less by vendor, comes on top",
         payload_bytes=layout.payload_bytes,
         up_bytes=short + layout.payload_bytes - index_bytes,
-        down_bytes=len(offer.encode()),
+        down_bytes=len(_invitation(layout, clients, suite, offer)),
         between_bytes=sealed,
         client=Work(cipher_calls=calls, word_operations=_PASSES * length + sum(segment.blocks for segment in indices)),
         server=Work(cipher_calls=clients * calls, word_operations=clients * (length + counters), steps=clients),
     )
+
+
+def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer) -> bytes:
+    """Return what a client is sent, without evidence; tables it has itself."""
+    configuration = EnclaveConfiguration(
+        task=b"a plan",
+        suite=suite,
+        authority=b"\x01" * IDENTITY_KEY_BYTES,
+        layout=layout,
+        form=ReleaseForm.HISTOGRAM,
+        minimum_cohort=LEAST_COHORT,
+        maximum_cohort=clients,
+        expiry=1,
+    )
+    model = ModelStamp(version=0, digest=bytes(_DIGEST_BYTES))
+    return encode_invitation(configuration, encode_attested_offer(offer, SIMULATED, b""), model, is_short=True)
 
 
 def _empty_upload(sealed: int) -> SealedUpload:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from fractions import Fraction
+from math import sqrt
 from typing import Final
 
 from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, Layout
 from secagg.crypto.ring import require_capacity
-from secagg.errors import InvalidParameters
+from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import Suite
 from secagg.privacy.noise import NoiseKind
+from secagg.privacy.rounding import WORST_DEVIATIONS
 from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import Authority
 
@@ -62,7 +64,7 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
         adjacency: what the neighbour of a set of clients is: one client's values replaced, or by zeros.
     Raises:
         InvalidParameters: a number out of range, or tables that do not fit.
-        CapacityExceeded: a buffer could reach a weight above the capacity.
+        CapacityExceeded: a buffer could reach a weight above the capacity; ``require_room`` looks at noise.
     """
     noise = None
     if noise_multiplier is not None:
@@ -92,3 +94,29 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
     )
     require_capacity(configuration.maximum_total_weight, capacity)
     return configuration
+
+
+def require_room(configuration: EnclaveConfiguration, capacity: int) -> None:
+    """Refuse rings that a sum with its noise could leave; those of codewords are as wide as they have to be.
+
+    Raises:
+        CapacityExceeded: saying what to change.
+    """
+    if configuration.noise is None:
+        return
+    variances, bounds = iter(configuration.noise.variances), iter(configuration.noise.l2_bounds)
+    tables = iter(configuration.tables)
+    for segment in configuration.layout.segments:
+        if isinstance(segment, IndexSegment):
+            for _ in next(tables, (None,)):
+                next(variances)
+            continue
+        # The codec's capacity says how large one value is at most.
+        greatest = segment.ring.greatest
+        reach = configuration.maximum_total_weight * min(next(bounds), greatest // capacity)
+        reach += WORST_DEVIATIONS * sqrt(next(variances))
+        if reach > greatest:
+            raise CapacityExceeded(
+                f"sums with their noise reach {reach:.4g} steps, and a ring of {segment.modulus_bits} bits holds "
+                f"{greatest}: take a smaller noise_multiplier, smaller l2_bounds or a wider ring"
+            )

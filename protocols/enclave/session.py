@@ -31,7 +31,7 @@ from .client import Client
 from .floors import EnclaveFloors
 from .host import EnclaveConnection, Host
 from .ledger import SealLedger
-from .plan import DEFAULT_LIFETIME, plan_enclave
+from .plan import DEFAULT_LIFETIME, plan_enclave, require_room
 from .remote_enclave import decode_attested_offer
 from .short_upload import shortened
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm, encode_tables
@@ -77,7 +77,7 @@ class EnclaveSettings:
         """
         heaviest = self.maximum_weight * max(self.staleness_weights)
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
-        return plan_enclave(
+        configuration = plan_enclave(
             task=subject.task,
             layout=subject.layout,
             tables=subject.tables if has_indices else (),
@@ -98,6 +98,8 @@ class EnclaveSettings:
             releases_per_client=self.releases_per_client,
             adjacency=self.adjacency,
         )
+        require_room(configuration, subject.capacity)
+        return configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ class EnclaveServerSession(OneStageServerSession):
         """
         configuration, model = host.configuration, stamp_of(subject, subject.model_digest)
         self._attested = attested
-        invitation = _encode_invitation(configuration, attested, model, is_short=is_short)
+        invitation = encode_invitation(configuration, attested, model, is_short=is_short)
         super().__init__(invitation, invited, configuration.minimum_cohort)
         self._host = host
         self._is_released = False
@@ -204,7 +206,7 @@ class EnclaveServerSession(OneStageServerSession):
         """Return the invitation of an asynchronous client, whose subject is about the model that it started from."""
         model = stamp_of(subject, subject.model_digest)
         # The model may not be that of the buffer, which is what the host would put back.
-        return _encode_invitation(self.configuration, self._attested, model, is_short=False)
+        return encode_invitation(self.configuration, self._attested, model, is_short=False)
 
     def _take(self, sender: ClientId, message: bytes) -> None:
         self._host.receive(message, sender)
@@ -315,9 +317,10 @@ class EnclaveClientSession(OneStageClientSession):
         return shortened(upload) if is_short else upload.encode()
 
 
-def _encode_invitation(
+def encode_invitation(
     configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp, *, is_short: bool
 ) -> bytes:
+    """Return the one message of a buffer to its clients."""
     # A client of the same codec has the tables, which can be a thousand times as long as its upload.
     encoded, tables = configuration.encode(), encode_tables(configuration.tables) if configuration.tables else b""
     place = encoded.index(tables) if tables else 0

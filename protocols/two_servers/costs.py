@@ -16,9 +16,11 @@ from secagg.session.costs import Costs, Work, mask_cipher_calls, ring_length
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
 from .less_protected import UNCHECKED_POINT_FUNCTIONS
 from .message_sizes import batch_bytes, half_bytes, offers_bytes
+from .operators.relay_messages import RoundOffers
 from .point_functions.correction_words import CorrectionWords
 from .point_functions.explicit_share import ExplicitShare
 from .server_messages import BATCH
+from .session import encode_invitation
 
 _FRAME_BYTES: Final = 7 + 2 * 4
 """Of the message in which both halves travel to server 0."""
@@ -86,13 +88,14 @@ def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
     of_client = ceil(calls) + mask_cipher_calls(rings)
     operations += ring_length(rings)
     full, rest = divmod(clients, BATCH)
+    offer = bytes(offers_bytes(configuration) // SERVERS)
     between = full * batch_bytes(configuration, BATCH).total
     between += batch_bytes(configuration, rest).total if rest else 0
     return Costs(
         plan=f"between is for batches of {BATCH} uploads; the shares of the sum, exchanged once a round, come on top",
         payload_bytes=payload + sum(segment.payload_bytes for segment in rings),
         up_bytes=_FRAME_BYTES + sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
-        down_bytes=offers_bytes(configuration),
+        down_bytes=len(encode_invitation(0, configuration, RoundOffers(is_simulated=False, offers=(offer, offer)))),
         # Server 0 is the one that clients reach, so server 1's half passes through it.
         between_bytes=round(between / clients) + half_bytes(configuration, ServerId(1)),
         client=Work(cipher_calls=2 * of_client, word_operations=operations),

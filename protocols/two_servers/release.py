@@ -33,8 +33,8 @@ class RoundResult:
 
     aggregate: Aggregate
     counted: tuple[ClientId, ...]
-    left_out: tuple[ClientId, ...]
-    """Clients whose uploads were taken, and whose weight too few others had."""
+    left_out: dict[ClientId, int]
+    """Clients whose uploads were taken, and whose weight too few had, with how many did."""
     rejected: dict[ClientId, str]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
@@ -288,8 +289,11 @@ class IndexingServer(Confined):
             self._require_turn("a share", RoundState.AGREED)
             aggregate = self._release.combined(owned_bytes(peer_share), self._rules.counted)
             counted = tuple(entry.client for entry in self._rules.counted)
-            taken = {entry.client for entry in self._rules.taken()}
-            return RoundResult(aggregate, counted, tuple(sorted(taken - set(counted))), self.rejected)
+            weights = {entry.client: entry.weight for entry in self._rules.taken()}
+            rare = sorted(weights.keys() - set(counted))
+            of_weight = Counter(weights[client] for client in rare)
+            left_out = {client: of_weight[weights[client]] for client in rare}
+            return RoundResult(aggregate, counted, left_out, self.rejected)
 
     def give_up(self, reason: str) -> None:
         """Give the round up; nothing of it is released by this server any more."""

@@ -181,9 +181,7 @@ class TwoServersSession(OneStageServerSession):
         self._settings = settings
         self._subject, self._zero, self._relaying = subject, zero, RelayingServer(zero, ask)
         shown = RoundOffers(is_simulated=is_simulated, offers=self._relaying.begin())
-        writer = Writer(MessageKind.TWO_SERVERS_INVITATION).integer(subject.round_number, ROUND_BYTES)
-        writer.variable(zero.configuration.encode(), _MOST_BYTES)
-        invitation = writer.variable(shown.encode(), _MOST_BYTES).finish()
+        invitation = encode_invitation(subject.round_number, zero.configuration, shown)
         super().__init__(invitation, invited, zero.configuration.minimum_cohort)
 
     @property
@@ -231,8 +229,8 @@ class TwoServersSession(OneStageServerSession):
 
 def _left_out(found: RoundResult, minimum: int) -> dict[ClientId, SecAggError]:
     errors: dict[ClientId, SecAggError] = {
-        client: ThresholdNotMet(needed=minimum, present=0, what="uploads of this client's weight")
-        for client in found.left_out
+        client: ThresholdNotMet(needed=minimum, present=present, what="uploads of this client's weight")
+        for client, present in found.left_out.items()
     }
     for client, sentence in found.rejected.items():
         errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits={client})
@@ -275,6 +273,13 @@ class TwoServersMember(Confined):
     ) -> TwoServersClientSession:
         """Begin; there is nothing to go on with."""
         return TwoServersClientSession(self, subject, update, suspended)
+
+
+def encode_invitation(round_number: int, configuration: IndexingConfiguration, shown: RoundOffers) -> bytes:
+    """Return the one message of a round to its clients."""
+    writer = Writer(MessageKind.TWO_SERVERS_INVITATION).integer(round_number, ROUND_BYTES)
+    writer.variable(configuration.encode(), _MOST_BYTES)
+    return writer.variable(shown.encode(), _MOST_BYTES).finish()
 
 
 def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from secagg.errors import SecAggError
+from secagg.errors import InvalidParameters, SecAggError
 
 from . import data, estimate, plot, sweep, train
 from .holder import add_holder_options
@@ -20,6 +20,7 @@ _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.planning.paper.tables``, which is imported when it is needed."""
 _MODELS = ("celeba", "sent140", "femnist")
 """The names in ``secagg.cli.plan``, likewise."""
+_USUAL_DELTA = 1e-6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except SecAggError as error:
-        print(f"secagg: {error}", file=sys.stderr)
+        print("\n".join([f"secagg: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nsecagg: interrupted; nothing was released", file=sys.stderr)
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- it stays open until the end
         return 0
     except OSError as error:
-        print(f"secagg: cannot write there: {error}; name another place", file=sys.stderr)
+        print(f"secagg: {error}; name another place", file=sys.stderr)
         return 2
 
 
@@ -116,8 +117,8 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
         "--latency", type=float, default=0.1, help="seconds of an exchange, there and back (default: %(default)s)"
     )
     command.add_argument("--noise", metavar="Z", help="a multiple of what one client changes: say what that costs")
-    command.add_argument("--releases", type=int, default=1, help="sums with one client in them (default: %(default)s)")
-    command.add_argument("--delta", type=float, default=1e-6, help="of epsilon (default: %(default)s)")
+    command.add_argument("--releases", type=int, help="beside --noise: sums with one client in them (default: 1)")
+    command.add_argument("--delta", type=float, help="beside --noise: of epsilon (default: 1e-06)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     command.set_defaults(run=_plan)
 
@@ -132,6 +133,7 @@ def _add_enclave_options(command: argparse.ArgumentParser) -> None:
     )
     served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
+    served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
     served.set_defaults(run=_serve_enclave)
 
 
@@ -160,7 +162,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _serve_enclave(options: argparse.Namespace) -> int:
     from .enclave import serve_enclave
 
-    return serve_enclave(socket_path=options.socket, threads=options.threads)
+    return serve_enclave(socket_path=options.socket, threads=options.threads, memory=options.memory)
 
 
 def _sizes(options: argparse.Namespace) -> int:
@@ -197,7 +199,11 @@ def _plan(options: argparse.Namespace) -> int:
         from secagg.planning.noise_advice import PlannedNoise
         from secagg.session.settings import parsed
 
-        noise = PlannedNoise(parsed("--noise", Fraction, options.noise), options.releases, options.delta)
+        releases = 1 if options.releases is None else options.releases
+        delta = _USUAL_DELTA if options.delta is None else options.delta
+        noise = PlannedNoise(parsed("--noise", Fraction, options.noise), releases, delta)
+    elif options.releases is not None or options.delta is not None:
+        raise InvalidParameters("--releases and --delta are about --noise; give --noise as well, or leave them out")
     return run_plan(request, Network(options.megabits, options.latency), options.json, noise)
 
 

@@ -17,6 +17,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
 from secagg.flower.keys.identities import load_authority, load_roster
 from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
 from secagg.session.service import Service
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_FILE_BYTES: Final = 1 << 20
 _OWNER_ONLY: Final = 0o600
+_MOST_NUMBERS: Final = 1 << 64
+_MOST_HOURS: Final = 24 * 366
 _LEAST_PAUSE, _MOST_PAUSE = 0.01, 60.0
 
 
@@ -103,6 +106,13 @@ def sign_record(options: argparse.Namespace) -> int:
     from secagg.protocols.one_message import HolderIdentity, ThresholdRule, plan_epoch
 
     authority = _signing_key(options.authority)
+    if not 0 <= options.number < _MOST_NUMBERS:
+        raise InvalidParameters(f"--number is in 0..{_MOST_NUMBERS - 1}; got {options.number}")
+    # Written so that NaN is refused too.
+    if not 0 < options.hours <= _MOST_HOURS:
+        raise InvalidParameters(f"--hours is above 0 and at most {_MOST_HOURS}; got {options.hours}")
+    if options.client is None and options.roster is not None:
+        raise InvalidParameters("--roster lists clients; name those that hold with --client, or leave it out")
     if options.client is None:
         listed = {number: _public_key("--holder", key) for number, key in enumerate(options.holder)}
     else:
@@ -135,7 +145,7 @@ def serve_holder(options: argparse.Namespace) -> int:
         least_holders=options.minimum_holders,
         minimum_cohort=options.minimum_cohort,
         assumed_corrupted=options.corrupted,
-        assumed_corrupted_clients=min(1, options.minimum_cohort - 2),
+        assumed_corrupted_clients=max(0, min(1, options.minimum_cohort - LEAST_COHORT)),
     )
     key = _signing_key(options.key)
     with serving():
@@ -143,6 +153,12 @@ def serve_holder(options: argparse.Namespace) -> int:
             record = EpochRecord.decode(_read(options.record))
             if (position := record.position_of(key.public_key)) is None:
                 raise InvalidParameters(f"the epoch has no holder with the key {key.public_key.hex()}")
+            if len(record.holders) < options.minimum_holders or record.corrupted < options.corrupted:
+                raise InvalidParameters(
+                    f"the epoch has {len(record.holders)} holders, of whom {record.corrupted} may be corrupted, and "
+                    f"this one asks for {options.minimum_holders} and {options.corrupted}; lower --minimum-holders or "
+                    "--corrupted, or have another epoch signed"
+                )
             journal = FileJournal(options.journal, record.context.digest, boot_id(), SystemCoins())
         except PeerError as error:
             raise InvalidParameters(f"{options.record} or {options.journal}: {error}") from None
@@ -195,9 +211,9 @@ def _keys_of_clients(clients: list[int], roster: Path | None) -> dict[int, bytes
 
 
 def _signing_key(path: Path) -> SigningKey:
+    data = _read(path)
     if path.stat().st_mode & 0o077:
         raise InvalidParameters(f"the key {path} is readable by others; chmod it to 600")
-    data = _read(path)
     if len(data) != IDENTITY_KEY_BYTES:
         return load_authority(path)
     with Secret("signing key", data) as seed:

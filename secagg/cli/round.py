@@ -185,7 +185,10 @@ def _room_for_noise(options: argparse.Namespace) -> int:
         return 0
     from secagg.session.settings import parsed
 
-    share = float(parsed("--noise", Fraction, options.noise)) * 2 * math.sqrt(options.dimension)
+    multiplier = parsed("--noise", Fraction, options.noise)
+    if multiplier <= 0:
+        raise InvalidParameters(f"--noise is positive; got {options.noise}")
+    share = float(multiplier) * 2 * math.sqrt(options.dimension)
     # Four deviations of values that are uniform over the input's bits, and of noise that few clients add.
     return math.ceil(math.log2(4 * (1 + share)))
 

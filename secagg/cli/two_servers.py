@@ -42,12 +42,16 @@ from .serving import serving
 ROUNDS_FILE, ROUND_FILE = "rounds.journal", "round.journal"
 _SUITES: Final = {suite.name.lower(): suite for suite in Suite}
 _MOST_BYTES: Final = 1 << 16
+_MOST_HOURS: Final = 24 * 366
 
 
 def make_keys(options: argparse.Namespace) -> int:
     """Make one operator's keys, or with the other one's public keys the file that names both servers."""
     out, roster = options.out, options.roster or options.out / ROSTER_FILE
     if options.trial:
+        for name in ("role", "peer", "roster"):
+            if getattr(options, name) is not None:
+                raise InvalidParameters(f"--{name} is not for --trial, which makes both keys for the roster in --out")
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out}: the keys of both servers, {'new' if is_new else 'there already'}. A trial protects nobody.")
         return 0
@@ -55,6 +59,8 @@ def make_keys(options: argparse.Namespace) -> int:
         raise InvalidParameters("name the server with --role 0 or --role 1; --trial makes the keys of both")
     out.mkdir(parents=True, exist_ok=True)
     if options.peer is None:
+        if options.roster is not None:
+            raise InvalidParameters("--roster goes with --peer: it says who certifies the clients of both servers")
         make_server_keys(out, options.role, SystemCoins())
         print(f"{out / server_file(options.role)}: private; nobody but the operator of this server has it")
         print(f"{out / public_file(options.role)}: public; give it to the other operator, and take theirs as --peer")
@@ -70,6 +76,8 @@ def serve(options: argparse.Namespace) -> int:
     """Serve as server 1 until SIGTERM or SIGINT, and return the exit status."""
     if options.threads < 1:
         raise InvalidParameters(f"--threads is {options.threads}; at least one thread evaluates")
+    if options.maximum_hours > _MOST_HOURS:
+        raise InvalidParameters(f"--maximum-hours is at most {_MOST_HOURS}; got {options.maximum_hours}")
     names = [name.strip() for name in options.suites.split(",")]
     if unknown := [name for name in names if name not in _SUITES]:
         raise InvalidParameters(f"--suites are {', '.join(_SUITES)}; got {unknown[0]!r}")

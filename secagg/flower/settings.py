@@ -51,7 +51,7 @@ class SecAggSettings:
     minimum_cohort: int = 0
     """The least number of clients whose sum is released; 0 means what the threshold leaves."""
     corrupted: int = 1
-    """How many clients may work together with the server."""
+    """How many clients may work together with the server, in pairwise masks and one message."""
     privacy_bits: int = 0
     """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
     compression: str = FIXED_POINT
@@ -123,11 +123,14 @@ class SecAggSettings:
                 "names the roster file in active mode, for an enclave, two servers and one message; make one with "
                 "`secagg flower keys`",
             )
-        for name, usual, protocol in _BELONGING:
-            if getattr(self, name) != usual and self.protocol != protocol:
+        for name, usual, *protocols in _BELONGING:
+            if getattr(self, name) != usual and self.protocol not in protocols:
+                owners = " or ".join(map(repr, protocols))
                 raise _invalid(
-                    name, f"belongs to {PREFIX}protocol = {protocol!r}; leave it out, or change {PREFIX}protocol"
+                    name, f"belongs to {PREFIX}protocol = {owners}; leave it out, or change {PREFIX}protocol"
                 )
+        if self.privacy_bits and self.graph != "sparse":
+            raise _invalid("privacy_bits", f"is for {PREFIX}graph = 'sparse'; leave it out, or change {PREFIX}graph")
         self._check_helpers()
 
     def _check_helpers(self) -> None:
@@ -310,6 +313,8 @@ _LISTS: Final = (
 _BELONGING: Final = (
     ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
     ("graph", "full", PAIRWISE),
+    ("privacy_bits", 0, PAIRWISE),
+    ("corrupted", 1, PAIRWISE, ONE_MESSAGE),
     ("enclave_socket", "", ENCLAVE),
     ("second_server", "", TWO_SERVERS),
     ("servers", "", TWO_SERVERS),
@@ -317,7 +322,7 @@ _BELONGING: Final = (
     ("epoch", "", ONE_MESSAGE),
     ("holders", "", ONE_MESSAGE),
 )
-"""What one protocol alone has, and its value where it is left out."""
+"""What some protocols alone have, its value where it is left out, and which ones."""
 _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("threshold", lambda value: 0.0 <= value <= 1.0, "is a part of the clients, in 0.0..1.0"),
     ("minimum_cohort", lambda value: value == 0 or value >= LEAST_COHORT, f"is 0 or at least {LEAST_COHORT}"),

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
+from typing import Final
 
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerError, UnexpectedMessage
 from secagg.identifiers import ClientId
 
 from .roles import Released, ServerSession, Stage, Turnout
+
+LEFT: Final = "left"
+"""Why a client is gone of which nothing else is known."""
 
 
 @dataclass(slots=True)
@@ -141,7 +145,7 @@ class Measured:
 
     def drop(self, client: ClientId) -> None:
         """Await a client no more."""
-        self.now.failed.setdefault(client, "left")
+        self.now.failed.setdefault(client, LEFT)
         self.session.drop(client)
 
     def close_stage(self) -> None:

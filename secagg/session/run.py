@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
+from typing import Final
 
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 
-from .measured import Measured
+from .measured import LEFT, Measured
 from .roles import ClientSession, Released
 
+_SHOWN: Final = 3
 Progress = Callable[[str, int, int], None]
 """Told of a stage, how many answered it, and how many are still in the session."""
 
@@ -37,7 +39,7 @@ def run(
         dropouts: by the name of a stage, who is gone for good before answering.
         making: the seconds spent on updates so far, which are no client's in the figures.
     Raises:
-        SecAggError, ConnectionError: nothing is released.
+        SecAggError, ConnectionError: nothing is released; notes of the first say why clients left.
     """
     present = list[ClientSession]()
     try:
@@ -53,6 +55,12 @@ def run(
             session.close_stage()
             clients = present
         return session.release(lambda done, count: progress("release", done, count))
+    except SecAggError as error:
+        # That too few stayed is not what to change; why they left is.
+        reasons = dict.fromkeys(reason for stage in session.figures for reason in stage.failed.values())
+        for reason in [each for each in reasons if each != LEFT][:_SHOWN]:
+            error.add_note(f"a client left: {reason}")
+        raise
     finally:
         session.abort()
         for client in present:

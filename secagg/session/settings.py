@@ -66,7 +66,7 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
                 return timedelta(hours=float(text))
             case _ if typing.get_origin(hint) is tuple:
                 return tuple(int(part) for part in text.split(","))
-            case _ if hint in {int, Fraction}:
+            case _ if hint in {int, str, Fraction}:
                 return hint(text)
             case _:
                 pass

@@ -15,7 +15,7 @@ from secagg.parameters import LEAST_COHORT
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Subject, Update
 
-from .in_process import simulated
+from .in_process import leaving, simulated
 from .model_session import planned, require_cohort
 
 Value = TypeVar("Value", bound=Hashable)
@@ -84,12 +84,20 @@ def heavy_hitters(
         InvalidParameters: too many prefixes are heavy, or a number is out of range.
         SecAggError: nothing is released; the message says why.
     """
-    if least < LEAST_COHORT:
-        raise InvalidParameters(f"least is {LEAST_COHORT} or more: what one client has is not heavy; got {least}")
+    if type(least) is not int or least < LEAST_COHORT:
+        raise InvalidParameters(f"least is {LEAST_COHORT} or more: what one client has is not heavy; got {least!r}")
+    if type(longest) is not int or longest < 1:
+        raise InvalidParameters(f"longest is a number of bytes, 1 or more; got {longest!r}")
     named = _by_name(values)
+    # What a client has stands in no error: it is what nobody is to see.
+    if not all(isinstance(value, str) for value in named.values()):
+        raise InvalidParameters("a client has something else than a string; turn it into one, or take a histogram")
     if any("\0" in value for value in named.values()):
         raise InvalidParameters("a client has a string with a null character, which marks the end of strings here")
-    texts = {name: value.encode() + _END for name, value in named.items()}
+    try:
+        texts = {name: value.encode() + _END for name, value in named.items()}
+    except UnicodeEncodeError:
+        raise InvalidParameters("a client has a string with half a character, a lone surrogate; clean it") from None
     if any(len(text) > longest + 1 for text in texts.values()):
         raise InvalidParameters(f"a client has a string of more than {longest} bytes; raise longest, or cut strings")
     growing, found = [b""], dict[str, int]()
@@ -133,8 +141,7 @@ def _counted(
     subject = Subject(task=_TASK, round_number=1, layout=layout, capacity=clients, model_digest=_MODEL)
     entry = find(protocol)
     entry.require_segments(layout)
-    gone = len(drop) if isinstance(drop, Collection) else drop
-    made = planned(entry, clients, dropped=gone, settings=settings)
+    made = planned(entry, clients, dropped=leaving(drop), settings=settings)
 
     def update_of(place: int) -> LateUpdate:
         one = ring.zeros(places)

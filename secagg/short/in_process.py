@@ -79,7 +79,6 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     """
     named = _by_name(updates)
     weighing = _weights(named, weights)
-    gone = len(drop) if isinstance(drop, Collection) else drop
     session = Session.for_model(
         next(iter(named.values())),
         clients=len(named),
@@ -87,7 +86,7 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         bits=bits,
         protocol=protocol,
         only=only,
-        dropped=gone,
+        dropped=leaving(drop),
         weights=frozenset(weighing.values()),
         **settings,
     )
@@ -122,6 +121,19 @@ def mean(updates: Updates, *, clip: float, **options: Any) -> Tree:  # noqa: ANN
         SecAggError: nothing is released; the message says why.
     """
     return aggregate(updates, clip=clip, **options).mean
+
+
+def leaving(drop: int | Collection[Hashable]) -> int:
+    """Return how many clients leave.
+
+    Raises:
+        InvalidParameters: it is neither a number nor names.
+    """
+    if isinstance(drop, Collection):
+        return len(set(drop))
+    if type(drop) is not int:
+        raise InvalidParameters(f"drop is how many clients leave, as an integer, or their names; got {drop!r}")
+    return drop
 
 
 def simulated(

@@ -21,7 +21,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.session.registry import Clock, ProtocolEntry, Simulation, find
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
-from secagg.session.settings import chosen_settings, known_settings
+from secagg.session.settings import chosen_settings, known_settings, parsed
 
 from .trees import Shapes, Tree, Vector, digest_of
 
@@ -65,11 +65,11 @@ class Session:
             clip: values beyond it are clipped; a client that clips more than one value in a hundred says so in its log.
             bits: of one value, 2 to 16. Values between two codes are rounded at random, so that means are unbiased.
             protocol: by its name in the registry.
-            only: patterns of the tensors that are summed, such as ``"*lora*"``; by default every one.
+            only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
             dropped: how many may leave on the way; by default one in twenty.
             corrupted: how many may work with the server; by default one in twenty.
             weights: which ones clients may have, each an integer from 1.
-            settings: any other setting of the protocol.
+            settings: any other setting of the protocol; as text too, such as ``mode="semi_honest"``.
         Raises:
             InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.
         """
@@ -78,7 +78,8 @@ class Session:
         require_cohort(clients, weights)
         if not 0 < clip < np.inf:
             raise InvalidParameters(f"clip is a positive number; got {clip}")
-        shapes, entry = Shapes.of(like, tuple(only)), find(protocol)
+        patterns = (only,) if isinstance(only, str) else tuple(only)
+        shapes, entry = Shapes.of(like, patterns), find(protocol)
         codec = ScalarQuantization(
             shape=(shapes.length,),
             bits=bits,
@@ -191,11 +192,16 @@ def planned(  # noqa: PLR0913 -- what a cohort is
     Args:
         settings: any of them by name, in place of what follows from the cohort.
     Raises:
-        InvalidParameters: the protocol has no such setting.
+        InvalidParameters: the protocol has no such setting, or noise is asked for, whose bounds are in a codec's steps.
     """
     known = known_settings(entry)
     if strange := [name for name in settings if name not in known]:
         raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; it has {', '.join(known)}")
+    if settings.get("noise_multiplier") is not None:
+        raise InvalidParameters(
+            "the short way plans no noise: its rings have no room for any. Open a session of the protocol with a codec "
+            "whose ring has, as `secagg round --noise` and training do"
+        )
     rare = clients // _RARE
     gone = rare if dropped is None else dropped
     # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.
@@ -209,4 +215,7 @@ def planned(  # noqa: PLR0913 -- what a cohort is
         "maximum_weight": max(weights),
         "weights": tuple(sorted(set(weights))),
     }
-    return entry.settings(**{**chosen_settings(entry, facts, (), option="settings"), **settings})
+    given = {
+        name: parsed(name, known[name], value) if isinstance(value, str) else value for name, value in settings.items()
+    }
+    return entry.settings(**{**chosen_settings(entry, facts, (), option="settings"), **given})

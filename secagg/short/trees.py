@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -25,10 +26,11 @@ _SHOWN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Which tensors are summed, by their paths, and in which order they stand in the vector."""
+    """Which tensors are summed, by their paths, in whose order they stand in the vector."""
 
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    only: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, like: Tree, only: tuple[str, ...] = ()) -> Shapes:
@@ -48,7 +50,7 @@ class Shapes:
         if not any(leaf.size for leaf in chosen.values()):
             named = f"; no path matches {_shown(only)}" if only else ""
             raise InvalidParameters(f"there is nothing to sum in this model{named}")
-        return cls(tuple(chosen), tuple(leaf.shape for leaf in chosen.values()))
+        return cls(tuple(chosen), tuple(leaf.shape for leaf in chosen.values()), only)
 
     @property
     def length(self) -> int:
@@ -59,9 +61,12 @@ class Shapes:
         """Return these tensors of a model as one vector.
 
         Raises:
-            Misuse: the model lacks one of them, or one has another shape.
+            Misuse: it lacks one of them, one has another shape, or it has one more that would be summed.
         """
         found = dict(leaves(tree))
+        more = [path for path in found.keys() - set(self.paths) if not self.only or _matches(path, self.only)]
+        if more:
+            raise Misuse(f"an update holds {_shown(sorted(more))}, and the model does not; plan for a model that does")
         pieces = list[npt.NDArray[Any]]()
         for path, shape in zip(self.paths, self.shapes, strict=True):
             leaf = found.get(path)
@@ -74,6 +79,7 @@ class Shapes:
     def tree(self, vector: Vector, like: Tree) -> Tree:
         """Return a vector in the form of a model, each leaf of the kind and dtype that the model has there.
 
+        Where that dtype ends before the values do, as float16 does before many a sum, the leaf has 64 bits.
         Tensors that are not summed are missing from dictionaries, and ``None`` in lists and tuples.
         """
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
@@ -97,7 +103,9 @@ def digest_of(tree: Tree) -> bytes:
 
 
 def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield each leaf as an array, with its path: keys and positions with slashes between them.
+    """Yield each leaf as an array, with its path: keys and positions with slashes between them, in the order of paths.
+
+    Two parties may hold one model in dictionaries of different order.
 
     Raises:
         InvalidParameters: a leaf is no array of numbers.
@@ -111,7 +119,7 @@ def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     paths = [path for path, _ in found]
     if len(set(paths)) < len(paths):
         raise InvalidParameters("two tensors have one path; let no key of a dictionary hold a slash")
-    return iter(found)
+    return iter(sorted(found, key=itemgetter(0)))
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
@@ -163,11 +171,14 @@ def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any 
 
 
 def _in_kind_of(leaf: Any, values: Vector) -> Any:  # noqa: ANN401 -- any framework's
-    if hasattr(leaf, "new_tensor"):
-        return leaf.new_tensor(values)
     if isinstance(leaf, float):
         return float(values)
-    return values.astype(_array_of("", leaf).dtype)
+    if hasattr(leaf, "new_tensor"):
+        made = leaf.new_tensor(values)
+        return made if bool(made.isfinite().all()) else made.double().new_tensor(values)
+    with np.errstate(over="ignore"):
+        narrow = values.astype(_array_of("", leaf).dtype)
+    return narrow if np.isfinite(narrow).all() else values
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:

@@ -123,6 +123,8 @@ def test_what_cannot_be_served_is_refused(
 ) -> None:
     assert main(["enclave", "serve", "--socket", str(tmp_path / "s"), "--threads", "0"]) == 2
     assert "at least one thread" in capsys.readouterr().err
+    assert main(["enclave", "serve", "--socket", str(tmp_path / "s"), "--memory", "0"]) == 2
+    assert "raise --threads or --memory" in capsys.readouterr().err
     monkeypatch.delattr(socket, "AF_UNIX")
     assert main(["enclave", "serve", "--socket", str(tmp_path / "s")]) == 2
     assert "no Unix sockets" in capsys.readouterr().err

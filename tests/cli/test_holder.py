@@ -267,10 +267,29 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     others = [part for number in range(3) for part in ("--holder", f"{number + 1:064x}")]
     assert main([*record, *others]) == 2
     assert "3 holders cannot do without 1 corrupted" in capsys.readouterr().err
-    assert main([*record, *others, "--holder", f"{9:064x}"]) == 0
+    for changes, said in (
+        (["--number", "-1"], "--number is in 0.."),
+        (["--hours", "nan"], "--hours is above 0"),
+        (["--hours", "-5"], "--hours is above 0"),
+        (["--hours", "1e15"], "at most 8784"),
+        (["--roster", "roster.json"], "name those that hold with --client"),
+    ):
+        assert main([*record, *others, "--holder", f"{9:064x}", *changes]) == 2
+        assert said in capsys.readouterr().err
+    assert main([*record[:2], "--authority", str(tmp_path / "none"), *record[4:], "--holder", public]) == 2
+    assert "none cannot be read" in capsys.readouterr().err
+    assert main([*record, *others, "--holder", public]) == 0
     serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--socket", str(tmp_path / "socket")]
     serve += ["--journal", str(tmp_path / "journal"), "--authority", public, "--key"]
-    assert main([*serve, str(key)]) == 2
+    for floors in (["--minimum-holders", "5"], ["--corrupted", "2"]):
+        assert main([*serve, str(key), *floors]) == 2
+        assert "lower --minimum-holders or --corrupted" in capsys.readouterr().err
+    assert main([*serve, str(key), "--minimum-cohort", "1"]) == 2
+    assert "with 0 corrupted clients it is at least 2" in capsys.readouterr().err
+    other = tmp_path / "other"
+    assert main(["holder", "keys", "--out", str(other)]) == 0
+    capsys.readouterr()
+    assert main([*serve, str(other)]) == 2
     assert "no holder with the key" in capsys.readouterr().err
     key.chmod(0o644)
     assert main([*serve, str(key)]) == 2

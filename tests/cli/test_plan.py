@@ -254,6 +254,8 @@ def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsy
         (["--blocks", "100", "--block-size", "-1"], "--block-size is in 1..65536; got -1"),
         (["--model", "celeba", "--megabits", "0"], "--megabits is above 0"),
         (["--model", "celeba", "--bits", "33"], "--bits is in 2..16; got 33"),
+        (["--model", "celeba", "--delta", "1e-3"], "give --noise as well"),
+        (["--model", "celeba", "--releases", "5"], "give --noise as well"),
         (["--model", "celeba", "--sparsity", "1"], "a sparsity lies in [0, 1)"),
         (["--model", "celeba", "--sparsity", "most"], "is not a number"),
     ],

@@ -179,6 +179,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--bits", "65"], "--bits is in 1..64; got 65"),
         (["--bits", "62"], "take fewer clients or fewer bits"),
         (["--threads", "0"], "--threads is in 1.."),
+        (["--noise", "-1"], "--noise is positive; got -1"),
         (["--corrupted", "many"], "--corrupted is an integer; got 'many'"),
         (["--protocol", "enclave", "--graph", "full"], "--graph is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--mode", "active"], "--mode is not for enclave, but for pairwise"),

@@ -81,6 +81,8 @@ def test_what_makes_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     assert keys("--out", tmp_path) == 2
     assert "name the server with --role 0 or --role 1; --trial makes the keys of both" in capsys.readouterr().err
+    assert keys("--role", "0", "--out", tmp_path, "--roster", tmp_path / "roster.json") == 2
+    assert "--roster goes with --peer" in capsys.readouterr().err
     assert keys("--role", "0", "--out", tmp_path) == 0
     assert keys("--role", "0", "--out", tmp_path) == 2
     assert "server-0.keys exists; name another --out" in capsys.readouterr().err
@@ -101,6 +103,18 @@ def test_a_trial_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "A trial protects nobody" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["flower", "keys", "--clients", "1", "--two-servers"])
+
+
+def test_a_trial_refuses_what_it_would_not_heed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value in (("role", "1"), ("peer", "x"), ("roster", "x")):
+        assert keys("--trial", "--out", tmp_path, f"--{option}", value) == 2
+        assert f"--{option} is not for --trial" in capsys.readouterr().err
+
+
+def test_a_trial_without_a_roster_leaves_no_keys_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keys("--trial", "--out", tmp_path) == 2
+    assert "make one with `secagg flower keys`" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # --- The standing server ----------------------------------------------------------------------------------------------
@@ -134,6 +148,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
         ({"minimum_cohort": "1"}, "minimum_cohort is an integer of at least 2"),
         ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
         ({"maximum_hours": "0"}, "some time to come"),
+        ({"maximum_hours": "99999999999999"}, "--maximum-hours is at most 8784"),
         ({"socket": "servers.json"}, "no socket can be made at"),
     ],
 )

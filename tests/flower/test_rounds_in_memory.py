@@ -398,3 +398,9 @@ def test_what_is_in_the_clear_is_said_once(folders: Path, log: Any) -> None:
     assert log.text.count("this server learns the sums of updates") == 1
     assert log.text.count("evaluation is not aggregated securely") == 1
     assert "nothing else" not in log.text
+
+
+def test_a_roster_that_certifies_nobody_is_said(folders: Path, log: Any) -> None:
+    settings = SecAggSettings(roster=str(folders / "keys" / "roster.json"))
+    plugin.SecAggGrid(MemoryGrid(lenient(folders), adding(0.125)), settings=settings)  # type: ignore[arg-type]
+    assert "secagg-roster certifies nobody in semi_honest mode" in log.text

@@ -68,6 +68,7 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-corrupted", -1, "secagg-corrupted is not negative"),
         ("secagg-corrupted", True, "secagg-corrupted is an integer"),
         ("secagg-privacy-bits", 39, "secagg-privacy-bits is 0 or at least 40"),
+        ("secagg-privacy-bits", 60, "secagg-privacy-bits is for secagg-graph = 'sparse'"),
         ("secagg-compression", "zip", "secagg-compression is fixed-point, scalar-2"),
         ("secagg-compression", "scalar-17", "secagg-compression"),
         ("secagg-compression", "scalar-1", "secagg-compression"),
@@ -100,6 +101,8 @@ def test_a_wrong_setting_is_refused_by_the_name_of_its_key(key: str, value: obje
     [
         ("secagg-mode", "active", "secagg-mode belongs to secagg-protocol = 'pairwise'"),
         ("secagg-graph", "sparse", "secagg-graph belongs to secagg-protocol = 'pairwise'"),
+        ("secagg-privacy-bits", 60, "secagg-privacy-bits belongs to secagg-protocol = 'pairwise'"),
+        ("secagg-corrupted", 3, "secagg-corrupted belongs to secagg-protocol = 'pairwise' or 'one-message'"),
     ],
 )
 def test_what_only_pairwise_masks_have_is_refused_beside_an_enclave(key: str, value: object, said: str) -> None:

@@ -194,8 +194,8 @@ def report_of(tmp_path: Path) -> Report:
 
 
 def assert_received(planned: int, report: dict[str, Any]) -> None:
-    """Allow for the configuration, which with codebooks has some kilobytes."""
-    assert planned < report["bytes received by a client"] < planned + 12_000
+    """Allow for the evidence of a simulated enclave, and for the name of the task."""
+    assert planned < report["bytes received by a client"] < planned + 100
 
 
 @pytest.mark.parametrize("suite", ["classic", "hybrid"])
@@ -280,8 +280,8 @@ def test_clients_are_told_scales_codebooks_and_seeds_and_nothing_of_fixed_point(
     }
     for option in compare(request).options:
         if option.protocol == "two-servers":
-            # Two offers: a key and a signature, stamped.
-            assert option.down_bytes == told[option.scheme] + 2 * (7 + 32 + 8 + 1 + 32 + 64)
+            # Two offers, a key and a signature, stamped; around them the configuration with its layout.
+            assert 200 < option.down_bytes - told[option.scheme] - 2 * (7 + 32 + 8 + 1 + 32 + 64) < 400
     difference = {
         scheme: the_only(compare(request), "pairwise", scheme).down_bytes
         - costs_of(find("pairwise"), request.layout(scheme), 100, Suite.CLASSIC).down_bytes

@@ -141,6 +141,29 @@ def test_a_frame_over_the_limit_is_refused_before_anything_of_it_is_read(served:
     assert not served.echo.asked
 
 
+def test_a_long_frame_over_the_limit_is_refused_and_not_called_lost(served: Served) -> None:
+    with served.ask() as ask, pytest.raises(MalformedMessage, match=f"{1 << 22} bytes and {LIMIT} is the limit"):
+        ask(bytes(1 << 22))
+
+
+def test_a_peer_waits_for_a_place_where_many_connect_at_once(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
+            first.connect(str(tmp_path / "s"))
+            ask = SocketAsk(tmp_path / "s", timeout=5.0)
+            connecting = Thread(target=ask.connect, daemon=True)
+            connecting.start()
+            sleep(0.1)
+            assert connecting.is_alive()
+            listener.accept()[0].close()
+            connecting.join(5)
+            assert not connecting.is_alive()
+            listener.accept()[0].close()
+            ask.close()
+
+
 def test_a_helper_that_is_too_slow_is_lost(served: Served) -> None:
     with served.ask(timeout=0.2) as ask, pytest.raises(HelperLost, match="timed out"):
         ask(request(b"hang"))

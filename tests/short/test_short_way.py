@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 import secagg
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.measured import Measured
 from secagg.session.registry import names
@@ -116,6 +117,9 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"only": ["nothing"]}, "no path matches"),
         ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean"),
         ({"updates": [np.array(["a"])] * 3}, "no array of numbers"),
+        ({"drop": 1.5}, "as an integer, or their names"),
+        ({"mode": "strict"}, "mode is semi-honest or active; got 'strict'"),
+        ({"noise_multiplier": Fraction(1), "l2_bounds": (9,)}, "plans no noise"),
     ],
 )
 def test_what_cannot_be_summed_is_refused_with_the_way_out(arguments: dict[str, Any], expected: str) -> None:
@@ -129,6 +133,53 @@ def test_an_update_that_is_no_number_or_of_another_shape_is_refused() -> None:
         secagg.mean([np.ones(2), np.array([np.nan, 1.0]), np.ones(2)], clip=1.0)
     with pytest.raises(Misuse, match=r"float64 of shape \(3,\)"):
         secagg.mean([np.ones(2), np.ones(3), np.ones(2)], clip=1.0)
+
+
+@pytest.mark.parametrize("more", [(), ["b*"]])
+def test_a_tensor_that_the_model_does_not_have_is_not_left_out_in_silence(more: list[str]) -> None:
+    model = {"b": np.ones(2), "frozen": np.ones(1)} if more else {"b": np.ones(2)}
+    with pytest.raises(Misuse, match="an update holds 'bias', and the model does not"):
+        secagg.aggregate([model, {**model, "bias": np.ones(2)}, model], clip=1.0, only=more)
+
+
+def test_one_pattern_is_not_taken_for_its_letters() -> None:
+    result = secagg.aggregate([{"lora_up": np.ones(2), "base": np.ones(2)}] * 3, clip=1.0, only="*lora*")
+    assert set(result.mean) == {"lora_up"}
+
+
+def test_a_total_that_its_dtype_cannot_hold_comes_with_64_bits() -> None:
+    result = secagg.aggregate([np.full(2, 60_000, dtype=np.float16)] * 5, clip=65_000.0)
+    assert result.total.dtype == np.float64
+    assert np.abs(result.total - 300_000).max() <= 5 * result.step
+    assert result.mean.dtype == np.float16
+
+
+def test_a_total_in_torch_that_its_dtype_cannot_hold_comes_with_64_bits() -> None:
+    torch = pytest.importorskip("torch")
+    result = secagg.aggregate([torch.full((2,), 60_000, dtype=torch.float16)] * 5, clip=65_000.0)
+    assert result.total.dtype == torch.float64
+    assert float((result.total - 300_000).abs().max()) <= 5 * result.step
+    assert result.mean.dtype == torch.float16
+
+
+def test_settings_of_a_protocol_may_be_text() -> None:
+    result = secagg.aggregate([np.ones(2)] * 6, clip=1.0, topology="full", mode="semi-honest", drop=1)
+    assert len(result.counted) == 5
+
+
+def test_names_that_repeat_drop_one_client() -> None:
+    assert set(secagg.aggregate([np.ones(2)] * 5, clip=1.0, drop=[1, 1, 1, 1, 1]).left_out) == {1}
+
+
+def test_too_few_says_why_clients_left() -> None:
+    with pytest.raises(ThresholdNotMet) as caught:
+        secagg.aggregate([np.ones(2)] * 3, clip=1.0, protocol="enclave", lifetime=timedelta(days=3))
+    assert [note for note in caught.value.__notes__ if "its keys live longer than a day" in note]
+
+
+def test_whose_weight_is_rare_is_told_how_many_have_it() -> None:
+    result = secagg.aggregate([np.ones(2)] * 4, clip=1.0, weights=[1, 1, 1, 2], protocol="two-servers")
+    assert result.left_out == {3: "2 uploads of this client's weight are needed and 1 are present"}
 
 
 # --- Analytics --------------------------------------------------------------------------------------------------------
@@ -178,6 +229,24 @@ def test_heavy_hitters_refuse_what_would_name_somebody() -> None:
         secagg.heavy_hitters(["a", "b"], least=1)
     with pytest.raises(InvalidParameters, match="null character"):
         secagg.heavy_hitters(["a\0", "b"], least=2)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        (["a", "a"], {"least": float("nan")}, "least is 2 or more"),
+        (["a", "a"], {"least": 2.5}, "least is 2 or more"),
+        (["", ""], {"least": 2, "longest": 0}, "longest is a number of bytes"),
+        ([1, 1], {"least": 2}, "something else than a string"),
+        (["\ud8ff", "a"], {"least": 2}, "a lone surrogate"),
+    ],
+)
+def test_what_is_no_question_for_heavy_hitters_is_refused_and_tells_nothing(
+    values: list[Any], options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(InvalidParameters, match=expected) as caught:
+        secagg.heavy_hitters(values, **options)
+    assert "d8ff" not in str(caught.value)
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
@@ -240,6 +309,12 @@ def test_models_that_differ_anywhere_have_other_digests() -> None:
     ]
     assert len({digest_of(model) for model in models}) == len(models)
     assert digest_of(models[0]) == digest_of({"a": np.zeros(2)})
+
+
+def test_the_order_of_a_dictionary_changes_neither_the_digest_nor_the_vector() -> None:
+    one, other = {"b": np.ones(1), "a": np.zeros(2)}, {"a": np.zeros(2), "b": np.ones(1)}
+    assert digest_of(one) == digest_of(other)
+    assert Shapes.of(one).vector(one).tolist() == Shapes.of(other).vector(other).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -108,6 +108,14 @@ def test_a_run_can_be_made_longer(tmp_path: Path, toy_run: Make, toy_pieces: Pie
     assert same(model(tmp_path / "straight"), model(tmp_path / "longer"))
 
 
+def test_a_rate_that_falls_keeps_to_its_rounds(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run = toy_run("rounds=2", "server.falling=0.5")
+    train(run, tmp_path, pieces=toy_pieces(run))
+    longer = changed(run, ["rounds=4"])
+    with pytest.raises(InvalidParameters, match="begun with another rounds"):
+        train(longer, tmp_path, resume=True, pieces=toy_pieces(longer))
+
+
 @pytest.mark.parametrize(("change", "named"), [("seed=1", "seed"), ("compression.bits=4", "compression.bits")])
 def test_a_resume_with_another_configuration_is_refused(
     tmp_path: Path, toy_run: Make, toy_pieces: Pieced, change: str, named: str
@@ -188,8 +196,26 @@ def test_a_resume_of_another_model_is_refused(
         train(run, tmp_path, resume=True, pieces=replace(pieces, factory=factory, engine=engine))
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
-    (tmp_path / "checkpoint.npz").write_bytes(b"PK\x03\x04 and nothing more")
+def encrypted(archive: bytes) -> bytes:
+    """Say of every file in an archive that it is encrypted, as one flipped bit does."""
+    damaged = bytearray(archive)
+    place = damaged.find(b"PK\x01\x02")
+    while place >= 0:
+        damaged[place + 8] |= 1
+        place = damaged.find(b"PK\x01\x02", place + 4)
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda _: b"", lambda _: b"PK\x03\x04 and nothing more", lambda whole: whole[:-30], encrypted],
+    ids=["empty", "begun", "cut", "a flipped bit"],
+)
+def test_a_damaged_checkpoint_is_refused(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, damage: Callable[[bytes], bytes]
+) -> None:
+    file = Checkpoint(next_round=1, configuration={}, counters={"engine": "threads"}).write(tmp_path)
+    file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(InvalidParameters, match="no checkpoint"):
         train(toy_run(), tmp_path, resume=True, pieces=toy_pieces(toy_run()))
 

@@ -25,7 +25,8 @@ FILE_NAME: Final = "checkpoint.npz"
 _TEXT: Final = "text"
 _FORMAT: Final = 1
 _MAY_CHANGE: Final = frozenset({"name", "rounds", "workers", "engine", "checkpoint_every", "secagg.threads"})
-"""What a resumed run may have otherwise, since no result depends on it but by float rounding of another engine."""
+"""What a resumed run may have otherwise, since no result depends on it but by float rounding of another engine; but a
+rate that falls does so towards the last of the rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ class Checkpoint:
                 flat = {name: stored[name] for name in stored.files}
             text = json.loads(flat.pop(_TEXT).tobytes())
             if text["format"] != _FORMAT:
-                raise InvalidParameters(f"{file} has format {text['format']}, and this version reads {_FORMAT}")
+                found = f"it has format {text['format']}, and this version reads {_FORMAT}"
+                raise ValueError(found)  # noqa: TRY301 -- said below
             arrays = dict[str, dict[str, npt.NDArray[Any]]]()
             for key, value in flat.items():
                 part, _, name = key.partition(":")
@@ -79,9 +81,8 @@ class Checkpoint:
                 counters=text["counters"],
                 arrays=arrays,
             )
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            if isinstance(error, InvalidParameters):
-                raise
+        # What a damaged archive raises is whatever its damage looks like: a password, another compression, its end.
+        except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
             raise InvalidParameters(f"{file} is no checkpoint ({error}); remove it, and start anew") from None
 
     def require_same(self, configuration: Configuration) -> None:
@@ -90,7 +91,8 @@ class Checkpoint:
         Raises:
             InvalidParameters: naming what differs.
         """
-        found = sorted(_differences(self.configuration, to_tree(configuration)))
+        may_change = _MAY_CHANGE - ({"rounds"} if configuration.server.falling else set[str]())
+        found = sorted(_differences(self.configuration, to_tree(configuration)) - may_change)
         if found:
             raise InvalidParameters(
                 f"the run was begun with another {', '.join(found)}; resume it as it was begun, or name another folder"
@@ -143,6 +145,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = 
         if isinstance(one, dict) and isinstance(other, dict):
             trees = cast("tuple[dict[str, Any], dict[str, Any]]", (one, other))
             found |= _differences(*trees, f"{path}{key}.")
-        elif one != other and path + key not in _MAY_CHANGE:
+        elif one != other:
             found.add(path + key)
     return found

@@ -13,24 +13,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.contract.layout import RingSegment
-from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
+from secagg.errors import InternalError, InvalidParameters
 from secagg.privacy.client_noise import noise_in
 from secagg.privacy.sensitivity import Adjacency
 from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.sections import WHOLE_UPDATES, PrivacySettings, Scheme, Source, SumMode, Weighting
 
-if TYPE_CHECKING:
-    from secagg.protocols.enclave import EnclaveServerSession
-
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""
-_TAIL_DEVIATIONS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +78,6 @@ class RunNoise:
 
         Raises:
             InvalidParameters: histograms leave the enclave.
-            CapacityExceeded: a sum with its noise could leave its ring.
         """
         if (noise := noise_in(session)) is not None:
             return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
@@ -99,25 +94,7 @@ class RunNoise:
                 "noise is for decoded sums, which tell less than histograms: take form=decoded_sum in secagg.settings"
             )
         deviations = tuple(math.sqrt(variance) for variance in session.configuration.noise.variances)
-        _require_room(session, session.configuration.noise.l2_bounds, deviations)
         return Noised(deviations, epsilon_of(configuration, self.settings.delta, self._adjacency, releases=releases))
-
-
-def _require_room(session: EnclaveServerSession, l2_bounds: tuple[int, ...], of_segments: tuple[float, ...]) -> None:
-    """Refuse rings that a sum with its noise could leave; those of codewords are as wide as they have to be."""
-    configuration = session.configuration
-    deviations, tables, bounds = iter(of_segments), iter(configuration.tables), iter(l2_bounds)
-    for segment in configuration.layout.segments:
-        if not isinstance(segment, RingSegment):
-            for _ in next(tables):
-                next(deviations)
-            continue
-        reach = configuration.maximum_total_weight * next(bounds) + _TAIL_DEVIATIONS * next(deviations)
-        if reach > segment.ring.greatest:
-            raise CapacityExceeded(
-                f"sums with their noise reach {reach:.3g} steps, and a ring of {segment.modulus_bits} bits holds "
-                f"{segment.ring.greatest}; lower compression.fraction_bits, local.clip or privacy.noise_multiplier"
-            )
 
 
 def require_private(configuration: Configuration) -> None:

@@ -63,7 +63,11 @@ class SecAggGrid(Grid):
         self._inner = grid
         self._strategy = strategy
         self._roster: Roster | None = load_roster(Path(self.settings.roster)) if self.settings.roster else None
-        if not self.settings.is_certified:
+        if self._roster is not None and not self.settings.is_certified:
+            LOG.warning(
+                "secagg-roster certifies nobody in semi_honest mode, where every node is a client; take "
+                "secagg-mode = 'active' for certified ones"
+            )
             self._roster = None
         self._has_said = set[str]()
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))

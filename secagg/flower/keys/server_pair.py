@@ -110,6 +110,8 @@ def make_trial_pair(folder: Path, coins: Coins) -> bool:
         if len(there) < _TRIAL_FILES:
             raise InvalidParameters(f"{folder / there[0]} is there and other files are not; remove it, or add them")
         return False
+    # Before any key is written, which would stand there alone.
+    load_roster(folder / ROSTER_FILE)
     write_server_pair(folder, folder / ROSTER_FILE, [make_server_keys(folder, index, coins) for index in (0, 1)])
     return True
 

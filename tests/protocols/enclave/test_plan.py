@@ -6,18 +6,22 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
-from secagg.contract import Layout, RingSegment
+from secagg.contract import IndexSegment, Layout, RingSegment
+from secagg.contract.codewords import CodewordTable
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
 from secagg.privacy.noise import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, plan_enclave
+from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
 from secagg.session.certificates import Authority
+from secagg.session.roles import Subject
 from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup
 
 NOW = datetime(2026, 1, 1, 0, 0, 0, 700_000, tzinfo=UTC)
@@ -154,3 +158,23 @@ def test_the_kind_of_noise_is_carried_over() -> None:
     noise = planned(noise_kind=NoiseKind.SKELLAM, releases_per_client=7, **NOISED).noise
     assert noise is not None
     assert (noise.kind, noise.releases_per_client) == (NoiseKind.SKELLAM, 7)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize(
+    ("modulus_bits", "multiplier", "is_refused"),
+    [(13, Fraction(1), True), (13, Fraction(1, 4), False), (20, Fraction(1), False), (20, Fraction(400), True)],
+)
+def test_a_session_refuses_noise_that_its_ring_does_not_hold(
+    modulus_bits: int, multiplier: Fraction, position: int, *, is_refused: bool
+) -> None:
+    ring, indices = RingSegment(modulus_bits, 50), IndexSegment(4, 2)
+    layout = Layout((indices, ring) if position else (ring,))
+    tables = ((CodewordTable(2, np.arange(12, dtype=np.int64).reshape(4, 3)),),) if position else ()
+    subject = Subject(task=b"t", round_number=1, layout=layout, capacity=32, tables=tables)
+    settings = EnclaveSettings(maximum_cohort=30, noise_multiplier=multiplier, l2_bounds=(100,))
+    if is_refused:
+        with pytest.raises(CapacityExceeded, match="take a smaller noise_multiplier"):
+            settings.plan(subject, None, NOW)
+    else:
+        assert settings.plan(subject, None, NOW).noise is not None

@@ -250,7 +250,7 @@ def test_a_weight_that_too_few_have_is_left_out() -> None:
     made.check()
     results = made.finish()
     for result in results:
-        assert result.left_out == (ClientId(3),)
+        assert result.left_out == {ClientId(3): 1}
         assert result.aggregate.encode() == made.ideal([1, 2], [3, 3]).encode()
 
 
