@@ -84,7 +84,7 @@ def open_session(
         bounds=settings.bounds,
         noise=settings,
     )
-    noise_of(offer.configuration, settings, settings.corrupted)
+    noise_of(offer.configuration, settings)
     return OneMessageServerSession(Server(offer, sum_id), settings, invited, helpers.ask_all)
 
 
@@ -117,7 +117,7 @@ class OneMessageServerSession(Confined):
     @property
     def noise(self) -> ClientNoise | None:
         """What the clients add."""
-        return noise_of(self.agreement.configuration, self._settings, self._settings.corrupted)
+        return noise_of(self.agreement.configuration, self._settings)
 
     @property
     def invitation(self) -> bytes:

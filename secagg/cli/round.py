@@ -185,9 +185,9 @@ def _room_for_noise(options: argparse.Namespace) -> int:
         return 0
     from secagg.session.settings import parsed
 
-    share = float(parsed("--noise", Fraction, options.noise)) * 2 * math.sqrt(options.dimension)
+    share = abs(parsed("--noise", Fraction, options.noise)) * 2 * (math.isqrt(options.dimension) + 1)
     # Four deviations of values that are uniform over the input's bits, and of noise that few clients add.
-    return math.ceil(math.log2(4 * (1 + share)))
+    return math.ceil(4 * (1 + share)).bit_length()
 
 
 def _facts_of_noise(inputs: SyntheticUpdates | WindowedInputs, options: argparse.Namespace) -> dict[str, Any]:
