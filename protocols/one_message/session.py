@@ -253,6 +253,7 @@ class OneMessageServerSession(Confined):
                 counted=opened.counted,
                 left_out=dict(self._server.left_out),
                 revealed=frozenset({opened.counted}),
+                unbounded=opened.aggregate.layout.ring_positions,
             )
 
     def _opened(self) -> Opened:

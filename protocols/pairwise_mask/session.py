@@ -192,7 +192,13 @@ class PairwiseServerSession(Confined):
                 aggregate = self._server.unmask(progress)
             finally:
                 self.abort()
-            return Released(aggregate=aggregate, counted=counted, left_out={}, revealed=self._server.revealed)
+            return Released(
+                aggregate=aggregate,
+                counted=counted,
+                left_out={},
+                revealed=self._server.revealed,
+                unbounded=aggregate.layout.ring_positions,
+            )
 
     def abort(self) -> None:
         """End the session and wipe it."""

@@ -223,6 +223,10 @@ class TwoServersSession(OneStageServerSession):
             counted=counted,
             left_out=left_out,
             revealed=frozenset({counted}),
+            # A client that is not checked votes as often as it likes.
+            unbounded=subject.layout.ring_positions
+            if self.configuration.is_checked
+            else tuple(range(len(subject.layout.segments))),
         )
 
     def _wipe(self) -> None:
