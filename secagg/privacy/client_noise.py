@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_DOWN, ROUND_UP, Context, Decimal, localcontext
+from decimal import ROUND_DOWN, ROUND_UP
 from fractions import Fraction
+from functools import partial
 from math import ceil, isqrt, sqrt
 from typing import Final, Protocol, runtime_checkable
 
@@ -29,13 +30,12 @@ from .accounting import ReleasePart, epsilon, gap_of_sum
 from .noise import GREATEST_VARIANCE, LEAST_VARIANCE, NoiseKind, require_variance
 from .noise_table import add_noise_into
 from .norm import clip_into
-from .rounding import ROTATED_DEVIATIONS, WORST_DEVIATIONS, summed_deviation, unrounded_norm
+from .rounding import room_for_noise, rounded_root
 from .sensitivity import Adjacency, of_vector
 
 LEAST_SHARE: Final = 4
 """The least variance of a client's discrete Gaussian: below, sums of them are too far from one."""
 _TAIL_DEVIATIONS: Final = 10
-_ROOT_DIGITS: Final = 60
 USUAL_DELTA: Final = 1e-6
 MOST_NOISE: Final = 0.6
 """The energy of a mean's noise over that of the longest update, above which accuracy is seen to suffer."""
@@ -129,7 +129,7 @@ class ClientNoise:
                 f"rings of {', '.join(str(one.modulus_bits) for one in segments)} bits do not hold sums of "
                 f"{self.capacity} clients: take wider rings or fewer clients; without noise they would not fit either"
             )
-        low, high = _rounded_root(least, ROUND_UP), _rounded_root(most, ROUND_DOWN)
+        low, high = rounded_root(least, ROUND_UP), rounded_root(most, ROUND_DOWN)
         both = "no multiplier fits both the rings and what clients draw" if low > high else ""
         if multiplier**2 > most:
             raise CapacityExceeded(
@@ -261,26 +261,12 @@ class ClientNoise:
     def _most_squared(self) -> Fraction:
         """The square of the greatest multiplier whose noise the rings hold, beside the sum, and clients can draw."""
         bounds = zip(self.segments, self.settings.l2_bounds, self._squared, strict=True)
+        room = partial(room_for_noise, clients=self.capacity, is_rotated=self.settings.is_rotated)
         return min(
-            min(self._room(segment, bound) / self.capacity, Fraction(GREATEST_VARIANCE[self.settings.noise_kind]))
+            min(room(segment, bound) / self.capacity, Fraction(GREATEST_VARIANCE[self.settings.noise_kind]))
             * Fraction(self.honest, len(self._squared) * squared)
             for segment, bound, squared in bounds
         )
-
-    def _room(self, segment: RingSegment, bound: int) -> Fraction:
-        """Return the variance that a ring holds beside the largest sum, as the module ``rounding`` says."""
-        greatest = segment.ring.greatest - self.capacity * segment.head_room
-        if not self.settings.is_rotated:
-            return (max(0, greatest - self.capacity * bound) / Fraction(WORST_DEVIATIONS)) ** 2
-        plain = summed_deviation(unrounded_norm(bound, segment.length), segment.length, self.capacity, 0)
-        return Fraction(max(0.0, (max(0, greatest) / ROTATED_DEVIATIONS) ** 2 - plain**2))
-
-
-def _rounded_root(square: Fraction, rounding: str) -> Decimal:
-    """Return the root of a number in four digits."""
-    with localcontext(prec=_ROOT_DIGITS):
-        root = (Decimal(square.numerator) / Decimal(square.denominator)).sqrt()
-    return Context(prec=4, rounding=rounding).plus(root)
 
 
 def clients_for(clients: int, energy: float) -> int:
