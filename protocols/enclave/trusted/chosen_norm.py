@@ -61,4 +61,5 @@ def _chosen_squared(indices: npt.NDArray[np.unsignedinteger], tables: Sequence[C
 
 def _squares(table: CodewordTable) -> npt.NDArray[np.object_]:
     """Return the squared norm of each codeword, as integers of any size."""
-    return np.square(table.entries.astype(np.object_)).sum(axis=1)
+    squares: npt.NDArray[np.object_] = np.square(table.entries.astype(np.object_)).sum(axis=1)
+    return squares
