@@ -215,7 +215,10 @@ CELLS: Final = (
     Cell("sketch 1 bit", (*SKETCH, "compression.refresh=10", f"compression.length={LENGTH}")),
     Cell(
         "peak 128",
-        ("secagg.protocol=enclave", "compression.scheme=peak", "compression.places=128", "compression.refresh=10"),
+        (
+            *("secagg.protocol=enclave", "compression.scheme=peak", "compression.places=128"),
+            *("compression.refresh=10", "compression.lengths=own"),
+        ),
     ),
     Cell("pruning, divided by the share", (_outside("pruned"),)),
     Cell("count sketch, FetchSGD", (_outside("fetched"),)),

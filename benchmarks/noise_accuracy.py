@@ -76,12 +76,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--clip", type=float, default=0.5)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--finished", action="store_true", help="train nothing; collect what is finished")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     base = changed(preset("fashion-none"), [f"rounds={options.rounds}", f"evaluation.every={options.rounds}"])
     chosen = cells(options.cohorts, options.rounds, options.clip)
-    grid = Grid(replace(base, name="noise"), tuple(chosen), tuple(range(options.seeds)))
-    results = sweep(grid, options.out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True))
+    results = list[dict[str, Any]]()
+    for seed in range(options.seeds):
+        due = [cell for cell in chosen if not options.finished or _is_finished(options.out, cell.name, seed)]
+        grid = Grid(replace(base, name="noise"), tuple(due), (seed,))
+        results += sweep(
+            grid, options.out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True)
+        )
     rows = _rows(results, options.rounds)
     print("cohort  epsilon      z       nu  clients for 0.6  accuracy  points lost")
     for row in rows:
@@ -89,12 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['cohort']:>6,}  {row['epsilon'] or 'none':>7}  {row['multiplier']:>5.2f}  {row['nu']:>7.3g}  "
             f"{row['least cohort']:>15,}  {row['accuracy']:>8.2%}  {row['points lost']:>11.1f}"
         )
-    _draw(rows, options.out / "noise_accuracy.png")
+    _draw(rows, (options.json or options.out / "noise_accuracy").with_suffix(".png"))
     if options.json is not None:
-        summary = {"versions": versions_here(), "rounds": options.rounds, "seeds": options.seeds, "rows": rows}
+        summary = {"versions": versions_here(), "rounds": options.rounds, "rows": rows}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(summary, indent=2) + "\n")
     return 0
+
+
+def _is_finished(folder: Path, name: str, seed: int) -> bool:
+    return (folder / f"{name.replace(' ', '-')}-seed{seed}" / "summary.json").exists()
 
 
 def _rows(results: Sequence[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
@@ -105,6 +115,8 @@ def _rows(results: Sequence[dict[str, Any]], rounds: int) -> list[dict[str, Any]
     rows = list[dict[str, Any]]()
     for name, found in by_name.items():
         cohort, target = int(name.split()[0]), name.split()[1]
+        if cohort not in plain:
+            continue
         multiplier = 0.0 if target == "none" else multiplier_for(float(target), rounds)
         rows.append(
             {
@@ -113,6 +125,7 @@ def _rows(results: Sequence[dict[str, Any]], rounds: int) -> list[dict[str, Any]
                 "multiplier": multiplier,
                 "nu": multiplier**2 * VALUES / cohort**2,
                 "least cohort": ceil(multiplier * sqrt(VALUES / MOST_NOISE)),
+                "seeds": len(found),
                 "accuracy": round(fmean(found), 4),
                 "points lost": round(100 * (plain[cohort] - fmean(found)), 2),
             }

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
+import bounds
 import enclave
 import enclave_histogram
 import mask_expansion
@@ -42,6 +43,7 @@ SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "overflow": overflow.measure,
     "product quantization": product_quantization.measure,
     "whole updates": whole_updates.measure,
+    "bounds": bounds.measure,
 }
 
 

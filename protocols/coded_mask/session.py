@@ -187,7 +187,13 @@ class CodedMaskServerSession(Confined):
                 aggregate = self._server.open()
             finally:
                 self.abort()
-            return Released(aggregate=aggregate, counted=counted, left_out={}, revealed=frozenset({counted}))
+            return Released(
+                aggregate=aggregate,
+                counted=counted,
+                left_out={},
+                revealed=frozenset({counted}),
+                unbounded=aggregate.layout.ring_positions,
+            )
 
     def abort(self) -> None:
         """End the session and wipe it."""

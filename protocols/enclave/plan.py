@@ -45,6 +45,7 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
     l2_bounds: tuple[int, ...] = (),
     releases_per_client: int = 1,
     adjacency: Adjacency = Adjacency.REPLACE,
+    codeword_bound: int = 0,
 ) -> EnclaveConfiguration:
     """Return a configuration for an enclave, or say which numbers do not fit.
 
@@ -62,6 +63,7 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
         l2_bounds: with noise, for each ring segment the largest norm of a client's own values in integer steps.
         releases_per_client: with noise, in how many releases of the epoch one client may be.
         adjacency: what the neighbour of a set of clients is: one client's values replaced, or by zeros.
+        codeword_bound: the largest norm of the codewords that one client chooses; longer ones count as the least.
     Raises:
         InvalidParameters: a number out of range, or tables that do not fit.
         CapacityExceeded: a buffer could reach a weight above the capacity; ``require_room`` looks at noise.
@@ -90,6 +92,7 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
         maximum_weight=maximum_weight,
         staleness_weights=staleness_weights,
         noise=noise,
+        codeword_bound=codeword_bound,
         expiry=int((now + lifetime).timestamp()),
     )
     require_capacity(configuration.maximum_total_weight, capacity)

@@ -67,6 +67,7 @@ class EnclaveSettings:
     l2_bounds: tuple[int, ...] = ()
     releases_per_client: int = 1
     adjacency: Adjacency = Adjacency.REPLACE
+    codeword_bound: int = 0
     lifetime: timedelta = DEFAULT_LIFETIME
 
     def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
@@ -97,6 +98,7 @@ class EnclaveSettings:
             l2_bounds=self.l2_bounds,
             releases_per_client=self.releases_per_client,
             adjacency=self.adjacency,
+            codeword_bound=self.codeword_bound,
         )
         require_room(configuration, subject.capacity)
         return configuration
@@ -217,7 +219,13 @@ class EnclaveServerSession(OneStageServerSession):
         self._is_released = True
         counted = frozenset(self._seen)
         return Released(
-            aggregate=aggregate, counted=counted, left_out={}, revealed=frozenset({counted}), receipt=receipt.encode()
+            aggregate=aggregate,
+            counted=counted,
+            left_out={},
+            revealed=frozenset({counted}),
+            # Indices are in range, one for each block; ring elements are summed under masks, and nobody sees them.
+            unbounded=self.configuration.layout.ring_positions,
+            receipt=receipt.encode(),
         )
 
     def _wipe(self) -> None:

@@ -89,7 +89,7 @@ class Client(Confined):
         self._floors.admit(agreement, self._clock())
         agreement.require_terms(terms)
         _require_subject(agreement, terms, subject, self._noise)
-        noise = noise_of(agreement.configuration, self._noise, self._floors.assumed_corrupted_clients)
+        noise = noise_of(agreement.configuration, self._noise)
         if (sent := self._ledger.sent_for(offer)) is not None:
             return sent
         self._ledger.charge(agreement.configuration.task, agreement.record.number, terms.round_number)
@@ -163,7 +163,11 @@ def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject, no
         ("task", subject.task, configuration.task),
         ("round", subject.round_number, terms.round_number),
         ("layout", subject.layout, configuration.layout),
-        ("capacity, noise or set of terms", noise.bound_to(subject.terms_digest), terms.application_digest),
+        (
+            "capacity, noise or set of terms",
+            noise.bound_to(subject.terms_digest, configuration.corrupted_clients),
+            terms.application_digest,
+        ),
         ("model", subject.model_digest or terms.model_digest, terms.model_digest),
     ):
         if mine != offered:

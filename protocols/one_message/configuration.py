@@ -50,8 +50,10 @@ class SumTerms:
         ).digest()
 
 
-def noise_of(configuration: Configuration, noise: NoiseSettings, corrupted: int) -> ClientNoise | None:
+def noise_of(configuration: Configuration, noise: NoiseSettings) -> ClientNoise | None:
     """Return the noise of a sum's clients, if it has any; holders open no list below the minimum.
+
+    All count the corrupted as the configuration does, which no client's floor allows to be fewer than it assumes.
 
     Raises:
         InvalidParameters, CapacityExceeded: numbers that do not go together.
@@ -64,7 +66,7 @@ def noise_of(configuration: Configuration, noise: NoiseSettings, corrupted: int)
         configuration.layout,
         minimum_cohort=configuration.minimum_cohort,
         capacity=configuration.parameters.capacity,
-        corrupted=corrupted,
+        corrupted=configuration.corrupted_clients,
         maximum_weight=configuration.maximum_weight,
     )
 
@@ -76,7 +78,7 @@ class Configuration:
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
-    """Of the layout's segments, of one more, the weight and zeros, and of the check words of segments with fine bits."""
+    """Of the layout's segments, of one more, the weight and zeros, and of the check words of fine bits."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
     """How many clients are assumed to be corrupted, counted absolutely."""

@@ -270,7 +270,7 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
     require_signed_by(agreement.record, header.client, header.identity, signature, label, *parts)
 
 
-def require_signed_by(  # noqa: PLR0913, PLR0917 -- who signed what
+def require_signed_by(
     record: EpochRecord, client: ClientId, identity: bytes, signature: bytes, label: Label, *parts: bytes
 ) -> None:
     """Check that a client whom the epoch's authority vouches for signed something.

@@ -103,7 +103,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
             sum_id=NO_SUM if record.rule is ThresholdRule.CERTIFIED else sum_id,
             round_number=subject.round_number,
             model_digest=subject.model_digest or bytes(32),
-            application_digest=noise.bound_to(subject.terms_digest),
+            application_digest=noise.bound_to(subject.terms_digest, corrupted_clients),
         ),
     )
 

@@ -85,7 +85,7 @@ def open_session(
         bounds=settings.bounds,
         noise=settings,
     )
-    noise_of(offer.configuration, settings, settings.corrupted)
+    noise_of(offer.configuration, settings)
     return OneMessageServerSession(Server(offer, sum_id), settings, invited, helpers.ask_all)
 
 
@@ -118,7 +118,7 @@ class OneMessageServerSession(Confined):
     @property
     def noise(self) -> ClientNoise | None:
         """What the clients add."""
-        return noise_of(self.agreement.configuration, self._settings, self._settings.corrupted)
+        return noise_of(self.agreement.configuration, self._settings)
 
     @property
     def invitation(self) -> bytes:
@@ -256,6 +256,7 @@ class OneMessageServerSession(Confined):
                 counted=opened.counted,
                 left_out=dict(self._server.left_out),
                 revealed=frozenset({opened.counted}),
+                unbounded=opened.aggregate.layout.ring_positions,
             )
 
     def _opened(self) -> Opened:

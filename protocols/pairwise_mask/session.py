@@ -21,7 +21,7 @@ from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 from .client import Client
 from .configuration import NO_AUTHORITY, SessionConfiguration
 from .floors import ClientFloors
-from .member import LateInput
+from .member import LateInput, SessionTerms
 from .round2_masked_input import MaskedInput
 from .server import Server
 from .settings import PairwiseSettings, noise_of, require_subject, terms_of
@@ -192,7 +192,13 @@ class PairwiseServerSession(Confined):
                 aggregate = self._server.unmask(progress)
             finally:
                 self.abort()
-            return Released(aggregate=aggregate, counted=counted, left_out={}, revealed=self._server.revealed)
+            return Released(
+                aggregate=aggregate,
+                counted=counted,
+                left_out={},
+                revealed=self._server.revealed,
+                unbounded=aggregate.layout.ring_positions,
+            )
 
     def abort(self) -> None:
         """End the session and wipe it."""
@@ -256,6 +262,10 @@ class PairwiseMember(Confined):
         session.begin(self._client(session, subject, suspended))
         return session
 
+    def terms_of(self, subject: Subject) -> SessionTerms:
+        """Return what a session of this subject has to be about, this client's noise included."""
+        return terms_of(subject, self.noise, self._floors.assumed_corrupted)
+
     def require_noise(self, configuration: SessionConfiguration) -> ClientNoise | None:
         """Return this client's noise in a session, if it adds any.
 
@@ -283,7 +293,7 @@ class PairwiseMember(Confined):
                 authority=self._authority,
                 signing_key=self._signing_key,
                 certificate=self._certificate,
-                terms=terms_of(subject, self.noise),
+                terms=self.terms_of(subject),
                 threads=self._threads,
                 latch=self.latch,
             )
@@ -299,14 +309,14 @@ class PairwiseMember(Confined):
             authority=self._authority,
             signing_key=self._signing_key,
             certificate=self._certificate,
-            terms=terms_of(subject, self.noise),
+            terms=self.terms_of(subject),
             threads=self._threads,
         )
         configuration = client.configuration
         try:
             if client.client != self.client or configuration is None:
                 raise Misuse(f"what was suspended is that of {client.client} and not of {self.client}")
-            require_subject(subject, self.noise, configuration)
+            require_subject(subject, self.terms_of(subject), configuration)
         except SecAggError:
             client.abort()
             raise
@@ -345,7 +355,7 @@ class PairwiseClientSession(Confined):
         client = self._machine
         if client.state is ClientState.AWAITING_OFFER:
             configuration = SessionConfiguration.decode(message)
-            require_subject(self._subject, self._member.noise, configuration)
+            require_subject(self._subject, self._member.terms_of(self._subject), configuration)
             self._member.require_noise(configuration)
         answers = client.receive(message)
         client.forget_upload()

@@ -68,7 +68,7 @@ class PairwiseSettings(NoiseSettings):
             model_digest=subject.model_digest or NO_DIGEST,
             round_number=subject.round_number,
             attempt=self.attempt,
-            application_digest=self.bound_to(subject.terms_digest),
+            application_digest=self.bound_to(subject.terms_digest, self.corrupted),
             capacity=subject.capacity,
         )
 
@@ -88,23 +88,23 @@ def noise_of(configuration: SessionConfiguration, noise: NoiseSettings, corrupte
     )
 
 
-def terms_of(subject: Subject, noise: NoiseSettings) -> SessionTerms:
-    """Return what the client knows a session to be about."""
+def terms_of(subject: Subject, noise: NoiseSettings, corrupted: int) -> SessionTerms:
+    """Return what the client knows a session to be about, whose noise withstands so many corrupted clients."""
     return SessionTerms(
         task=subject.task,
         model_digest=subject.model_digest,
         round_number=subject.round_number,
-        application_digest=noise.bound_to(subject.terms_digest),
+        application_digest=noise.bound_to(subject.terms_digest, corrupted),
     )
 
 
-def require_subject(subject: Subject, noise: NoiseSettings, configuration: SessionConfiguration) -> None:
+def require_subject(subject: Subject, terms: SessionTerms, configuration: SessionConfiguration) -> None:
     """Refuse an offer about something else; a model that the client is sent later is compared with its update.
 
     Raises:
         InvalidParameters: naming what differs.
     """
-    terms_of(subject, noise).require(configuration)
+    terms.require(configuration)
     if configuration.layout != subject.layout:
         raise InvalidParameters(
             "the offer has another layout than this client's codec; offer what the client trained for",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_DOWN
 from fractions import Fraction
 from math import ceil, sqrt
 from typing import Any, Final
@@ -26,10 +27,10 @@ from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import NoiseSettings
-from secagg.privacy.noise import NoiseKind, require_variance
+from secagg.privacy.noise import GREATEST_VARIANCE, NoiseKind, require_variance
 from secagg.privacy.noise_table import add_noise_into, pieces
 from secagg.privacy.norm import clip_into
-from secagg.privacy.rounding import WORST_DEVIATIONS
+from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.privacy.seeded_coins import SeededCoins
 from secagg.privacy.sensitivity import of_histogram, of_vector
 from secagg.wire import Reader, Writer
@@ -52,6 +53,8 @@ class ServerNoise:
     """Of one server's noise, for each segment of the layout."""
     l2_bounds: tuple[int, ...]
     """For each ring segment the largest norm of a client's values, which it clips to."""
+    is_rotated: bool = False
+    """Whether ring segments hold coordinates of rotated updates that were rounded at random."""
 
     @classmethod
     def of(cls, settings: NoiseSettings, layout: Layout) -> ServerNoise | None:
@@ -67,49 +70,48 @@ class ServerNoise:
         if multiplier <= 0:
             raise InvalidParameters(f"noise_multiplier is positive; got {multiplier}")
         variances = tuple(ceil(multiplier**2 * len(squared) * one) for one in squared)
-        return cls(kind=settings.noise_kind, variances=variances, l2_bounds=settings.l2_bounds)
+        return cls(
+            kind=settings.noise_kind,
+            variances=variances,
+            l2_bounds=settings.l2_bounds,
+            is_rotated=settings.is_rotated,
+        )
 
     def check(self, layout: Layout, weights: tuple[int, ...], total_weight: int) -> None:
-        """Refuse noise that a layout's rings do not hold, or that is for other segments.
+        """Refuse noise that a layout's rings and no field hold, or that is for other segments.
 
         Raises:
             InvalidParameters, CapacityExceeded: saying what to change.
         """
-        rings = [segment for segment in layout.segments if isinstance(segment, RingSegment)]
-        if len(self.variances) != len(layout.segments) or len(self.l2_bounds) != len(rings):
-            raise InvalidParameters(f"noise is for {len(layout.segments)} segments, and bounds for {len(rings)} rings")
+        rings = len(layout.ring_positions)
+        if len(self.variances) != len(layout.segments) or len(self.l2_bounds) != rings:
+            raise InvalidParameters(f"noise is for {len(layout.segments)} segments, and bounds for {rings} rings")
         if weights != (1,):
             raise InvalidParameters("with noise every client weighs 1: take weights = 1")
         for variance in self.variances:
             require_variance(Fraction(variance), self.kind)
+        for place, (variance, most) in enumerate(zip(self.variances, self.most(layout, total_weight), strict=True)):
+            if variance > most:
+                raise CapacityExceeded(
+                    f"segment {place} has room for a variance of {most} of each server's noise beside a sum of "
+                    f"{total_weight} clients, and {variance} are asked for: take less noise, or a wider ring"
+                )
+
+    def most(self, layout: Layout, total_weight: int) -> list[int]:
+        """Return the greatest variance of one server's noise that each segment holds, where both add theirs."""
         bounds = iter(self.l2_bounds)
-        for segment, variance in zip(layout.segments, self.variances, strict=True):
-            if isinstance(segment, RingSegment):
-                room = segment.ring.greatest - total_weight * next(bounds)
-                if (reach := WORST_DEVIATIONS * sqrt(2 * variance)) > room:
-                    raise CapacityExceeded(
-                        f"noise of both servers reaches {reach:.4g} steps, and a ring of {segment.modulus_bits} bits "
-                        f"has room for {max(0, room)} beside the sum: take {max(0, room) / reach:.3g} times this "
-                        "noise_multiplier at most, or a wider ring"
-                    )
+        rings = (
+            room_for_noise(segment, next(bounds), total_weight, is_rotated=self.is_rotated)
+            if isinstance(segment, RingSegment)
+            else (max(0, MODULI[-1] // 2 - total_weight) / Fraction(_DEVIATIONS)) ** 2
+            for segment in layout.segments
+        )
+        return [min(int(room / 2), int(GREATEST_VARIANCE[self.kind])) for room in rings]
 
     def lane_weight(self, layout: Layout, total_weight: int) -> int:
-        """Return how many values a lane has to tell apart, less one: counts with noise, of either sign.
-
-        Raises:
-            CapacityExceeded: no field has so many; the message says how much noise one holds.
-        """
+        """Return how many values a lane has to tell apart, less one: counts with noise, of either sign."""
         lanes = [v for s, v in zip(layout.segments, self.variances, strict=True) if isinstance(s, IndexSegment)]
-        reach = _DEVIATIONS * sqrt(2 * max(lanes, default=0))
-        needed = 2 * (total_weight + ceil(reach))
-        if needed >= MODULI[-1]:
-            room = max(0, (MODULI[-1] - 1) // 2 - total_weight)
-            raise CapacityExceeded(
-                f"counts of {total_weight} clients with the noise of both servers reach {total_weight + reach:.4g}, "
-                f"and half of the largest field is {MODULI[-1] // 2}: take {room / reach:.3g} times this "
-                "noise_multiplier at most, or fewer blocks"
-            )
-        return needed
+        return 2 * (total_weight + ceil(_DEVIATIONS * sqrt(2 * max(lanes, default=0))))
 
     def add_to(self, values: Sequence[Lanes | RingVector], layout: Layout, group: LaneGroup, seed: Secret) -> None:
         """Add this server's noise to its share of the sum, in place."""
@@ -127,7 +129,7 @@ class ServerNoise:
 
     def write(self, writer: Writer) -> None:
         """Write the encoding; the layout says how many numbers there are."""
-        writer.integer(self.kind.value, 1)
+        writer.integer(self.kind.value, 1).integer(self.is_rotated, 1)
         for number in (*self.variances, *self.l2_bounds):
             writer.integer(number, _VARIANCE_BYTES)
 
@@ -136,18 +138,17 @@ class ServerNoise:
         """Read what ``write`` wrote, or the zero of no noise.
 
         Raises:
-            MalformedMessage: there is no such kind.
+            MalformedMessage: there is no such kind, or no such choice.
         """
         if (number := reader.integer(1)) == 0:
             return None
         try:
-            kind = NoiseKind(number)
-        except ValueError:
-            raise MalformedMessage(f"{number} is no kind of noise", reason=Reason.NOT_CANONICAL) from None
-        rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
-        numbers = [reader.integer(_VARIANCE_BYTES) for _ in range(len(layout.segments) + rings)]
+            kind, is_rotated = NoiseKind(number), (False, True)[reader.integer(1)]
+        except (ValueError, IndexError):
+            raise MalformedMessage("there is no such kind of noise or of rings", reason=Reason.NOT_CANONICAL) from None
+        numbers = [reader.integer(_VARIANCE_BYTES) for _ in range(len(layout.segments) + len(layout.ring_positions))]
         count = len(layout.segments)
-        return cls(kind=kind, variances=tuple(numbers[:count]), l2_bounds=tuple(numbers[count:]))
+        return cls(kind=kind, variances=tuple(numbers[:count]), l2_bounds=tuple(numbers[count:]), is_rotated=is_rotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,30 @@ class ReleasedNoise:
             )
         ]
         return epsilon(self.noise.kind, parts, releases, delta)
+
+
+def require_held(settings: NoiseSettings, layout: Layout, total_weight: int) -> ServerNoise | None:
+    """Return the noise of settings; refuse what rings and fields do not hold by the multiplier that they do.
+
+    Raises:
+        InvalidParameters: the settings do not fit the layout.
+        CapacityExceeded: naming the greatest multiplier, or that there is none.
+    """
+    noise = ServerNoise.of(settings, layout)
+    if noise is None or settings.noise_multiplier is None:
+        return None
+    squared = squared_sensitivities(settings, layout)
+    most = min(
+        Fraction(variance, len(squared) * max(1, one))
+        for variance, one in zip(noise.most(layout, total_weight), squared, strict=True)
+    )
+    if settings.noise_multiplier**2 > most:
+        held = rounded_root(most, ROUND_DOWN)
+        raise CapacityExceeded(
+            f"rings and fields do not hold sums of {total_weight} clients with this noise of both servers: "
+            + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
+        )
+    return noise
 
 
 def squared_sensitivities(settings: NoiseSettings, layout: Layout) -> list[int]:

@@ -29,7 +29,7 @@ from .configuration import IndexingConfiguration, SharingMode
 from .floors import IndexingFloors
 from .ledger import UploadLedger
 from .less_protected import UNCHECKED_POINT_FUNCTIONS, NoJournal
-from .noise import ReleasedNoise, ServerNoise, clipped, sums_of_counts
+from .noise import ReleasedNoise, ServerNoise, clipped, require_held, sums_of_counts
 from .operators.relay_messages import RoundOffers, decode_halves, encode_halves
 from .operators.relaying_server import RelayingServer
 from .operators.server_keys import OperatorKeys, ServerKeys
@@ -127,6 +127,8 @@ def configure(
         InvalidParameters, CapacityExceeded: the settings do not fit.
     """
     most = min(subject.capacity // max(settings.weights), _MOST_UPLOADS) if invited is None else len(invited)
+    maximum_cohort = settings.maximum_cohort or most
+    noise = require_held(settings, subject.layout, maximum_cohort * max(settings.weights))
     configuration = IndexingConfiguration(
         task=subject.task,
         suite=settings.suite,
@@ -136,11 +138,11 @@ def configure(
         mode=settings.mode,
         depth=settings.depth,
         minimum_cohort=settings.minimum_cohort,
-        maximum_cohort=settings.maximum_cohort or most,
+        maximum_cohort=maximum_cohort,
         maximum_rejections=settings.maximum_rejections,
         weights=settings.weights,
         expiry=int((helpers.clock() + settings.lifetime).timestamp()),
-        noise=ServerNoise.of(settings, subject.layout),
+        noise=noise,
     )
     has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
     if configuration.noise is not None and has_indices and not subject.tables:
@@ -221,6 +223,10 @@ class TwoServersSession(OneStageServerSession):
             counted=counted,
             left_out=left_out,
             revealed=frozenset({counted}),
+            # A client that is not checked votes as often as it likes.
+            unbounded=subject.layout.ring_positions
+            if self.configuration.is_checked
+            else tuple(range(len(subject.layout.segments))),
         )
 
     def _wipe(self) -> None:

@@ -188,9 +188,9 @@ def _room_for_noise(options: argparse.Namespace) -> int:
     multiplier = parsed("--noise", Fraction, options.noise)
     if multiplier <= 0:
         raise InvalidParameters(f"--noise is positive; got {options.noise}")
-    share = float(multiplier) * 2 * math.sqrt(options.dimension)
+    share: Fraction = multiplier * 2 * (math.isqrt(options.dimension) + 1)
     # Four deviations of values that are uniform over the input's bits, and of noise that few clients add.
-    return math.ceil(math.log2(4 * (1 + share)))
+    return math.ceil(4 * (1 + share)).bit_length()
 
 
 def _facts_of_noise(inputs: SyntheticUpdates | WindowedInputs, options: argparse.Namespace) -> dict[str, Any]:
@@ -222,9 +222,10 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
         "left out": {str(client): str(error) for client, error in sorted(released.left_out.items())},
         "contributors": len(released.counted),
         "largest norms": {
-            name: bound if getattr(rehearsal.settings, "is_checked", True) else None
+            name: bound if set(released.unbounded) <= set(inputs.layout.ring_positions) else None
             for name, bound in inputs.bounds.items()
         },
+        "segments that nobody bounds": list(released.unbounded),
         "revealed sets": [len(clients) for clients in released.revealed],
         "revealed set is the contributors": released.revealed == frozenset({result.contributors}),
         "faults": [str(fault) for fault in result.session.faults],

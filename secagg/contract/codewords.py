@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import numpy as np
@@ -36,6 +36,8 @@ class CodewordTable:
 
     blocks: int
     entries: npt.NDArray[np.int64]
+    _encoded: bytes = field(default=b"", init=False, repr=False)
+    """Kept, because a client compares and hashes what it has several times in a round."""
 
     def __post_init__(self) -> None:
         given = self.entries
@@ -74,7 +76,10 @@ class CodewordTable:
 
     def encode(self) -> bytes:
         """Return the canonical encoding: blocks (8 bytes), codewords and width (4 each), entries (4 each, signed)."""
-        return _HEADER.pack(self.blocks, *self.entries.shape) + self.entries.astype(">i4").tobytes()
+        if not self._encoded:
+            encoded = _HEADER.pack(self.blocks, *self.entries.shape) + self.entries.astype(">i4").tobytes()
+            object.__setattr__(self, "_encoded", encoded)
+        return self._encoded
 
     @classmethod
     def decode(cls, data: bytes) -> Self:

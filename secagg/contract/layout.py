@@ -200,6 +200,11 @@ class Layout:
         reader.finish()
         return layout
 
+    @property
+    def ring_positions(self) -> tuple[int, ...]:
+        """Where segments hold ring elements, which are whatever a client sends."""
+        return tuple(place for place, segment in enumerate(self.segments) if isinstance(segment, RingSegment))
+
     def require_rings(self) -> tuple[RingSegment, ...]:
         """Return the segments if all are rings, for a protocol that can sum and cannot count.
 

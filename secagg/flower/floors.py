@@ -5,17 +5,21 @@ An operator gives a SuperNode ``--node-config 'secagg-minimum-cohort=10 secagg-i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
+from secagg.privacy.client_noise import NoiseSettings
 
 from .keys.identities import ClientIdentity, client_file, load_identity
-from .settings import MODES, PREFIX, PROTOCOLS, SUITES
+from .noise import noise_settings
+from .settings import MODES, NOISED, PREFIX, PROTOCOLS, SUITES
 
 PARTITION: Final = "partition-id"
 Kind = TypeVar("Kind")
@@ -29,6 +33,7 @@ _LOWERED: Final = ("maximum_population", "maximum_weight")
 _NARROWED: Final = ("protocols", "modes", "suites")
 _NAMED: Final = ("identity", "enclave_policy", "servers")
 """Files of the node's own, which take the place of those in the app."""
+_NOISE: Final = ("noise", "norm")
 _ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")
 
 
@@ -57,6 +62,9 @@ class NodeSettings:
     """How many holders may work together with the server."""
     allow_repeats: bool = False
     """Whether an update, or one of a model of before, may be uploaded in another run; for simulations run again."""
+    noise: float = 0.0
+    norm: float = 0.0
+    """What this client adds its share of, and clips to; a session with other noise, or with none, is refused."""
 
     def raised_by(self, node_config: Mapping[str, Any]) -> NodeSettings:
         """Return the stricter of these floors and those of the node.
@@ -78,10 +86,13 @@ class NodeSettings:
                 changed[name] = tuple(part for part in getattr(self, name) if part in wanted)
             elif name in _NAMED and type(value) is str:
                 changed[name] = value
+            elif name in _NOISE and type(value) in {int, float}:
+                own = float(getattr(self, name)) or value
+                changed[name] = float(max(value, own) if name == "noise" else min(value, own))
             elif name in _ALLOWED and type(value) is bool:
                 changed[name] = value and getattr(self, name)
             else:
-                names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED)
+                names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED, *_NOISE)
                 known = ", ".join(PREFIX + part.replace("_", "-") for part in names)
                 raise InvalidParameters(
                     f"the node's {key} is no floor, or {value!r} is of another type than it has; there are {known}"
@@ -117,6 +128,24 @@ class NodeSettings:
                 f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}",
                 reason=Reason.BELOW_FLOOR,
             )
+
+    def noise_for(self, protocol: str, update: ModelUpdate) -> NoiseSettings:
+        """Return the noise that this client insists on, for the public parameters of a round.
+
+        Raises:
+            InvalidParameters: the protocol's clients add none, or there is something in the round that has no norm.
+        """
+        if not 0 <= self.noise < math.inf or not 0 <= self.norm < math.inf or bool(self.noise) != bool(self.norm):
+            raise InvalidParameters(
+                f"a client that adds noise has {PREFIX}noise and {PREFIX}norm above 0; got {self.noise} and {self.norm}"
+            )
+        if self.noise and protocol not in NOISED:
+            raise InvalidParameters(
+                f"this client insists on noise of its own, which clients add under {' and '.join(NOISED)}, and the "
+                f"server asks for {protocol}",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return noise_settings(self.noise, self.norm, update)
 
     def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
         """Read this client's key file.

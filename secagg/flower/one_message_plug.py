@@ -56,7 +56,9 @@ def opened(side: ServerSide) -> ServerSession:
         corrupted=settings.corrupted,
         capacity=side.population,
         maximum_weight=settings.heaviest,
-        bounds=side.bounds,
+        bounds=side.bounds if side.noise.noise_multiplier is None else None,
+        noise_multiplier=side.noise.noise_multiplier,
+        l2_bounds=side.noise.l2_bounds,
     )
     if settings.holder_sockets:
         holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
@@ -197,6 +199,7 @@ def member(side: NodeSide) -> OneMessageMember:
             clock=side.clock,
             signing_key=identity.signing_key,
             certificate=identity.certificate,
+            noise=side.noise,
         )
 
     holdings = Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins)

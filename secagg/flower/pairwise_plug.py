@@ -37,6 +37,8 @@ def opened(side: ServerSide) -> PairwiseServerSession:
         minimum_cohort=settings.minimum_cohort or None,
         maximum_weight=settings.heaviest,
         privacy_bits=settings.privacy_bits or None,
+        noise_multiplier=side.noise.noise_multiplier,
+        l2_bounds=side.noise.l2_bounds,
     )
     helpers = PairwiseHelpers(coins=side.coins)
     if side.roster is not None:
@@ -74,6 +76,7 @@ def member(side: NodeSide) -> PairwiseMember:
         signing_key=identity.signing_key if identity else None,
         certificate=identity.certificate if identity else None,
         latch=FileLatch(side.latches),
+        noise=side.noise,
     )
 
 

@@ -17,6 +17,7 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
+from secagg.privacy.client_noise import NoiseSettings
 from secagg.session.certificates import Certificate
 from secagg.session.registry import Clock, find
 from secagg.session.roles import Member, ServerSession, Subject
@@ -39,6 +40,8 @@ class ServerSide:
     roster: Roster | None
     bounds: tuple[tuple[int, int] | None, ...]
     """For each segment of the layout what one value lies between, where that is known."""
+    noise: NoiseSettings
+    """What clients are to add."""
     coins: Coins
     clock: Clock
     resources: ExitStack
@@ -82,6 +85,8 @@ class NodeSide:
     """The folder in which suspended sessions are numbered."""
     holdings: Path
     """The folder for what a node that holds must not forget."""
+    noise: NoiseSettings
+    """What this client adds to every update, and insists on."""
     coins: Coins
     clock: Clock
 

@@ -39,6 +39,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 
 from .model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
+from .noise import bits_with_noise, bound_in_steps
 from .settings import PREFIX, SecAggSettings
 
 UPDATE: Final = "secagg/update"
@@ -102,6 +103,8 @@ class SchemeChoice:
             InvalidParameters: the ring is too narrow for the clip and the weights; the message names the keys.
         """
         settings = self.settings
+        if settings.noise:
+            return self._noised(sent, seed=seed, epoch=epoch)
         joined = self.joined(sent)
         names = [name for name in aggregated_names(sent, settings.tensor_patterns) if name not in joined]
         shapes: dict[str, Shape] = {TENSOR + name: sent[name].shape for name in names}
@@ -125,6 +128,29 @@ class SchemeChoice:
         made = plan.parameters(epoch=epoch)
         source = CalibrationSource.PREVIOUS_AGGREGATE if told else CalibrationSource.NONE
         return ModelUpdate(tensors=made.tensors, epoch=epoch, source=source)
+
+    def _noised(self, sent: Arrays, *, seed: bytes, epoch: int) -> ModelUpdate:
+        """Return the parameters of a round in which clients add noise: one vector, in a ring that holds both."""
+        settings = self.settings
+        shapes = {TENSOR + name: sent[name].shape for name in aggregated_names(sent, settings.tensor_patterns)}
+        shapes[METRICS] = (1,)
+        if integers := [name for name in sent if TENSOR + name in shapes and is_integer(sent[name])]:
+            raise InvalidParameters(
+                f"{integers[0]} holds integers, of which no norm is bounded; leave it out of {PREFIX}tensors"
+            )
+        bound = bound_in_steps(settings.norm, settings.fraction_bits, sum(map(math.prod, shapes.values())))
+        needed = bits_with_noise(settings.noise, bound, self.total_weight)
+        if needed > EXACT_FLOAT.bit_length():
+            raise InvalidParameters(
+                f"an exact sum is too narrow for noise of {settings.noise:g} times a norm of {settings.norm:g} in "
+                f"steps of 2^-{settings.fraction_bits}; lower {PREFIX}fraction-bits to "
+                f"{max(1, settings.fraction_bits - needed + EXACT_FLOAT.bit_length())}"
+            )
+        ring = settings.modulus_bits or max(_LEAST_RING, needed)
+        values = Plain(clip=min(settings.clip, settings.norm), fraction_bits=settings.fraction_bits, modulus_bits=ring)
+        told = Plain(clip=1.0, fraction_bits=0, modulus_bits=ring)
+        plan = UpdatePlan(shapes=shapes, plain=values, compressed=values, chosen={METRICS: told}, seed=seed)
+        return ModelUpdate(tensors=plan.parameters(epoch=epoch).tensors, epoch=epoch, source=CalibrationSource.NONE)
 
     def joined(self, sent: Arrays) -> tuple[str, ...]:
         """Return the names of the tensors that are encoded as one vector, in their order; none but from outside."""

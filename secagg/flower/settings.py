@@ -33,6 +33,10 @@ _COMPRESSION: Final = re.compile(
     r"fixed-point|scalar-(?P<bits>[0-9]{1,2})|pruning-(?P<sparsity>0\.[0-9]{1,4})|pq(-(?P<codewords>[0-9]{1,5})x(?P<block>[0-9]{1,3}))?"
 )
 _LEAST_RING, _GREATEST_RING = 8, 64
+_LEAST_NOISE: Final = 0.001
+_MOST_NOISE: Final = 1e6
+NOISED: Final = (PAIRWISE, ONE_MESSAGE)
+"""Protocols whose clients add noise here."""
 _MOST_FRACTION_BITS: Final = 40
 LEAST_CLIENTS: Final = 3
 """Of a sum of two, each knows the other's update."""
@@ -80,6 +84,10 @@ class SecAggSettings:
     """Seconds for the answers of one protocol stage; the first, and that of training, have the strategy's timeout."""
     stage_patience: float = 2.0
     """Once enough have answered a stage, the others get so many times as long as that took, 5 seconds at least."""
+    noise: float = 0.0
+    """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
+    norm: float = 0.0
+    """With noise: the largest norm of one client's change of all tensors, to which it clips."""
     roster: str = ""
     """The file that ``secagg flower keys`` wrote; for every protocol but pairwise masks, and for active mode."""
     enclave_socket: str = ""
@@ -132,6 +140,28 @@ class SecAggSettings:
         if self.privacy_bits and self.graph != "sparse":
             raise _invalid("privacy_bits", f"is for {PREFIX}graph = 'sparse'; leave it out, or change {PREFIX}graph")
         self._check_helpers()
+        self._check_noise()
+
+    def _check_noise(self) -> None:
+        if bool(self.noise) != bool(self.norm):
+            raise _invalid(
+                "norm", f"is the norm that clients clip to where {PREFIX}noise is above 0; set both, or none"
+            )
+        if not self.noise:
+            return
+        for name, is_wrong, sentence in (
+            (
+                "noise",
+                self.protocol not in NOISED,
+                f"is for {PREFIX}protocol = {' or '.join(map(repr, NOISED))}, whose clients add it; change that",
+            ),
+            ("weighting", self.weighting != "uniform", "is 'uniform' with noise, which a weight would multiply"),
+            ("compression", self.compression != FIXED_POINT, "is fixed-point with noise, which codes have no room for"),
+            ("metrics", bool(self.metric_names), "are sums without noise of their own; leave them out"),
+            ("evaluation_metrics", bool(self.evaluated_names), "are sums without noise; leave them out"),
+        ):
+            if is_wrong:
+                raise _invalid(name, sentence)
 
     def _check_helpers(self) -> None:
         if self.protocol == ONE_MESSAGE and not self.epoch:
@@ -343,6 +373,12 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
         f"lies in 1..{_MOST_FRACTION_BITS}",
     ),
     ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
+    (
+        "noise",
+        lambda value: value == 0 or _LEAST_NOISE <= value <= _MOST_NOISE,
+        f"is 0 or in {_LEAST_NOISE}..{_MOST_NOISE}",
+    ),
+    ("norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
     ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("maximum_weight", lambda value: 1 <= value < 1 << 32, "is at least 1, and below 2^32"),
     ("weight_unit", lambda value: value >= 1, "is at least 1"),

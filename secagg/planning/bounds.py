@@ -35,7 +35,10 @@ def bounds(request: PlanRequest) -> Iterator[str]:
         "bounded."
     )
     rings = ", ".join(scheme.value for scheme in Scheme if scheme not in INDEXED)
-    yield f"Not bounded, whoever adds up, since a ring element may be anything: {rings}."
+    yield (
+        f"Not bounded, whoever adds up, since a ring element may be anything: {rings}. Pairwise masks, one message and "
+        "coded masks sum ring elements alone, and bound nobody; what each sum leaves unbounded it names."
+    )
 
 
 @cache

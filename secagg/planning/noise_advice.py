@@ -18,6 +18,8 @@ _WIDTHS: Final = (12, 14, 16, 18, 20, 24)
 _WIDE: Final = 10**12
 _MOST_EXTRA: Final = 0.5
 _BLOCK: Final = 1024
+_LEAST_MULTIPLIER: Final = Fraction(1, 10**4)
+_MOST_MULTIPLIER: Final = 10**6
 _REPLACED: Final = 2
 """How many clients' bounds stand between neighbours of which one client's update was replaced."""
 
@@ -44,6 +46,10 @@ class PlannedNoise:
         """Say what the noise costs, a sentence each."""
         if self.multiplier <= 0:
             raise InvalidParameters(f"--noise is positive; got {self.multiplier}")
+        if not _LEAST_MULTIPLIER <= self.multiplier <= _MOST_MULTIPLIER:
+            raise InvalidParameters(
+                f"--noise is in {float(_LEAST_MULTIPLIER):g}..{_MOST_MULTIPLIER:,}; take such a one"
+            )
         padded = -(-weights // _BLOCK) * _BLOCK
         lost = clients // ONE_IN
         honest = max(1, clients - 2 * lost)

@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_DOWN, ROUND_UP
 from fractions import Fraction
+from functools import partial
 from math import ceil, isqrt, sqrt
 from typing import Final, Protocol, runtime_checkable
 
@@ -25,10 +27,10 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 
 from .accounting import ReleasePart, epsilon, gap_of_sum
-from .noise import NoiseKind, require_variance
+from .noise import GREATEST_VARIANCE, LEAST_VARIANCE, NoiseKind, require_variance
 from .noise_table import add_noise_into
 from .norm import clip_into
-from .rounding import ROTATED_DEVIATIONS, WORST_DEVIATIONS, summed_deviation, unrounded_norm
+from .rounding import room_for_noise, rounded_root
 from .sensitivity import Adjacency, of_vector
 
 LEAST_SHARE: Final = 4
@@ -52,11 +54,23 @@ class NoiseSettings:
     is_rotated: bool = False
     """Whether values are coordinates of rotated updates that were rounded at random: their sums need narrower rings."""
 
-    def bound_to(self, terms: bytes) -> bytes:
-        """Return the digest of a session's terms and of its noise, which its offer binds; the former without noise."""
+    def bound_to(self, terms: bytes, corrupted: int) -> bytes:
+        """Return the digest of a session's terms and of its noise, which its offer binds; the former without noise.
+
+        Args:
+            corrupted: how many contributors are assumed to be corrupted. All clients have to count alike: one that
+                counts fewer adds less than the others rely on.
+        """
         if self.noise_multiplier is None:
             return terms
-        said = (self.noise_multiplier, self.noise_kind.name, *self.l2_bounds, self.adjacency.name, self.is_rotated)
+        said = (
+            self.noise_multiplier,
+            self.noise_kind.name,
+            *self.l2_bounds,
+            self.adjacency.name,
+            self.is_rotated,
+            corrupted,
+        )
         return hashlib.sha256(bind(Label.CLIENT_NOISE, terms, *(str(one).encode() for one in said))).digest()
 
     def noise_for(
@@ -78,7 +92,7 @@ class NoiseSettings:
             raise InvalidParameters(
                 "with noise every client weighs 1: take maximum_weight = 1, and scale updates instead"
             )
-        return ClientNoise(self, layout, minimum_cohort - corrupted, capacity)
+        return ClientNoise(self, layout, minimum_cohort, corrupted, capacity)
 
 
 NO_NOISE: Final = NoiseSettings()
@@ -90,8 +104,9 @@ class ClientNoise:
 
     settings: NoiseSettings
     layout: Layout
-    honest: int
-    """How many honest contributors any sum has."""
+    minimum_cohort: int
+    """The least number of contributors: a sum of fewer has less noise than is accounted."""
+    corrupted: int
     capacity: int
 
     def __post_init__(self) -> None:
@@ -108,10 +123,33 @@ class ClientNoise:
                 f"a sum has {self.honest} contributors that are honest for certain, and noise needs one: raise "
                 "minimum_cohort above the number of corrupted clients"
             )
+        least, most = self._least_squared, self._most_squared
+        if not most:
+            raise CapacityExceeded(
+                f"rings of {', '.join(str(one.modulus_bits) for one in segments)} bits do not hold sums of "
+                f"{self.capacity} clients: take wider rings or fewer clients; without noise they would not fit either"
+            )
+        low, high = rounded_root(least, ROUND_UP), rounded_root(most, ROUND_DOWN)
+        both = "no multiplier fits both the rings and what clients draw" if low > high else ""
+        if multiplier**2 > most:
+            raise CapacityExceeded(
+                f"this noise_multiplier is more than what rings hold of sums of {self.capacity} clients with their "
+                f"noise: {both or f'take noise_multiplier = {high:f} at most'}, or a wider ring"
+            )
+        if multiplier**2 < least:
+            kind = self.settings.noise_kind
+            raise InvalidParameters(
+                f"this noise_multiplier is less than what clients can share as {kind.name} noise: "
+                f"{both or f'take noise_multiplier = {low:f} at least'}, or a finer step with larger l2_bounds"
+                + (", or noise_kind = skellam" if kind is NoiseKind.DISCRETE_GAUSSIAN else "")
+            )
         for variance in self.variances:
-            self._require_share(variance / self.honest)
-        for segment, bound, variance in zip(segments, bounds, self.variances, strict=True):
-            self._require_room(segment, bound, variance)
+            require_variance(variance / self.honest, self.settings.noise_kind)
+
+    @property
+    def honest(self) -> int:
+        """How many honest contributors any sum has."""
+        return self.minimum_cohort - self.corrupted
 
     @property
     def segments(self) -> tuple[RingSegment, ...]:
@@ -210,40 +248,25 @@ class ClientNoise:
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    def _require_share(self, share: Fraction) -> None:
-        kind = self.settings.noise_kind
-        if kind is NoiseKind.DISCRETE_GAUSSIAN and share < LEAST_SHARE:
-            needed = float(self.multiplier) * sqrt(LEAST_SHARE / share)
-            raise InvalidParameters(
-                f"a client's discrete Gaussian has a variance of {float(share):.3g}, and sums of them below "
-                f"{LEAST_SHARE} are no discrete Gaussian: take noise_kind = skellam, a finer step with larger "
-                f"l2_bounds, or noise_multiplier = {needed:.4g}"
-            )
-        require_variance(share, kind)
+    @property
+    def _least_squared(self) -> Fraction:
+        """The square of the least multiplier that clients can draw shares for."""
+        is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN
+        return max(
+            (LEAST_SHARE if is_summed else LEAST_VARIANCE) * Fraction(self.honest, len(self._squared) * squared)
+            for squared in self._squared
+        )
 
-    def _require_room(self, segment: RingSegment, bound: int, variance: Fraction) -> None:
-        """Refuse a ring that a sum with its noise leaves more often than the module ``rounding`` says."""
-        greatest = segment.ring.greatest - self.capacity * segment.head_room
-        noise = float(variance) * self.capacity / self.honest
-        if self.settings.is_rotated:
-            norm = unrounded_norm(bound, segment.length)
-            reach = ROTATED_DEVIATIONS * summed_deviation(norm, segment.length, self.capacity, noise)
-            plain = summed_deviation(norm, segment.length, self.capacity, 0)
-            most = max(0.0, (greatest / ROTATED_DEVIATIONS) ** 2 - plain**2)
-        else:
-            reach = self.capacity * bound + WORST_DEVIATIONS * sqrt(noise)
-            most = (max(0, greatest - self.capacity * bound) / WORST_DEVIATIONS) ** 2
-        if reach > greatest:
-            fitting = float(self.multiplier) * sqrt(most / noise)
-            raise CapacityExceeded(
-                f"sums of {self.capacity} with their noise reach {reach:.4g} steps, and a ring of "
-                f"{segment.modulus_bits} bits holds {greatest}: "
-                + (
-                    f"take noise_multiplier = {fitting:.4g} at most, or a wider ring"
-                    if most
-                    else "take a wider ring or fewer clients; without noise they would not fit either"
-                )
-            )
+    @property
+    def _most_squared(self) -> Fraction:
+        """The square of the greatest multiplier whose noise the rings hold, beside the sum, and clients can draw."""
+        bounds = zip(self.segments, self.settings.l2_bounds, self._squared, strict=True)
+        room = partial(room_for_noise, clients=self.capacity, is_rotated=self.settings.is_rotated)
+        return min(
+            min(room(segment, bound) / self.capacity, Fraction(GREATEST_VARIANCE[self.settings.noise_kind]))
+            * Fraction(self.honest, len(self._squared) * squared)
+            for segment, bound, squared in bounds
+        )
 
 
 def clients_for(clients: int, energy: float) -> int:

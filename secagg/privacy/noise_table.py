@@ -66,7 +66,9 @@ def pieces(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> It
     """
     if variance > GREATEST_TABLED:
         for start in range(0, length, _PIECE):
-            yield sample(kind, variance, min(_PIECE, length - start), coins)
+            drawn = sample(kind, variance, min(_PIECE, length - start), coins)
+            yield drawn
+            drawn[:] = 0
         return
     table = _Table.of(kind, variance)
     for start in range(0, length, _KEY_VALUES):

@@ -39,7 +39,7 @@ def clip_into(ring: Ring, vector: RingVector, l2_bound: int) -> None:
     # No smaller than the root.
     norm = isqrt(max(0, squared_norm(ring, vector) - 1)) + 1
     divisor = max(norm, l2_bound)
-    is_narrow = ring.modulus_bits - 1 + l2_bound.bit_length() < _SIGNED_BITS
+    is_narrow = max(ring.modulus_bits - 1 + l2_bound.bit_length(), divisor.bit_length()) < _SIGNED_BITS
     for start in range(0, vector.size, _PIECE):
         values = ring.lift(vector[start : start + _PIECE])
         wide = values.astype(np.int64 if is_narrow else np.object_)

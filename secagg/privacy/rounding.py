@@ -16,12 +16,15 @@ which 10^7 coordinates leave with probability 2^-40.
 
 from __future__ import annotations
 
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
 from math import isfinite, sqrt
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from secagg.contract import RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import draw_exactly, overwrite
@@ -34,6 +37,7 @@ _TAIL: Final = 1.0
 _MAXIMUM_TRIALS: Final = 128
 """A rounding is long with probability 0.61 at most; after so many the coins are refused."""
 _COIN_BITS: Final = 32
+_ROOT_DIGITS: Final = 60
 
 
 def rounded_norm(norm: float, length: int) -> float:
@@ -87,6 +91,26 @@ def rounded(vector: npt.NDArray[np.float64], l2_bound: int, coins: Coins) -> npt
 def summed_deviation(norm: float, length: int, clients: int, noise_variance: float) -> float:
     """Return the deviation of a coordinate of a sum behind a rotation, where all updates are alike."""
     return sqrt(clients**2 * norm**2 / length + clients / 4 + noise_variance)
+
+
+def room_for_noise(segment: RingSegment, l2_bound: int, clients: int, *, is_rotated: bool) -> Fraction:
+    """Return the variance that a ring holds beside the largest sum, as this module's docstring says; 0 for none.
+
+    Raises:
+        InvalidParameters: behind a rotation, a bound that no rounding is held to.
+    """
+    greatest = max(0, segment.ring.greatest - clients * segment.head_room)
+    if not is_rotated:
+        return (max(0, greatest - clients * l2_bound) / Fraction(WORST_DEVIATIONS)) ** 2
+    plain = summed_deviation(unrounded_norm(l2_bound, segment.length), segment.length, clients, 0)
+    return Fraction(max(0.0, (greatest / ROTATED_DEVIATIONS) ** 2 - plain**2))
+
+
+def rounded_root(square: Fraction, rounding: str) -> Decimal:
+    """Return the root of a number in four digits, rounded as ``decimal`` names it: what people are told to take."""
+    with localcontext(prec=_ROOT_DIGITS):
+        root = (Decimal(square.numerator) / Decimal(square.denominator)).sqrt()
+    return Context(prec=4, rounding=rounding).plus(root)
 
 
 def bound_for_ring(modulus_bits: int, length: int, clients: int, noise_share: float) -> int:

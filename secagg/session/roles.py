@@ -88,6 +88,7 @@ class Released:
     counted: frozenset[ClientId]
     left_out: Mapping[ClientId, SecAggError]  # whose uploads were received and are not in the sum, and why
     revealed: frozenset[frozenset[ClientId]]  # the sets whose sums the server learned; {counted} if all went well
+    unbounded: tuple[int, ...]  # segments of the subject's layout in which nobody holds a client to any length
     receipt: bytes = b""  # what shows others that the release is genuine, where the protocol has that
 
 

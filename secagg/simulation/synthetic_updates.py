@@ -147,7 +147,10 @@ class SyntheticUpdates:
     @property
     def bounds(self) -> dict[str, float | None]:
         """How long the part of one client in a decoded sum can be, by tensor; None for what is sent in rings."""
-        return {tensor.name: getattr(tensor.scheme, "largest_norm", None) for tensor in self.codec.tensors}
+        return {
+            tensor.name: None if tensor.scheme.layout.ring_positions else getattr(tensor.scheme, "largest_norm", None)
+            for tensor in self.codec.tensors
+        }
 
     def payload_of(self, number: int) -> Payload:
         """Encode the update of one client."""

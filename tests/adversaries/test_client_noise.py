@@ -4,7 +4,8 @@
 |---|---|
 | the server offers a session without noise, or with less | the terms that a client computes itself |
 | it says that fewer must contribute, so that each adds less | shares follow from the minimum that is enforced |
-| it counts fewer corrupted clients than a client assumes | the client's own floor counts |
+| it counts fewer corrupted clients than a client assumes | the offer is refused |
+| it counts more, and so accounts for larger shares than clients add | all have to count alike |
 | it lets clients weigh more than noise is made for | the configuration is refused |
 | it asks again, to average noise away | the same bytes, or nothing |
 | it opens a sum of fewer than the noise is made for | whoever opens refuses |
@@ -162,14 +163,27 @@ def test_a_client_without_noise_refuses_a_session_with_it(name: str) -> None:
         ran(name, settings=usual, member_settings=replace(usual, noise_multiplier=None))
 
 
-@pytest.mark.parametrize("name", ["pairwise", "pairwise, semi-honest"])
-def test_a_client_adds_as_much_as_its_own_count_of_the_corrupted_asks_for(name: str) -> None:
-    """The rule of the other protocol is a floor: an offer that counts fewer is refused."""
+@PROTOCOLS
+def test_an_offer_that_counts_fewer_corrupted_clients_than_a_client_does_is_refused(name: str) -> None:
     _, usual = SETTINGS[name]
-    released, noise = ran(name, settings=replace(usual, corrupted=0), member_settings=usual)
-    assert noise.honest == 6
+    with pytest.raises(InvalidParameters, match=rf"{OTHER_TERMS}|corrupted clients only"):
+        ran(name, settings=replace(usual, corrupted=0), member_settings=usual)
+
+
+@PROTOCOLS
+def test_an_offer_that_counts_more_corrupted_clients_than_a_client_does_has_the_noise_that_it_accounts_for(
+    name: str,
+) -> None:
+    """Two of six are accounted with four shares of a fourth each; shares of a fifth would leave less."""
+    _, usual = SETTINGS[name]
+    if name.startswith("pairwise"):
+        with pytest.raises(InvalidParameters, match=OTHER_TERMS):
+            ran(name, settings=replace(usual, corrupted=2, dropped=0), member_settings=usual)
+        return
+    released, noise = ran(name, settings=replace(usual, corrupted=2), member_settings=usual)
+    assert noise.honest == 4
     found = float((noise_of(released) ** 2).mean())
-    assert found == pytest.approx(float(noise.variances[0]) * len(CLIENTS) / 5, rel=5 * sqrt(2 / VALUES))
+    assert found == pytest.approx(float(noise.variances[0]) * len(CLIENTS) / 4, rel=5 * sqrt(2 / VALUES))
 
 
 @PROTOCOLS

@@ -58,7 +58,7 @@ def crafted_lie() -> tuple[int, ...]:
         moved = (tried.astype(np.float64) @ matrix).astype(np.int64) % whole
         left = moved % ends
         left = np.abs(np.where(left > ends // 2, left - ends, left)).max(axis=1)
-        is_lie = (left < 6) & (moved[:, :2] >= ends[:2]).any(axis=1)  # noqa: PLR2004 -- far below the noise
+        is_lie = (left < 6) & (moved[:, :2] >= ends[:2]).any(axis=1)
         if is_lie.any():
             return tuple(map(int, tried[is_lie.argmax()]))
 

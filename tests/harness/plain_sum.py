@@ -79,6 +79,7 @@ class PlainServerSession(OneStageServerSession):
             counted=counted,
             left_out={},
             revealed=frozenset({counted}),
+            unbounded=tuple(range(len(self.subject.layout.segments))),
         )
 
     def _wipe(self) -> None:

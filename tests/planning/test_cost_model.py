@@ -435,7 +435,7 @@ def test_what_is_not_there_is_not_called_available() -> None:
         for scheme in (Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT):
             assert status.pop((protocol, scheme)) is Status.PROTOCOL_ONLY
     assert set(status.values()) == {Status.AVAILABLE}
-    # Two schemes with indices and four without by two, rings by the others as well, and rounded ones by those that round.
+    # Two schemes with indices and four without by two, rings by the others too, rounded ones by those that round.
     assert len(status) == 2 * (2 + 4) + 4 * len(rings_alone) + 3
 
 

@@ -42,6 +42,12 @@ def test_rings_are_named_with_what_they_cost() -> None:
     assert "No ring" in [*PlannedNoise(Fraction(10**6), 1, 1e-6).advice(10**6, 10)][-1]
 
 
+@pytest.mark.parametrize("multiplier", [Fraction(10) ** 400, Fraction(1, 10**300)])
+def test_a_multiplier_beyond_all_use_is_refused_with_the_range(multiplier: Fraction) -> None:
+    with pytest.raises(InvalidParameters, match=r"--noise is in 0\.0001\.\.1,000,000"):
+        list(PlannedNoise(multiplier, 1, 1e-6).advice(19_456, 100))
+
+
 def test_no_noise_is_no_multiplier() -> None:
     with pytest.raises(InvalidParameters, match="--noise is positive"):
         next(iter(PlannedNoise(Fraction(0), 1, 1e-6).advice(10, 10)))

@@ -10,6 +10,8 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
@@ -132,15 +134,18 @@ def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> N
         ({"noise_multiplier": Fraction(-1)}, {}, "is positive"),
         ({"l2_bounds": ()}, {}, "1 integers from 1 on"),
         ({"l2_bounds": (0,)}, {}, "1 integers from 1 on"),
-        ({"l2_bounds": (12,), "noise_kind": NoiseKind.DISCRETE_GAUSSIAN}, {}, "no discrete Gaussian"),
-        ({"l2_bounds": (1,)}, {}, "variance of SKELLAM"),
+        ({"l2_bounds": (12,), "noise_kind": NoiseKind.DISCRETE_GAUSSIAN}, {}, "share as DISCRETE_GAUSSIAN noise"),
+        ({"l2_bounds": (1,)}, {}, "share as SKELLAM noise"),
+        ({"noise_multiplier": Fraction(10**30)}, {}, "or a wider ring"),
+        ({"noise_multiplier": Fraction(1, 10**30)}, {}, "at least"),
+        ({"noise_multiplier": Fraction(10**45 + 1, 10**45)}, {}, "to fewer digits"),
         ({"l2_bounds": (71,), "is_rotated": True}, {}, "the least is 72"),
     ],
 )
 def test_numbers_that_do_not_go_together_are_refused(
     settings: dict[str, object], session: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(InvalidParameters, match=re.escape(message)):
+    with pytest.raises((InvalidParameters, CapacityExceeded), match=re.escape(message)):
         planned(replace(SETTINGS, **settings), **session)  # type: ignore[arg-type]
 
 
@@ -153,7 +158,7 @@ def test_a_ring_that_does_not_hold_the_noise_names_the_multiplier_that_it_holds(
         planned(replace(settings, noise_multiplier=Fraction(100)), layout)
     found = re.search(r"noise_multiplier = ([\d.]+) at most", str(refused.value))
     assert found is not None
-    planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(999, 1000)), layout)
+    planned(replace(settings, noise_multiplier=Fraction(found[1])), layout)
     with pytest.raises(CapacityExceeded):
         planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(101, 100)), layout)
 
@@ -164,12 +169,47 @@ def test_a_discrete_gaussian_that_is_too_narrow_names_the_multiplier_that_is_not
         planned(settings)
     found = re.search(r"noise_multiplier = ([\d.]+)", str(refused.value))
     assert found is not None
-    planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(1001, 1000)))
+    planned(replace(settings, noise_multiplier=Fraction(found[1])))
+    with pytest.raises(InvalidParameters):
+        planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(99, 100)))
+
+
+@given(data=st.data())
+def test_whatever_a_refusal_names_is_taken(data: st.DataObject) -> None:
+    """Over configurations: a multiplier that is named was rounded the safe way, and suits all segments at once."""
+    segments = st.builds(RingSegment, st.integers(1, 64), st.sampled_from([1, 7, 100, 19_456]))
+    layout = Layout(tuple(data.draw(st.lists(segments, min_size=1, max_size=3))))
+    bounds = tuple(data.draw(st.integers(1, 1 << 20)) for _ in layout.segments)
+    power = Fraction(10) ** data.draw(st.integers(-40, 400))
+    settings = NoiseSettings(
+        noise_multiplier=data.draw(st.sampled_from([power, Fraction(1), Fraction(1, 3), Fraction(355, 113)])),
+        noise_kind=data.draw(st.sampled_from(NoiseKind)),
+        l2_bounds=bounds,
+        adjacency=data.draw(st.sampled_from(Adjacency)),
+        is_rotated=data.draw(st.booleans()),
+    )
+    least, corrupted, more = (data.draw(st.integers(0, 50)) for _ in range(3))
+
+    def plan(chosen: NoiseSettings) -> ClientNoise:
+        return planned(
+            chosen, layout, minimum_cohort=least + corrupted, corrupted=corrupted, capacity=least + corrupted + more
+        )
+
+    try:
+        plan(settings)
+    except (InvalidParameters, CapacityExceeded) as refused:
+        if found := re.search(r"take noise_multiplier = ([\d.]+) at", str(refused)):
+            plan(replace(settings, noise_multiplier=Fraction(found[1])))
 
 
 def test_a_ring_that_holds_no_sum_at_all_says_so() -> None:
     with pytest.raises(CapacityExceeded, match="without noise they would not fit either"):
         planned(layout=Layout((RingSegment(12, 20_000),)))
+
+
+def test_how_many_corrupted_are_counted_is_bound_for_shares_depend_on_it() -> None:
+    terms = bytes(range(32))
+    assert SETTINGS.bound_to(terms, 1) != SETTINGS.bound_to(terms, 2)
 
 
 @pytest.mark.parametrize("change", ["noise_multiplier", "noise_kind", "l2_bounds", "adjacency", "is_rotated"])
@@ -183,9 +223,9 @@ def test_everything_about_noise_is_in_what_a_session_binds(change: str) -> None:
     }[change]
     changed = replace(SETTINGS, **{change: other})  # type: ignore[arg-type]
     terms = bytes(range(32))
-    assert NoiseSettings().bound_to(terms) == terms
-    assert len({terms, *(one.bound_to(terms) for one in (SETTINGS, changed))}) == 3
-    assert SETTINGS.bound_to(bytes(32)) != SETTINGS.bound_to(terms)
+    assert NoiseSettings().bound_to(terms, 1) == terms
+    assert len({terms, *(one.bound_to(terms, 1) for one in (SETTINGS, changed))}) == 3
+    assert SETTINGS.bound_to(bytes(32), 1) != SETTINGS.bound_to(terms, 1)
 
 
 # --- What people are told ---------------------------------------------------------------------------------------------

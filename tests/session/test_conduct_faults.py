@@ -43,6 +43,13 @@ class SumsWrongly(PlainServerSession):
         return replace(super()._sum(progress), counted=everybody, revealed=frozenset({everybody}))
 
 
+class BoundsRings(PlainServerSession):
+    """Says of ring elements that somebody bounds them."""
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        return replace(super()._sum(progress), unbounded=())
+
+
 class SaysOtherBytes(PlainServerSession):
     """Numbers its messages."""
 
@@ -259,6 +266,7 @@ class SharesItsState(PlainServerSession):
 
 FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("sum_of_all", SumsWrongly),
+    ("sum_of_all", BoundsRings),
     ("same_bytes_again", SaysOtherBytes),
     ("second_answer", TakesSecond),
     ("any_order", TakesInOrder),

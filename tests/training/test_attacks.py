@@ -130,7 +130,7 @@ def test_every_attack_runs_and_repeats(toy_run: Make, toy_pieces: Pieced, kind: 
 # --- What bounds them -------------------------------------------------------------------------------------------------
 
 
-def told_lengths(lengths: Lengths, scales: list[float], rounds: int = 8, length: float = 1.0) -> list[float]:
+def told_lengths(lengths: Lengths | None, scales: list[float], rounds: int = 8, length: float = 1.0) -> list[float]:
     """Return the length of what each round decodes, where clients send one direction times these numbers."""
     settings = CompressionSettings(scheme=Scheme.PEAK, places=2, refresh=100, lengths=lengths, length=length)
     codecs = WholeUpdates(
@@ -214,3 +214,19 @@ def test_asynchronous_clients_attack_nobody(toy_run: Make, toy_pieces: Pieced) -
     run = toy_run("attack.kind=sign-flip", "asynchronous.buffer=4", "asynchronous.exponent=0")
     with pytest.raises(InvalidParameters, match="attacks are for rounds"):
         train(run, pieces=toy_pieces(run))
+
+
+def test_whoever_takes_the_peak_code_takes_the_median_of_lengths_unless_they_say_otherwise(toy_run: Make) -> None:
+    usual = toy_run("compression.scheme=peak", "secagg.protocol=enclave")
+    assert usual.compression.lengths is None
+    assert usual.compression.told is Lengths.MEDIAN
+    chosen = toy_run("compression.scheme=peak", "secagg.protocol=enclave", "compression.lengths=own")
+    assert chosen.compression.told is Lengths.OWN
+    assert preset("fashion-peak").compression.told is Lengths.OWN, "figures are of it"
+
+
+def test_a_fifth_of_the_clients_does_not_move_what_is_taken_by_default() -> None:
+    spread = [0.9, 1.0, 1.0, 1.1] * 4
+    honest = told_lengths(None, spread)
+    attacked = told_lengths(None, [*spread, *[10.0] * 4])
+    assert max(attacked) <= 1.5 * max(honest)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from secagg.contract import Aggregate, Payload
-from secagg.errors import CapacityExceeded, InternalError, InvalidParameters
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, ThresholdNotMet
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.noise import NoiseKind
 from secagg.training.codec.operators import Operators
@@ -202,6 +202,39 @@ def test_clients_noise_has_the_size_that_was_asked_for(toy_run: Make, toy_pieces
 def test_an_unrotated_update_has_noise_for_each_of_its_segments(toy_run: Make, toy_pieces: Pieced) -> None:
     run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", "compression.scheme=none")
     assert Run(run, toy_pieces(run)).advance().epsilon == pytest.approx(spent(1), rel=1e-6)
+
+
+def test_a_sum_of_fewer_than_shares_were_drawn_for_is_not_released(toy_run: Make, toy_pieces: Pieced) -> None:
+    """The protocol's own setting says how many; the sum in the clear has to keep to it, or epsilon were another."""
+    settings = 'secagg.settings=["minimum_cohort=6"]'
+    run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", "secagg.mode=ideal", "dropouts.rate=0.4", settings)
+    played = Run(run, toy_pieces(run))
+    codec = played.operators.begin(0, dict[str, Any]).update
+    (segment,) = codec.layout.require_rings()
+    for count in (5, 6):
+        due = SumRound(number=0, codec=codec, clients=tuple(range(6)), uploaders=tuple(range(count)))
+        uploads = [(client, Payload(codec.layout, (segment.ring.zeros(segment.length),)), 1) for client in range(count)]
+        if count == 6:
+            assert secure_sum(run).run(due, uploads).epsilon is not None
+            continue
+        with pytest.raises(ThresholdNotMet):
+            secure_sum(run).run(due, uploads)
+
+
+@pytest.mark.parametrize("mode", ["real", "ideal"])
+@pytest.mark.parametrize("multiplier", [0, 2])
+@pytest.mark.parametrize("setting", ["noise_multiplier=1/100", "l2_bounds=1", "adjacency=zero-out", "is_rotated=no"])
+def test_noise_is_said_once(toy_run: Make, mode: str, multiplier: int, setting: str) -> None:
+    """Beside the section privacy it would be added and not accounted, or accounted and not added."""
+    run = toy_run(
+        *OF_CLIENTS,
+        f"secagg.mode={mode}",
+        "secagg.protocol=pairwise",
+        f"privacy.noise_multiplier={multiplier}",
+        f'secagg.settings=["{setting}"]',
+    )
+    with pytest.raises(InvalidParameters, match="set privacy"):
+        secure_sum(run)
 
 
 def test_rotated_steps_need_a_clip(toy_run: Make) -> None:

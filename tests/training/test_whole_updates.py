@@ -115,7 +115,7 @@ def test_clients_tell_of_each_tensor_only_where_scales_are_refreshed() -> None:
 
 
 def test_a_first_round_that_failed_leaves_the_next_one_to_tell() -> None:
-    codecs, some = made(settings(refresh=100)), updates(20)
+    codecs, some = made(settings(refresh=100, lengths=Lengths.OWN)), updates(20)
     codecs.begin(0, no_sample)
     for number in (1, 2, 3):
         found = play(codecs, number, some)

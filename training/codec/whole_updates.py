@@ -166,16 +166,16 @@ class WholeUpdates:
 
     @property
     def _is_common(self) -> bool:
-        return self.settings.lengths is Lengths.COMMON and self._common is not None
+        return self.settings.told is Lengths.COMMON and self._common is not None
 
     @property
     def _is_median(self) -> bool:
-        return self.settings.lengths is Lengths.MEDIAN
+        return self.settings.told is Lengths.MEDIAN
 
     @property
     def _is_fixed(self) -> bool:
         """Whether clients tell nothing beside their updates."""
-        return self.settings.lengths is Lengths.FIXED and self.made_by is None
+        return self.settings.told is Lengths.FIXED and self.made_by is None
 
     def _votes(self, relative: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
         """Return one row for each length, with a one at the nearest level."""

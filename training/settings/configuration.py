@@ -334,17 +334,17 @@ def _require_ranges(run: Configuration) -> None:
         )
     if compression.is_lengthened and compression.source is not Source.PRIOR:
         raise InvalidParameters("compression.is_lengthened is for codebooks of no data: take the calibration 'prior'")
-    _require_whole_updates(run)
-    _require_told_lengths(run)
-    _require_ring_for_ages(run)
     protocol = find(run.secagg.protocol)
-    if compression.fine_bits:
-        require_rounding(run.compression, protocol)
     if scheme in {Scheme.PRODUCT, Scheme.PEAK} and IndexSegment not in protocol.segments:
         raise InvalidParameters(
             f"{protocol.name} adds ring elements, and {scheme.value!r} sends indices: take secagg.protocol = 'enclave' "
             "or 'two-servers'"
         )
+    _require_whole_updates(run)
+    _require_told_lengths(run)
+    _require_ring_for_ages(run)
+    if compression.fine_bits:
+        require_rounding(run.compression, protocol)
 
 
 def _require_whole_updates(run: Configuration) -> None:
@@ -369,10 +369,10 @@ def _require_whole_updates(run: Configuration) -> None:
 def _require_told_lengths(run: Configuration) -> None:
     compression, protocol = run.compression, find(run.secagg.protocol)
     has_indices = IndexSegment in protocol.segments
-    if compression.scheme not in NOISY_SCHEMES or compression.lengths is Lengths.FIXED:
+    if compression.scheme not in NOISY_SCHEMES or compression.told is Lengths.FIXED:
         return
     checked = "'median' or 'fixed'" if has_indices else "'fixed'"
-    if compression.lengths is Lengths.MEDIAN:
+    if compression.told is Lengths.MEDIAN:
         if not has_indices:
             raise InvalidParameters(
                 f"{protocol.name} adds ring elements, and votes for lengths are indices: take compression.lengths = "

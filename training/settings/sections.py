@@ -164,7 +164,8 @@ class CompressionSettings:
     """Values of a block of the peak code; 0 for as many as ``cohort_bits`` says."""
     kept: int = 0
     """Values that a sketch sends, in ``bits`` bits; 0 for as many as ``cohort_bits`` says."""
-    lengths: Lengths = Lengths.OWN
+    lengths: Lengths | None = None
+    """By default ``median`` under the peak code, which few clients cannot move, and ``own`` under a sketch."""
     length: float = 1.0
     """With ``lengths = "fixed"``: how long every decoded update is taken to be."""
     bits: int = 6
@@ -197,6 +198,11 @@ class CompressionSettings:
     vector_bits: int = 0
     """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
     fixed point of 32 bits, which may be half of a well compressed update."""
+
+    @property
+    def told(self) -> Lengths:
+        """How lengths are told, once the default is filled in."""
+        return self.lengths or (Lengths.MEDIAN if self.scheme is Scheme.PEAK else Lengths.OWN)
 
     @property
     def source(self) -> Source | None:

@@ -27,6 +27,8 @@ from secagg.training.settings.sections import WHOLE_UPDATES, PrivacySettings, Sc
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""
+_SAID_BY_PRIVACY: Final = frozenset({"noise_multiplier", "l2_bounds", "adjacency", "is_rotated", "releases_per_client"})
+"""Settings of protocols that follow from the sections privacy and local."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,20 @@ class RunNoise:
 
 
 def require_private(configuration: Configuration) -> None:
-    """Refuse what noise does not go together with.
+    """Refuse noise that only a protocol's settings speak of, and what noise does not go together with.
 
     Raises:
         InvalidParameters: saying what to take instead.
     """
+    for assigned in configuration.secagg.settings:
+        name = assigned.partition("=")[0]
+        if name in _SAID_BY_PRIVACY or (name == "noise_kind" and not configuration.privacy.is_on):
+            raise InvalidParameters(
+                f"secagg.settings has {name}, and the noise of a run is accounted by what the section privacy says: "
+                "set privacy.noise_multiplier, privacy.zero_out and local.clip instead"
+            )
+    if not configuration.privacy.is_on:
+        return
     for is_wrong, sentence in _conflicts(configuration):
         if is_wrong:
             raise InvalidParameters(f"privacy.noise_multiplier is above 0, and {sentence}")

@@ -132,7 +132,9 @@ class NoisedSum:
         """Add each client's noise, and add up."""
         noise, coins = self.noise_of(due.codec), SystemCoins()
         noised = ((client, noise.add_to(payload, coins), weight) for client, payload, weight in uploads)
-        outcome = self.ideal.run(due, noised)
+        # A sum of fewer than each drew its share for would have less noise than is accounted.
+        ideal = replace(self.ideal, minimum_cohort=max(self.ideal.minimum_cohort, noise.minimum_cohort))
+        outcome = ideal.run(due, noised)
         return replace(outcome, deviations=noise.deviations, epsilon=noise.epsilon(self.delta, due.releases))
 
 

@@ -27,8 +27,7 @@ def secure_sum(configuration: Configuration) -> SecureSum:
         InvalidParameters: the protocol does not offer what is asked of it; the message says which does.
     """
     settings, cohorts = configuration.secagg, Cohorts.of(configuration)
-    if configuration.privacy.is_on:
-        require_private(configuration)
+    require_private(configuration)
     ideal = IdealSum(configuration.maximum_total_weight, configuration.asynchronous.buffer or cohorts.minimum)
     if settings.mode is SumMode.IDEAL:
         if not configuration.privacy.is_on:

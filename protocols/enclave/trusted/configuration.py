@@ -26,6 +26,7 @@ from secagg.privacy.noise import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
+from .chosen_norm import least_squared
 from .histogram import Accumulation
 
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
@@ -97,6 +98,9 @@ class EnclaveConfiguration:
     staleness_weights: tuple[int, ...] = (1,)
     """What an upload for a model that is so many versions old counts; older ones are refused."""
     noise: Noise | None = None
+    codeword_bound: int = 0
+    """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for that of the longest.
+    Longer choices count as the least codewords, and nobody is told."""
     expiry: int
     """When clients stop sealing to the keys, in seconds since 1970."""
     context: AttemptContext = field(init=False, repr=False, compare=False)
@@ -125,6 +129,7 @@ class EnclaveConfiguration:
         require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
         self._check_noise()
         object.__setattr__(self, "released", self._released())
+        self._check_codewords()
         encoded = self.encode()
         if len(encoded) > MAXIMUM_CONFIGURATION_BYTES:
             raise InvalidParameters(
@@ -154,6 +159,21 @@ class EnclaveConfiguration:
             raise InvalidParameters(
                 f"{len(self.ring_segments) + counted} segments are released, and {len(self.noise.variances)} variances "
                 "given; give one for each ring segment and for each codebook, or histogram"
+            )
+
+    def _check_codewords(self) -> None:
+        require_range("codeword_bound", self.codeword_bound, 0, (1 << 40) - 1)
+        if not self.codeword_bound:
+            return
+        if not self.tables:
+            raise InvalidParameters(
+                "codeword_bound is for codewords that the enclave decodes: take form = decoded_sum, or leave it out"
+            )
+        least = least_squared(self.tables)
+        if self.codeword_bound**2 < least:
+            raise InvalidParameters(
+                f"codeword_bound is {self.codeword_bound}, and the least codewords of all blocks have a norm of "
+                f"{isqrt(least - 1) + 1} steps: take so many at least"
             )
 
     def _released(self) -> Layout:
@@ -233,7 +253,7 @@ class EnclaveConfiguration:
         writer.integer(len(self.staleness_weights), 2)
         for weight in self.staleness_weights:
             writer.integer(weight, 2)
-        writer.integer(self.expiry, 5)
+        writer.integer(self.codeword_bound, 5).integer(self.expiry, 5)
         if self.noise is None:
             return writer.integer(0, 1).finish()
         writer.integer(self.noise.kind.value, 1).integer(self.noise.releases_per_client, 4)
@@ -268,6 +288,7 @@ class EnclaveConfiguration:
                 maximum_cohort=reader.integer(4),
                 maximum_weight=reader.integer(4),
                 staleness_weights=tuple(reader.integer(2) for _ in range(reader.integer(2))),
+                codeword_bound=reader.integer(5),
                 expiry=reader.integer(5),
                 noise=_read_noise(reader),
             )

@@ -29,6 +29,7 @@ from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
 
 from .buffer import BufferState, Entry, ReleaseRules
+from .chosen_norm import bounded_choices, forget
 from .configuration import EnclaveConfiguration, ReleaseForm
 from .histogram import HistogramAccumulator
 from .messages import (
@@ -286,8 +287,19 @@ class Enclave(Confined):
             parts.append(packed[start : start + segment.payload_bytes])
             start += segment.payload_bytes
             histogram.check(parts[-1])
-        for histogram, part in zip(self._histograms, parts, strict=True):
-            histogram.add(part, weight)
+        configuration = self.configuration
+        if not configuration.codeword_bound:
+            for histogram, part in zip(self._histograms, parts, strict=True):
+                histogram.add(part, weight)
+            return
+        bounded = bounded_choices(
+            parts, configuration.index_segments, configuration.tables, configuration.codeword_bound
+        )
+        try:
+            for histogram, own in zip(self._histograms, bounded, strict=True):
+                histogram.add(memoryview(own), weight)
+        finally:
+            forget(bounded)
 
     # --- One release --------------------------------------------------------------------------------------------------
 

@@ -193,6 +193,7 @@ class BufferSession(OneStageServerSession):
             counted=counted,
             left_out={client: error for client, error in left_out.items() if client not in counted},
             revealed=frozenset(one.counted for one in opened.values()),
+            unbounded=self._subject.layout.ring_positions,
         )
 
     def _is_due(self, server: Server) -> bool:

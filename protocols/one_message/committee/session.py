@@ -15,6 +15,7 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId, HolderId
+from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.protocols.one_message.epoch import HolderKeys
 from secagg.protocols.one_message.messages import NoHolder, require_signed_by
 from secagg.protocols.one_message.plan import OneMessageSettings
@@ -53,6 +54,12 @@ class CommitteeSession(Confined):
     def invitation(self) -> bytes:
         """The record; then the offer."""
         return self._record.encode() if self._next is None else self._next.invitation
+
+    @property
+    def noise(self) -> ClientNoise | None:
+        """What its clients add, once the keys of the holders are there."""
+        found = noise_in(self._next)
+        return found if isinstance(found, ClientNoise) else None
 
     @property
     def stage(self) -> Stage | None:

@@ -157,6 +157,11 @@ class Rehearsal:
             raise ContractViolation("the sum is not that of the clients that are counted")
         if not due <= frozenset[ClientId]().union(*released.revealed):
             raise ContractViolation("clients that are counted are in none of the sets that are revealed")
+        segments = range(len(self.subject.layout.segments))
+        if list(released.unbounded) != sorted(set(released.unbounded) & set(segments)):
+            raise ContractViolation(f"{released.unbounded} are no segments of the subject's layout, in order")
+        if missing := set(self.subject.layout.ring_positions) - set(released.unbounded):
+            raise ContractViolation(f"segments {sorted(missing)} hold ring elements, and are not named as unbounded")
 
     def require_right_or_refused(self, going_on: Callable[[], Released]) -> None:
         """Hold a session that was tampered with to this: its sum is right for whom it counts, or there is none."""

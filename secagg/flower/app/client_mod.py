@@ -58,6 +58,8 @@ class SecAggMod:
         identity: str | None = None,
         state_directory: str | None = None,
         scheme: str | None = None,
+        noise: float = 0.0,
+        norm: float = 0.0,
     ) -> None:
         """Set the floors.
 
@@ -79,6 +81,9 @@ class SecAggMod:
             state_directory: where the keys to sealed states stand; by default a folder in memory.
             scheme: a scheme from outside, as the server's secagg-compression names it; none that a server names is
                 imported.
+            noise: the deviation of the noise that all clients add together, over what one of them can change; a session
+                with other noise, or with none, is refused.
+            norm: with noise, the largest norm of this client's change, to which it is clipped.
         Raises:
             InvalidParameters: a floor that protects nobody, or a scheme that cannot be imported.
         """
@@ -101,6 +106,8 @@ class SecAggMod:
             assumed_corrupted_holders=assumed_corrupted_holders,
             allow_repeats=allow_repeats,
             identity=identity,
+            noise=noise,
+            norm=norm,
         )
         floors_of(self._settings)
         self._outside = {} if scheme is None else {scheme: outside_factory(scheme)}

@@ -15,7 +15,7 @@ from typing import Final
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from secagg.compression.model_update import decode_parameters
+from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.outside import Factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
@@ -116,10 +116,10 @@ class ClientRound:
         """Join the session that the terms are about; whatever differs from them is refused by the session."""
         self._settings.require_protocol(terms.protocol)
         invitation = message_in(message.content) if suspended is None else b""
-        member, charges = self._member(context, terms, invitation)
+        update = decode_parameters(terms.parameters, outside=self._outside)
+        member, charges = self._member(context, terms, invitation, update)
         if suspended is None:
             charges.require_open(terms.task.encode(), terms.round_number)
-        update = decode_parameters(terms.parameters, outside=self._outside)
         training: Training | None = None
         if any(name != LARGE_RECORD for name in message.content.array_records):
             training = Training.of(message, context, call_next, terms, update, charges)
@@ -134,7 +134,8 @@ class ClientRound:
         )
         return member.join(subject, LateUpdate(training.made) if training else None, suspended)
 
-    def _member(self, context: Context, terms: Terms, invitation: bytes) -> tuple[Member, Charges]:
+    def _member(self, context: Context, terms: Terms, invitation: bytes, update: ModelUpdate) -> tuple[Member, Charges]:
+        noise = self._settings.noise_for(terms.protocol, update)
         identity = self._settings.load_identity(context.node_config) if terms.is_certified else None
         if identity is None:
             charges, client = Charges.of_node(self._states, context.node_id), ClientId(context.node_id)
@@ -149,6 +150,7 @@ class ClientRound:
             judge=self._judge,
             latches=self._states.beside(_LATCHES),
             holdings=self._states.folder / _HOLDINGS,
+            noise=noise,
             coins=SystemCoins(),
             clock=lambda: datetime.now(UTC),
         )

@@ -22,14 +22,16 @@ from flwr.serverapp import Grid
 from secagg.compression.model_update import ModelUpdate, encode_parameters
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins
-from secagg.errors import PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.flower.keys.identities import Roster
 from secagg.flower.logs import LOG
 from secagg.flower.model_tensors import METRICS, Arrays, model_digest
+from secagg.flower.noise import noise_settings
 from secagg.flower.plugs import ServerSide, plug_of
 from secagg.flower.schemes import COARSE, part, steps_in, taken_told, value_bounds
 from secagg.flower.settings import SecAggSettings
 from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.session.patience import Limits, Patience
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession, Stage, Subject
@@ -196,11 +198,21 @@ class ServerRound:
             invited=frozenset(map(ClientId, models)) if roster is None else None,
             roster=roster,
             bounds=value_bounds(update),
+            noise=noise_settings(task.settings.noise, task.settings.norm, update),
             coins=self._coins,
             clock=lambda: datetime.now(UTC),
             resources=resources,
         )
         return plug_of(task.settings.protocol).open(side)
+
+    def _say_noise(self, session: ServerSession) -> None:
+        """Say what the noise costs, before an update is asked for."""
+        if isinstance(noise := noise_in(session), ClientNoise):
+            # A client may have been in every round so far.
+            for line in noise.sentences(releases=self._task.round_number):
+                LOG.info("round %d, %s", self._task.round_number, line)
+        elif self._task.settings.noise:
+            raise Misuse("the session was to have its clients' noise, and has none")
 
     def _run_stages(self, session: ServerSession, models: Mapping[int, RecordDict], timeout: float) -> None:
         is_first = True
@@ -211,6 +223,7 @@ class ServerRound:
                 due = {node: session.message_to(client) for client, node in self._nodes.items()}
                 messages = {node: with_message(message) for node, message in due.items() if message is not None}
             if stage.takes_update:
+                self._say_noise(session)
                 messages = {node: RecordDict({**models[node], **content}) for node, content in messages.items()}
             # The first message of a run may have to start a simulation, or to install the app on a node.
             limit = timeout if is_first or stage.takes_update else self._task.settings.stage_timeout
@@ -300,7 +313,8 @@ class ServerRound:
         mean = task.update.mean(aggregate)
         vector, told = mean.pop(METRICS), taken_told(mean, task.sent)
         part(mean, task.joined, task.sent)
-        if vector[0]:
+        # With noise it is noise.
+        if vector[0] and not task.settings.noise:
             LOG.warning("%.3g of the clients' values were out of range and cut off; raise secagg-clip", vector[0])
         if (steps := steps_in(task.update, mean)) < COARSE / np.sqrt(aggregate.contributors):
             LOG.warning("the mean change is about %.2g steps, and the rest is noise; %s", steps, FINER)

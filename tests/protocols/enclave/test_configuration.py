@@ -104,7 +104,7 @@ def test_the_encoding_is_the_documented_one() -> None:
         framed(b"a task") + b"\x01" + b"a" * 32 + framed(LAYOUT.encode()),
         b"\x01\x02" + number(1, 4) + number(2, 4) + b"".join(map(framed, tables)),
         number(3, 4) + number(9, 4) + number(1, 4),
-        number(3, 2) + number(4, 2) + number(2, 2) + number(1, 2) + number(1_800_000_000, 5),
+        number(3, 2) + number(4, 2) + number(2, 2) + number(1, 2) + number(0, 5) + number(1_800_000_000, 5),
     ]
     variances = [(5, 1), (7, 2), (9, 1), (1, 4)]
     noise = b"\x02" + number(6, 4) + number(4, 4) + number(2, 4)

@@ -50,7 +50,7 @@ FRAMES = "secagg.session.frames"
 OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }
-MOST_OWN_LINES = 1250
+MOST_OWN_LINES = 1_300
 MOST_LINES_AROUND = 250
 MOST_CORE_LINES = 2400
 

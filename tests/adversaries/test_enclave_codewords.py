@@ -1,0 +1,136 @@
+"""Attacks on the bound of what a client chooses in an enclave.
+
+| attack | stopped by |
+|---|---|
+| a client chooses the longest codeword of every block | the enclave counts the least ones in their place |
+| the host learns on which side of a bound a client is, from a count, an error or a receipt | nothing says so |
+| a host offers a bound that nobody can keep, and so a sum of least codewords alone | the configuration is refused |
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.codewords import CodewordTable
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.enclave.trusted.chosen_norm import bounded_choices, least_squared
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.session.measured import Measured
+from secagg.session.registry import find
+from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.session.run import run
+
+MODEL = bytes(32)
+ENTRIES = np.array([[0, 0], [1, 0], [3, 4], [30, 40]], dtype=np.int64)
+BLOCKS = 7
+TABLES = ((CodewordTable(4, ENTRIES), CodewordTable(3, ENTRIES[::-1].copy())), (CodewordTable(5, ENTRIES),))
+LAYOUT = Layout((IndexSegment(4, BLOCKS), RingSegment(16, 3), IndexSegment(4, 5)))
+SUBJECT = Subject(task=b"bound", round_number=1, layout=LAYOUT, capacity=100, tables=TABLES, model_digest=MODEL)
+CLIENTS = tuple(map(ClientId, range(1, 5)))
+HONEST = (np.array([1, 1, 1, 1, 2, 2, 2], np.uint8), np.array([1, 0, 1, 0, 1], np.uint8))
+LONGEST = (np.array([3, 3, 3, 3, 0, 0, 0], np.uint8), np.full(5, 3, np.uint8))
+
+
+def payload(choice: tuple[Any, Any]) -> Payload:
+    return Payload(LAYOUT, (choice[0], RingSegment(16, 3).ring.from_integers(np.array([1, 2, 3])), choice[1]))
+
+
+def released(bound: int, accumulation: Accumulation, liars: int) -> Released:
+    entry = find("enclave")
+    settings = EnclaveSettings(minimum_cohort=3, codeword_bound=bound, accumulation=accumulation)
+    with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        session = world.open(SUBJECT, frozenset(CLIENTS))
+
+        def joined(client: ClientId) -> Any:
+            chosen = payload(LONGEST if client.value <= liars else HONEST)
+            return world.member(client).join(SUBJECT, LateUpdate(lambda: Update(chosen, MODEL)))
+
+        return run(Measured(session), map(joined, CLIENTS))
+
+
+def sums(found: Released) -> list[list[int]]:
+    rings = found.aggregate.layout.require_rings()
+    return [ring.ring.lift(v).astype(int).tolist() for ring, v in zip(rings, found.aggregate.values, strict=True)]
+
+
+@pytest.mark.parametrize("accumulation", Accumulation)
+def test_the_longest_codewords_count_as_the_least_and_nobody_is_told(accumulation: Accumulation) -> None:
+    plain, bounded = (released(bound, accumulation, 1) for bound in (0, 20))
+    honest = released(20, accumulation, 0)
+    # Every honest client adds (1, 0) to the first block of each; the least codeword is zeros.
+    assert sums(honest)[0][:2] == [4, 0]
+    assert sums(bounded)[0][:2] == [3, 0]
+    assert sums(plain)[0][:2] == [33, 40]
+    assert sums(bounded)[-1][:2] == [3, 0]
+    assert bounded.counted == plain.counted == frozenset(CLIENTS)
+    assert not bounded.left_out
+    assert (bounded.aggregate.contributors, bounded.aggregate.total_weight) == (4, 4)
+    assert bounded.unbounded == (1,)
+
+
+def opened(subject: Subject, settings: EnclaveSettings) -> EnclaveConfiguration:
+    with closing(find("enclave").simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        session: Any = world.open(subject, frozenset(CLIENTS))
+        configuration: EnclaveConfiguration = session.configuration
+        session.abort()
+        return configuration
+
+
+def test_a_bound_below_the_least_codewords_is_refused_and_the_least_is_named() -> None:
+    entries = np.array([[3, 4], [6, 8]], dtype=np.int64)
+    subject = replace(SUBJECT, layout=Layout((IndexSegment(2, 9),)), tables=((CodewordTable(9, entries),),))
+    with pytest.raises(InvalidParameters, match="norm of 15 steps: take so many at least"):
+        opened(subject, EnclaveSettings(codeword_bound=14))
+    configuration = opened(subject, EnclaveSettings(codeword_bound=15))
+    assert configuration.codeword_bound == 15
+    assert EnclaveConfiguration.decode(configuration.encode()).encode() == configuration.encode()
+
+
+def test_a_bound_needs_codewords_that_the_enclave_decodes() -> None:
+    with pytest.raises(InvalidParameters, match="take form = decoded_sum"):
+        opened(SUBJECT, EnclaveSettings(codeword_bound=15, form=ReleaseForm.HISTOGRAM))
+
+
+@given(data=st.data())
+def test_what_is_counted_is_within_the_bound_whatever_is_chosen_and_the_choice_where_that_is(
+    data: st.DataObject,
+) -> None:
+    """Over tables, widths and bounds."""
+    codewords = data.draw(st.integers(2, 9))
+    entry = st.lists(st.integers(-1000, 1000), min_size=2, max_size=2)
+    blocks = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    tables = tuple(
+        CodewordTable(
+            count, np.array(data.draw(st.lists(entry, min_size=codewords, max_size=codewords)), dtype=np.int64)
+        )
+        for count in blocks
+    )
+    segment = IndexSegment(codewords, sum(blocks))
+    chosen = np.array([data.draw(st.integers(0, codewords - 1)) for _ in range(segment.blocks)], segment.ring.word)
+    least = least_squared((tables,))
+    bound = data.draw(st.integers(0, 5000))
+    bound = max(bound, int(np.ceil(np.sqrt(least))))
+
+    def squared(indices: Any) -> int:
+        runs = np.split(np.asarray(indices), np.cumsum(blocks)[:-1])
+        return sum(int(np.square(table.entries[run]).sum()) for table, run in zip(tables, runs, strict=True))
+
+    (packed,) = bounded_choices([memoryview(segment.ring.pack(chosen))], [segment], (tables,), bound)
+    counted = segment.ring.unpack(packed, segment.blocks)
+    if squared(chosen) <= bound**2:
+        assert counted.tolist() == chosen.tolist()
+    else:
+        assert squared(counted) == least <= bound**2

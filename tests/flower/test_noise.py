@@ -1,0 +1,141 @@
+"""Noise of a Flower run's clients: that it is there, that each insists on it, and what it does not go together with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import secagg.flower as plugin
+from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.flower.noise import noise_settings
+from secagg.flower.schemes import SchemeChoice
+from secagg.flower.settings import SecAggSettings
+from tests.flower.test_one_message import committee, grid_of, mod
+from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, adding, folders, lenient, log, settings_of
+
+__all__ = ["committee", "folders", "log"]
+pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+MODEL: dict[str, Any] = {"w": np.zeros((40, 50), dtype=np.float32)}
+NOISE: dict[str, Any] = {"noise": 2.0, "norm": 0.5}
+LEAST = CLIENTS - 1
+STEPS = {"fraction_bits": 12, "minimum_cohort": LEAST}
+
+
+def of(grid: MemoryGrid, settings: SecAggSettings) -> Any:
+    return plugin.SecAggGrid(grid, settings=settings)  # type: ignore[arg-type]
+
+
+def deviation_of(arrays: dict[str, Any], plain: float) -> float:
+    return float((arrays["w"] - plain).std())
+
+
+def due() -> float:
+    """Return the deviation of the mean's noise: five clients add what three of them owe."""
+    return 2 * 2 * 0.5 * (CLIENTS / (LEAST - 1)) ** 0.5 / CLIENTS
+
+
+def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders, **NOISE), adding(0.001))
+    arrays, metrics = inner.round(of(inner, settings_of(folders, "pairwise", **NOISE, **STEPS)), MODEL)
+    assert deviation_of(arrays, 0.003) == pytest.approx(due(), rel=0.1)
+    assert metrics["num-examples"] == CLIENTS
+    assert re.search(r"round 1, noise of clients, 2 times .*: epsilon .* after 1 sum with one client", log.text)
+    assert "noise drowns the model" in log.text
+    assert "out of range" not in log.text
+
+
+def test_a_committees_clients_add_it_too(folders: Path, committee: SecAggSettings) -> None:
+    inner = MemoryGrid(mod(folders, **NOISE), adding(0.001))
+    settings = replace(committee, weighting="uniform", **NOISE, **STEPS)
+    arrays, _ = inner.round(grid_of(inner, settings), MODEL)
+    assert deviation_of(arrays, 0.003) == pytest.approx(due(), rel=0.1)
+
+
+def test_a_longer_update_is_clipped(folders: Path) -> None:
+    given = {**NOISE, "noise": 0.01}
+    inner = MemoryGrid(lenient(folders, **given), adding(0.1))
+    arrays, _ = inner.round(of(inner, settings_of(folders, "pairwise", **given, **STEPS)), MODEL)
+    assert float(np.linalg.norm(arrays["w"])) == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("server", "client"),
+    [
+        ({}, NOISE),
+        (NOISE, {}),
+        ({**NOISE, "noise": 1.0}, NOISE),
+        ({**NOISE, "norm": 1.0}, NOISE),
+        ({**NOISE, "corrupted": 2}, NOISE),
+        (NOISE, {**NOISE, "assumed_corrupted": 2}),
+    ],
+    ids=["none offered", "none insisted on", "less noise", "another norm", "more corrupted", "fewer corrupted"],
+)
+def test_a_client_leaves_where_the_noise_is_another(
+    folders: Path, log: Any, server: dict[str, Any], client: dict[str, Any]
+) -> None:
+    inner = MemoryGrid(lenient(folders, **client), adding(0.001))
+    with pytest.raises(ThresholdNotMet):
+        inner.round(of(inner, settings_of(folders, "pairwise", **STEPS, **server)), MODEL)
+    assert f"{CLIENTS} clients left with code 'terms'" in log.text
+
+
+@pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
+def test_a_client_that_insists_on_noise_leaves_a_protocol_whose_clients_add_none(
+    folders: Path, log: Any, protocol: str
+) -> None:
+    inner = MemoryGrid(lenient(folders, **NOISE), adding(0.001))
+    with pytest.raises(ThresholdNotMet):
+        inner.round(of(inner, settings_of(folders, protocol)), MODEL)
+    assert f"clients add under pairwise and one-message, and the server asks for {protocol}" in log.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"norm": 0.0}, "secagg-norm"),
+        ({"noise": 0.0}, "secagg-norm"),
+        ({"noise": float("nan")}, "secagg-noise is 0 or in"),
+        ({"noise": 1e9}, "secagg-noise is 0 or in"),
+        ({"weighting": "examples"}, "secagg-weighting"),
+        ({"compression": "scalar-8"}, "secagg-compression"),
+        ({"compression": "pruning-0.9"}, "secagg-compression"),
+        ({"metrics": "loss"}, "secagg-metrics"),
+        ({"evaluation_metrics": "loss"}, "secagg-evaluation-metrics"),
+        ({"protocol": "enclave", "roster": "r"}, "change that"),
+        ({"protocol": "two-servers", "roster": "r"}, "change that"),
+    ],
+)
+def test_what_noise_does_not_go_with_is_refused_by_the_name_of_its_key(changes: dict[str, Any], sentence: str) -> None:
+    given: dict[str, Any] = {"weighting": "uniform", **NOISE, **changes}
+    with pytest.raises(InvalidParameters, match=sentence):
+        SecAggSettings(**given)
+
+
+def test_tensors_of_integers_have_no_norm() -> None:
+    settings = SecAggSettings(weighting="uniform", **NOISE)
+    with pytest.raises(InvalidParameters, match="of which no norm is bounded"):
+        SchemeChoice(settings, CLIENTS).parameters({**MODEL, "steps": np.array(7)}, seed=bytes(32), epoch=1)
+
+
+def test_a_client_adds_no_noise_to_a_round_whose_parameters_have_more_than_one_norm() -> None:
+    """A server chooses the parameters; noise is for what this client can bound."""
+    update = SchemeChoice(SecAggSettings(weighting="uniform", metrics="loss"), CLIENTS).parameters(
+        MODEL, seed=bytes(32), epoch=1
+    )
+    with pytest.raises(InvalidParameters, match="name no metrics"):
+        noise_settings(1.0, 0.5, update)
+
+
+def test_an_operator_raises_noise_and_lowers_the_norm_and_nothing_else(folders: Path) -> None:
+    own = lenient(folders, **NOISE)._settings  # noqa: SLF001 -- what an operator's keys change
+    raised = own.raised_by({"secagg-noise": 3.0, "secagg-norm": 0.25})
+    kept = own.raised_by({"secagg-noise": 1, "secagg-norm": 9.0})
+    assert [(one.noise, one.norm) for one in (raised, kept)] == [(3.0, 0.25), (2.0, 0.5)]
+    first = lenient(folders)._settings.raised_by({"secagg-noise": 1, "secagg-norm": 1})  # noqa: SLF001
+    assert (first.noise, first.norm) == (1.0, 1.0)
