@@ -94,22 +94,19 @@ def blocks() -> dict[str, str]:
 
 def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
     """Cut one theory into blocks: all of it, or the wanted definitions and what they stand among."""
-    found, contexts, since = dict[str, str](), 0, list[str]()
+    found, since = dict[str, str](), list[str]()
     for sentence in sentences(theory) if wanted is None or wanted else ():
         is_wanted = sentence.is_proved if wanted is None else _defines(sentence) and sentence.name in wanted
-        if not is_wanted:
-            if wanted is None or CONTEXT.match(sentence.text):
-                since.append(sentence.shown)
-            continue
-        if since:
-            contexts += 1
-            found[f"context {theory}.{contexts}"] = "\n".join(since)
-            since = []
-        kind = "theorem" if wanted is None else "definition"
-        full_name = sentence.name if wanted is None else f"{theory}.{sentence.name}"
-        found[f"{kind} {full_name}"] = sentence.shown
+        if is_wanted:
+            name = sentence.name if wanted is None else f"{theory}.{sentence.name}"
+            if since:
+                found[f"context before.{name}"] = "\n".join(since)
+                since = []
+            found[f"{'theorem' if wanted is None else 'definition'} {name}"] = sentence.shown
+        elif wanted is None or CONTEXT.match(sentence.text):
+            since.append(sentence.shown)
     if since and wanted is None:
-        found[f"context {theory}.end"] = "\n".join(since)
+        found["context after.all"] = "\n".join(since)
     return found
 
 
