@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from gates.coq_text import THEORIES, Sentence, required_by, sentences
+from gates.coq_text import THEORIES, Sentence, check_sources, required_by, sentences
 from gates.report import PROOFS, require, say
 
 PINNED = PROOFS / "coq" / "statements.pinned"
@@ -32,6 +32,7 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 
 def check_statements() -> None:
     """Compare what is stated now with what is pinned."""
+    check_sources()
     derived, pinned = blocks(), read()
     changed = changes(pinned, derived)
     require(not changed, f"{told(changed, pinned, derived)}review, then run `proofs/check pin NAME ...`")
