@@ -47,11 +47,13 @@ class Sentence:
         return found[1] if found else ""
 
 
+@cache
 def source_of(theory: str) -> str:
     """Return the text of a theory."""
     return text_of("coq", f"{theory}.v")
 
 
+@cache
 def without_comments(source: str) -> str:
     """Leave out comments, nested ones too; what stands in a string is none."""
     kept, depth, place, in_string = list[str](), 0, 0, False
@@ -104,13 +106,14 @@ def stated() -> list[str]:
     return theorems_of(THEORIES[-1])
 
 
-def required_by(theory: str) -> set[str]:
+@cache
+def required_by(theory: str) -> frozenset[str]:
     """Return the theories that one requires, directly or through others."""
     found = set[str]()
     for words in re.findall(r"\bRequire\s+(?:Import\s+|Export\s+)?([\w\s]+?)\.(?=\s|$)", source_of(theory)):
         for name in set(words.split()) & set(THEORIES):
             found |= {name} | required_by(name)
-    return found
+    return frozenset(found)
 
 
 def check_sources() -> None:
