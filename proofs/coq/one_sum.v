@@ -63,3 +63,62 @@ Theorem noised_sum_only (x x' n n' : H -> G) (y : {ffun H -> G}) (r : masks.coin
   = #|[set s | transcript id added unknown [set: H] alone (fun j => x' j + n' j)%R y r s]|.
 Proof. by move=> same; apply: sum_only => p cert cohort; rewrite !big_split; apply: same. Qed.
 End OneSum.
+
+(* Composed, on either graph, with no premise left but what is said of graph, committee and *)
+(* corrupted clients: one component is open at most, and a transcript tells one sum.        *)
+Section Composed.
+Variables (client : finType) (G : finZmodType) (corrupted committee : {set client}).
+Variables (threshold quorum minimum_cohort window : nat).
+Variables (signs : client -> {set client} * {set client} -> bool).
+Variables shows_self shows_root shows_edge masks_with : client -> client -> bool.
+Let H := honest corrupted.
+Notation obliged neighbours := (obligations corrupted committee neighbours quorum minimum_cohort
+    signs shows_self shows_root shows_edge masks_with).
+Notation added neighbours := (fun i j : H =>
+  [&& neighbours (val i) (val j), masks_with (val i) (val j) & masks_with (val j) (val i)]).
+Notation unknown neighbours := (@joined client corrupted neighbours threshold shows_root shows_edge masks_with).
+Notation alone neighbours :=
+  (covered corrupted neighbours threshold shows_self shows_root shows_edge masks_with).
+Notation opened neighbours i := (is_open (unknown neighbours) (alone neighbours) i).
+
+Definition tells_one_sum (neighbours : rel client) :=
+  (forall i i' : H, opened neighbours i -> opened neighbours i' -> connect (unknown neighbours) i i')
+  /\ forall (id : H -> nat) (x x' : H -> G) (y : {ffun H -> G}) (r : masks.coins _ G), injective id ->
+     (forall p, certified corrupted committee quorum signs p -> (minimum_cohort <= #|p.2|)%N ->
+        \sum_(j : H | val j \in p.2) x j = \sum_(j : H | val j \in p.2) x' j)%R ->
+     #|[set s | transcript id (added neighbours) (unknown neighbours) [set: H] (alone neighbours) x y r s]|
+     = #|[set s | transcript id (added neighbours) (unknown neighbours) [set: H] (alone neighbours) x' y r s]|.
+
+Lemma composed (neighbours : rel client) :
+  symmetric neighbours -> irreflexive neighbours -> obliged neighbours ->
+  (forall i, opened neighbours i -> exists p, [/\ certified corrupted committee quorum signs p,
+     (minimum_cohort <= #|p.2|)%N & forall j, connect (unknown neighbours) i j = (val j \in p.2)]) ->
+  tells_one_sum neighbours.
+Proof.
+move=> sym irr duties sums; split=> [i i'|id x x' y r id_inj same]; first exact: one_open_component duties sums i i'.
+exact: (sum_only sym irr sums id_inj).
+Qed.
+
+Theorem full_graph_tells_one_sum : obliged (fun u v => u != v) -> (#|corrupted| < threshold)%N ->
+  tells_one_sum (fun u v => u != v).
+Proof.
+move=> duties beyond; apply: composed => // [u v|u|i open_i]; first by rewrite eq_sym.
+  by rewrite eqxx.
+exact: (full_graph_reveals_one_sum duties beyond open_i).
+Qed.
+
+Theorem sparse_graph_tells_one_sum (last degree : nat) (place : client -> 'I_last.+1)
+    (neighbours := split.neighbours degree place) :
+  injective place -> (degree./2.*2 <= last)%N -> obliged neighbours ->
+  (forall u v, u \notin corrupted -> v \notin corrupted ->
+     [disjoint split.ahead degree place u & split.behind degree place v] ->
+     (#|corrupted :&: split.ahead degree place u| <= window)%N
+     \/ (#|corrupted :&: split.behind degree place v| <= window)%N) ->
+  (degree./2 + window + 1 <= threshold)%N -> tells_one_sum neighbours.
+Proof.
+move=> inj room duties windows large; apply: composed => // [u v|u|i open_i].
+- exact: split.neighbours_sym.
+- exact: split.neighbours_irr.
+exact: (sparse_graph_reveals_one_sum inj room duties windows large open_i).
+Qed.
+End Composed.

@@ -305,3 +305,43 @@ apply/forallP => d; apply/implyP; rewrite inE => /orP[unknown|/existsP[k /and3P[
 by apply: contra unknown => /inA dA; apply: self; rewrite ?(valP d).
 Qed.
 End Witness.
+
+(* All premises of the sparse graph hold in one run, with numbers: twelve clients of eight *)
+(* neighbours, of whom one is corrupted and another drops out.                             *)
+Theorem premises_hold_together (place := @id 'I_12) (neighbours := split.neighbours 8 place)
+    (corrupted := [set ord0] : {set 'I_12}) (A := ~: [set ord0; ord_max] : {set 'I_12}) :
+  let shows_self h v := [&& neighbours v h, h \in A & v \in A] in
+  let shows_root h v := [&& neighbours v h, h \in A & v \notin A] in
+  let no_edge (_ _ : 'I_12) := false in
+  [/\ injective place, (8./2.*2 <= 11) && (8./2 + 1 + 1 <= 6),
+      obligations corrupted setT neighbours 7 10 (fun m p => (m \in A) && (p == (setT, A)))
+        shows_self shows_root no_edge neighbours,
+      forall u v, u \notin corrupted -> v \notin corrupted ->
+        [disjoint split.ahead 8 place u & split.behind 8 place v] ->
+        #|corrupted :&: split.ahead 8 place u| <= 1 \/ #|corrupted :&: split.behind 8 place v| <= 1
+    & exists i : honest corrupted,
+        is_open (joined neighbours 6 shows_root no_edge neighbours)
+          (covered corrupted neighbours 6 shows_self shows_root no_edge neighbours) i].
+Proof.
+move=> shows_self shows_root no_edge.
+have sizeA : #|A| = 10 by have := cardsC A; rewrite [~: A]setCK cards2 card_ord /=; lia.
+have there : A :|: corrupted = ~: [set ord_max].
+  by apply/setP => v; rewrite !inE; case: (v =P ord0) => [->|]; rewrite ?orbT ?orbF.
+have size_there : #|A :|: corrupted| = 11.
+  by have := cardsC (A :|: corrupted); rewrite there setCK cards1 card_ord; lia.
+have holders v : v \notin corrupted -> 6 <= #|[set h in A :|: corrupted | neighbours v h]|.
+  move=> _.
+  have -> : [set h in A :|: corrupted | neighbours v h] = [set h | neighbours v h] :\ ord_max.
+    by apply/setP => h; rewrite there !inE.
+  have many : 8 <= #|[set h | neighbours v h]| by apply: (@split.many_neighbours 11 8 isT v).
+  move: many; rewrite (cardsD1 ord_max).
+  by case: (_ \in _); rewrite ?add0n ?add1n => many; [rewrite -ltnS ltnW|apply: leq_trans many].
+have [duties opens] := @runs_meet_the_obligations _ corrupted A neighbours 6 7 10
+  (split.neighbours_sym 8 place) ltac:(by rewrite cards1 card_ord)
+  ltac:(by rewrite size_there) ltac:(by rewrite sizeA) holders.
+split=> //.
+  by move=> u v _ _ _; left; apply: leq_trans (subset_leq_card (subsetIl _ _)) _; rewrite cards1.
+have one_in : Ordinal (isT : 1 < 12) \in A by rewrite !inE.
+have is_honest : Ordinal (isT : 1 < 12) \notin corrupted by rewrite inE.
+by exists (exist (fun v => v \notin corrupted) _ is_honest); apply: opens.
+Qed.

@@ -229,3 +229,50 @@ have := cardsUI A B; have := odd_double_half degree.
 by move: large few A_large B_large; clear; lia.
 Qed.
 End Lattice.
+
+(* Where every place has its client, each has all k neighbours. *)
+Section Full.
+Variables (last degree : nat).
+Notation place := (@id 'I_last.+1).
+Notation half := degree./2.
+Hypothesis room : half.*2 <= last.
+
+Lemma steps (e : 'I_half) : (inord e.+1 : 'I_last.+1) = e.+1 :> nat.
+Proof. by rewrite inordK //; have := ltn_ord e; move: room; lia. Qed.
+
+Lemma steps_inj : injective (fun e : 'I_half => inord e.+1 : 'I_last.+1).
+Proof. by move=> e e' /(congr1 val) /=; rewrite !steps => -[] /val_inj. Qed.
+
+Lemma many_ahead u : half <= #|ahead degree place u|.
+Proof.
+have inj : injective (fun e : 'I_half => u + (inord e.+1 : 'I_last.+1))%R.
+  by move=> e e' /addrI/steps_inj.
+rewrite -[X in X <= _]card_ord -(card_imset _ inj); apply: subset_leq_card.
+apply/subsetP => v /imsetP[e _ ->].
+by rewrite inE /after addrC addKr steps /=.
+Qed.
+
+Lemma many_behind u : half <= #|behind degree place u|.
+Proof.
+have inj : injective (fun e : 'I_half => u - (inord e.+1 : 'I_last.+1))%R.
+  by move=> e e' /addrI/oppr_inj/steps_inj.
+rewrite -[X in X <= _]card_ord -(card_imset _ inj); apply: subset_leq_card.
+apply/subsetP => v /imsetP[e _ ->].
+by rewrite inE /after opprB addrC subrK steps /=.
+Qed.
+
+Lemma apart u : [disjoint ahead degree place u & behind degree place u].
+Proof.
+rewrite -setI_eq0; apply/eqP/setP => v; rewrite !inE /after -[(u - v)%R]opprB.
+move: (v - u)%R => d; have d_lt := ltn_ord d; apply/negbTE/negP => /andP[/andP[pos near]].
+have -> : (- d)%R = last.+1 - d :> nat by rewrite /= modn_small //; move: pos; lia.
+by move: room; lia.
+Qed.
+
+Lemma many_neighbours u : half.*2 <= #|[set v | neighbours degree place u v]|.
+Proof.
+have -> : [set v | neighbours degree place u v] = ahead degree place u :|: behind degree place u.
+  by apply/setP => v; rewrite !inE.
+by rewrite cardsU disjoint_setI0 ?apart // cards0 subn0 -addnn leq_add ?many_ahead ?many_behind.
+Qed.
+End Full.

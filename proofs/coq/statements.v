@@ -451,6 +451,51 @@ apply: (one_sum.sum_only sym irr _ inj) same => j open_j.
 by apply: sums => d d_in; move/forallP/(_ d)/implyP: open_j; apply.
 Qed.
 
+(* The headline, with no premise left but what is said of graph, committee and corrupted     *)
+(* clients: at most one component is open, and a transcript (the uploads, and all masks that  *)
+(* the server chose to learn after it had seen them) is explained equally often by any two     *)
+(* inputs with equal sums over the honest contributors of the certified set.                   *)
+Notation tells_one_sum neighbours :=
+  ((forall i i' : {v : client | v \notin corrupted},
+      is_open neighbours i -> is_open neighbours i' -> connect (joined neighbours) i i')
+   /\ forall (G : finZmodType) (id : {v : client | v \notin corrupted} -> nat)
+        (x x' : {v : client | v \notin corrupted} -> G) (y : {ffun _ -> G}) (r : masks.coins _ G),
+      injective id ->
+      let added (i j : {v : client | v \notin corrupted}) :=
+        [&& (neighbours : rel client) (val i) (val j), masks_with (val i) (val j) & masks_with (val j) (val i)] in
+      let unknown := joined neighbours in
+      let alone := quorum.covered corrupted neighbours threshold shows_self shows_root shows_edge masks_with in
+      (forall p : {set client} * {set client}, certified p -> minimum_cohort <= #|p.2| ->
+         (\sum_(j : {v : client | v \notin corrupted} | val j \in p.2) x j
+          = \sum_(j : {v : client | v \notin corrupted} | val j \in p.2) x' j)%R) ->
+      #|[set s | transcripts.transcript id added unknown setT alone x y r s]|
+      = #|[set s | transcripts.transcript id added unknown setT alone x' y r s]|).
+
+Theorem full_graph_tells_one_sum : obliged (fun u v => u != v) -> #|corrupted| < threshold ->
+  tells_one_sum (fun u v => u != v).
+Proof.
+move=> duties beyond; split=> [i i' open_i open_i'|G id x x' y r inj added unknown alone same].
+  case: (one_sum.full_graph_tells_one_sum (Zp_finZmodType 1) duties beyond) => connected _.
+  by apply: connected; apply/forallP => d; apply/implyP; [apply: open_i|apply: open_i'].
+by case: (one_sum.full_graph_tells_one_sum G duties beyond) => _; apply.
+Qed.
+
+Theorem sparse_graph_tells_one_sum : forall (last degree : nat) (place : client -> 'I_last.+1),
+  let neighbours := split.neighbours degree place in
+  let ahead := split.ahead degree place in
+  let behind := split.behind degree place in
+  injective place -> degree./2.*2 <= last -> obliged neighbours ->
+  (forall u v, u \notin corrupted -> v \notin corrupted -> [disjoint ahead u & behind v] ->
+     #|corrupted :&: ahead u| <= window \/ #|corrupted :&: behind v| <= window) ->
+  degree./2 + window + 1 <= threshold -> tells_one_sum neighbours.
+Proof.
+move=> last degree place neighbours ahead behind inj room duties windows large.
+split=> [i i' open_i open_i'|G id x x' y r id_inj added unknown alone same].
+  case: (one_sum.sparse_graph_tells_one_sum (Zp_finZmodType 1) inj room duties windows large) => connected _.
+  by apply: connected; apply/forallP => d; apply/implyP; [apply: open_i|apply: open_i'].
+by case: (one_sum.sparse_graph_tells_one_sum G inj room duties windows large) => _; apply.
+Qed.
+
 (* Clients that add noise first: what is shown follows from the sum of inputs and noise    *)
 (* alone, so whoever opens it has no more than a function of the noised sum.             *)
 Theorem noised_sum_only : forall (G : finZmodType) (neighbours : rel client),
@@ -507,6 +552,23 @@ Theorem runs_meet_the_obligations : forall (client : finType) (corrupted A : {se
      masks.is_open (quorum.joined neighbours threshold shows_root no_edge neighbours)
        (quorum.covered corrupted neighbours threshold shows_self shows_root no_edge neighbours) i.
 Proof. move=> *; exact: quorum.runs_meet_the_obligations. Qed.
+
+Theorem premises_hold_together :
+  let place := @id 'I_12 in let neighbours := split.neighbours 8 place in
+  let corrupted := [set ord0] : {set 'I_12} in let A := ~: [set ord0; ord_max] : {set 'I_12} in
+  let shows_self h v := [&& neighbours v h, h \in A & v \in A] in
+  let shows_root h v := [&& neighbours v h, h \in A & v \notin A] in
+  let no_edge (_ _ : 'I_12) := false in
+  [/\ injective place, (8./2.*2 <= 11) && (8./2 + 1 + 1 <= 6),
+      quorum.obligations corrupted setT neighbours 7 10 (fun m p => (m \in A) && (p == (setT, A)))
+        shows_self shows_root no_edge neighbours,
+      forall u v, u \notin corrupted -> v \notin corrupted ->
+        [disjoint split.ahead 8 place u & split.behind 8 place v] ->
+        #|corrupted :&: split.ahead 8 place u| <= 1 \/ #|corrupted :&: split.behind 8 place v| <= 1
+    & exists i : quorum.honest corrupted,
+        masks.is_open (quorum.joined neighbours 6 shows_root no_edge neighbours)
+          (quorum.covered corrupted neighbours 6 shows_self shows_root no_edge neighbours) i].
+Proof. exact: quorum.premises_hold_together. Qed.
 
 (* --- One message a client --------------------------------------------------------------- *)
 (* Each client shares rho secrets among C holders by a polynomial of T coefficients; each    *)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from gates.report import require, text_of
+from gates.report import PROOFS, require, text_of
 
 THEORIES = (
     "masks",
@@ -23,6 +23,7 @@ THEORIES = (
     "statements",
 )
 """In the order of what requires what; the last one restates every theorem."""
+HOLES = re.compile(r"\b(Admitted|admit|Axioms?|Parameters?|Conjectures?|Unset\s+Guard|bypass_check|Abort)\b")
 THEOREM = re.compile(r"^Theorem\s+(\w+)", re.MULTILINE)
 PROVED = re.compile(r"(?:Local |Global |#\[\w+\] )*(?:Theorem|Lemma|Corollary|Fact|Proposition|Remark|Goal)\b")
 ENDS = ("Qed", "Defined")
@@ -46,11 +47,13 @@ class Sentence:
         return found[1] if found else ""
 
 
+@cache
 def source_of(theory: str) -> str:
     """Return the text of a theory."""
     return text_of("coq", f"{theory}.v")
 
 
+@cache
 def without_comments(source: str) -> str:
     """Leave out comments, nested ones too; what stands in a string is none."""
     kept, depth, place, in_string = list[str](), 0, 0, False
@@ -103,10 +106,23 @@ def stated() -> list[str]:
     return theorems_of(THEORIES[-1])
 
 
-def required_by(theory: str) -> set[str]:
+@cache
+def required_by(theory: str) -> frozenset[str]:
     """Return the theories that one requires, directly or through others."""
     found = set[str]()
     for words in re.findall(r"\bRequire\s+(?:Import\s+|Export\s+)?([\w\s]+?)\.(?=\s|$)", source_of(theory)):
         for name in set(words.split()) & set(THEORIES):
             found |= {name} | required_by(name)
-    return found
+    return frozenset(found)
+
+
+def check_sources() -> None:
+    """Refuse a theory that nobody compiles, a hole, and a theorem that is not restated."""
+    strangers = {file.stem for file in (PROOFS / "coq").glob("*.v")} - set(THEORIES)
+    require(not strangers, f"name {sorted(strangers)} in THEORIES, or remove the files")
+    for name in THEORIES:
+        found = HOLES.search(without_comments(source_of(name)))
+        require(found is None, f"proofs/coq/{name}.v has `{found and found[0]}`: prove it")
+    proved = [theorem for name in THEORIES[:-1] for theorem in theorems_of(name)]
+    differing = sorted(set(stated()) ^ set(proved))
+    require(not differing, f"each theorem is restated in proofs/coq/statements.v, and nothing else is: see {differing}")

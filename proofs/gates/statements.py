@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from gates.coq_text import THEORIES, Sentence, required_by, sentences
+from gates.coq_text import THEORIES, Sentence, check_sources, required_by, sentences
 from gates.report import PROOFS, require, say
 
 PINNED = PROOFS / "coq" / "statements.pinned"
@@ -32,6 +32,7 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 
 def check_statements() -> None:
     """Compare what is stated now with what is pinned."""
+    check_sources()
     derived, pinned = blocks(), read()
     changed = changes(pinned, derived)
     require(not changed, f"{told(changed, pinned, derived)}review, then run `proofs/check pin NAME ...`")
@@ -94,22 +95,19 @@ def blocks() -> dict[str, str]:
 
 def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
     """Cut one theory into blocks: all of it, or the wanted definitions and what they stand among."""
-    found, contexts, since = dict[str, str](), 0, list[str]()
+    found, since = dict[str, str](), list[str]()
     for sentence in sentences(theory) if wanted is None or wanted else ():
         is_wanted = sentence.is_proved if wanted is None else _defines(sentence) and sentence.name in wanted
-        if not is_wanted:
-            if wanted is None or CONTEXT.match(sentence.text):
-                since.append(sentence.shown)
-            continue
-        if since:
-            contexts += 1
-            found[f"context {theory}.{contexts}"] = "\n".join(since)
-            since = []
-        kind = "theorem" if wanted is None else "definition"
-        full_name = sentence.name if wanted is None else f"{theory}.{sentence.name}"
-        found[f"{kind} {full_name}"] = sentence.shown
+        if is_wanted:
+            name = sentence.name if wanted is None else f"{theory}.{sentence.name}"
+            if since:
+                found[f"context before.{name}"] = "\n".join(since)
+                since = []
+            found[f"{'theorem' if wanted is None else 'definition'} {name}"] = sentence.shown
+        elif wanted is None or CONTEXT.match(sentence.text):
+            since.append(sentence.shown)
     if since and wanted is None:
-        found[f"context {theory}.end"] = "\n".join(since)
+        found["context after.all"] = "\n".join(since)
     return found
 
 

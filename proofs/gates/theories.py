@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import time
 
-from gates.coq_text import THEORIES, source_of, stated, theorems_of, without_comments
+from gates.coq_text import THEORIES, check_sources, source_of, stated
 from gates.packages import provide
-from gates.report import BUILT, PROOFS, require, run, say
+from gates.report import BUILT, require, run, say
 
 PACKAGES = ("coq", "libcoq-mathcomp-algebra", "libcoq-mathcomp-zify")
-HOLES = re.compile(r"\b(Admitted|admit|Axioms?|Parameters?|Conjectures?|Unset\s+Guard|bypass_check|Abort)\b")
 COQC = ("coqc", "-q", "-w", "-notation-overridden,-ambiguous-paths")
 CLOSED = "Closed under the global context"
 
 
 def check_theories() -> None:
-    """Look for holes, build, and ask on what every theorem rests."""
-    strangers = {file.stem for file in (PROOFS / "coq").glob("*.v")} - set(THEORIES)
-    require(not strangers, f"name {sorted(strangers)} in THEORIES, or remove the files")
-    for name in THEORIES:
-        found = HOLES.search(without_comments(source_of(name)))
-        require(found is None, f"proofs/coq/{name}.v has `{found and found[0]}`: prove it")
-    proved = [theorem for name in THEORIES[:-1] for theorem in theorems_of(name)]
-    differing = sorted(set(stated()) ^ set(proved))
-    require(not differing, f"each theorem is restated in proofs/coq/statements.v, and nothing else is: see {differing}")
+    """Read the sources, build them, and ask on what every theorem rests."""
+    check_sources()
     provide(PACKAGES, has_coq, "Coq with MathComp")
     started = time.perf_counter()
     BUILT.mkdir(parents=True, exist_ok=True)

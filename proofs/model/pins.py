@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 PINNED = Path(__file__).with_name("cases.toml")
-_NAMES = re.compile(r"\[[^\]]*\]|\b\d+\w*(?: \d+\w*)*")
+_NAMES = re.compile(r"\[.*\]|\b\d+\w*(?: \d+\w*)*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from obligations import Obligation
 from terms import Answer
 
 BATCH = 4
+PINNED = Path(__file__).with_name("families.toml")
+"""How many obligations of each family are proved, and how many altered functions refuted, at least."""
 
 
 @cache
@@ -72,14 +74,20 @@ def main(word: str = "") -> Iterator[str]:
                 proved[obligation.family] += 1
             else:
                 refuted[obligation.family] += 1
+    pinned = tomllib.loads(PINNED.read_text(encoding="utf-8"))
     for family, spent in seconds.items():
         if not refuted[family]:
             faults.append(f"{family}: no altered function was refuted, so its obligations may be too weak")
+        least = pinned.get(family, {"proved": sys.maxsize, "refuted": sys.maxsize})
+        if proved[family] < least["proved"] or refuted[family] < least["refuted"]:
+            line = f'"{family}" = {{ proved = {proved[family]}, refuted = {refuted[family]} }}'
+            faults.append(f"{family}: fewer obligations than pinned in families.toml; there are {line}")
         yield f"  {family:22} {proved[family]:4} proved  {refuted[family]:3} refuted as due  {spent:6.1f} s"
     ledger = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
     claimed = {family for claim in ledger["claim"] for family in claim.get("families", ())}
-    if not word and claimed != seconds.keys():
-        faults.append(f"claims.toml and the obligations differ in the families {sorted(claimed ^ seconds.keys())}")
+    for where, named in (("claims.toml", claimed), (PINNED.name, pinned.keys())):
+        if not word and named != seconds.keys():
+            faults.append(f"{where} and the obligations differ in the families {sorted(named ^ seconds.keys())}")
     yield from (f"  FAULT {fault}" for fault in faults)
     total = time.perf_counter() - started
     counts = f"{sum(proved.values())} proved, {sum(refuted.values())} refuted as due, {len(faults)} faults"

@@ -1,0 +1,225 @@
+"""What must turn the check red, made one after the other in a copy of the tree.
+
+Each weakening changes one place of the code or of a theory. At once it is a digest that differs; then the digests are
+renewed, as somebody might who does not look, and the pinned statements, or a test that a claim names, must still
+notice. ``proofs/check weakenings`` tries all of them and prints what noticed which.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from gates.report import REPOSITORY, require, say
+from gates.reviewed import claims
+
+STATEMENTS = "statements"
+ROUND_0 = "protocols/pairwise_mask/round0_advertise_keys.py"
+ROUND_1 = "protocols/pairwise_mask/round1_share_keys.py"
+ROUND_4 = "protocols/pairwise_mask/round4_unmasking.py"
+ROSTERS, OFFERS = "tests/adversaries/test_rosters.py", "tests/adversaries/test_offers_below_the_floors.py"
+SURVIVORS = "tests/adversaries/test_survivor_sets.py"
+DIGESTS = "proofs/reviewed.toml"
+PLACES = REPOSITORY / "build" / "weakened"
+
+
+@dataclass(frozen=True, slots=True)
+class Weakening:
+    """One change, and what notices it when every digest has been renewed."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    noticed_by: str = STATEMENTS
+    """The pinned statements, or a test of a file that a claim names."""
+
+    def make(self, tree: Path) -> None:
+        """Make the change in a copy of the tree."""
+        source = (tree / self.file).read_text(encoding="utf-8")
+        require(source.count(self.before) == 1, f"`{self.name}` changes one place of {self.file}; write down which")
+        (tree / self.file).write_text(source.replace(self.before, self.after), encoding="utf-8")
+
+
+WEAKENINGS = (
+    Weakening(
+        "a gutted theorem",
+        "proofs/coq/statements.v",
+        "Theorem full_graph_tells_one_sum : obliged (fun u v => u != v) -> #|corrupted| < threshold ->\n"
+        "  tells_one_sum (fun u v => u != v).\n",
+        "Theorem full_graph_tells_one_sum : obliged (fun u v => u != v) -> #|corrupted| < threshold -> True.\n",
+    ),
+    Weakening(
+        "a hypothesis in a section of statements.v",
+        "proofs/coq/statements.v",
+        "Variable signs : client -> {set client} * {set client} -> bool.\n",
+        "Variable signs : client -> {set client} * {set client} -> bool.\nHypothesis nobody : corrupted = set0.\n",
+    ),
+    Weakening(
+        "a sixth obligation",
+        "proofs/coq/quorum.v",
+        "  quorum_large : #|committee| + #|committee :&: corrupted| < 2 * quorum\n",
+        "  quorum_large : #|committee| + #|committee :&: corrupted| < 2 * quorum;\n  nobody : corrupted = set0\n",
+    ),
+    Weakening(
+        "a definition that says less: transcripts without uploads",
+        "proofs/coq/transcripts.v",
+        "(masks.uploads joined0 covered0 id x s == y) && [forall p, revealed p ==> (s p == r p)].",
+        "[forall p, revealed p ==> (s p == r p)].",
+    ),
+    Weakening(
+        "a notation in the way of a statement",
+        "proofs/coq/statements.v",
+        "Local Open Scope nat_scope.\n",
+        'Local Open Scope nat_scope.\nLocal Notation "a < b" := (a <= b.+1) : nat_scope.\n',
+    ),
+    Weakening(
+        "a notation between the steps of a proof",
+        "proofs/coq/statements.v",
+        "Proof. exact: masks.full_graph_hides. Qed.",
+        'Proof. Local Notation "a == b" := true. exact: masks.full_graph_hides. Qed.',
+    ),
+    Weakening(
+        "a proof that is not finished, after a comment in a string",
+        "proofs/coq/split.v",
+        "Lemma neighbours_irr : irreflexive neighbours.\nProof. by move=> u; rewrite /neighbours /after subrr. Qed.",
+        'Definition opening := "(*"%string.\nLemma neighbours_irr : irreflexive neighbours.\nProof. Admitted.\n'
+        'Definition closing := "*)"%string.',
+    ),
+    Weakening(
+        "round 0: the check of the population",
+        ROUND_0,
+        "        configuration.require_population(\n            roster.population,\n"
+        "            corrupted=member.floors.assumed_corrupted,\n"
+        "            privacy_bits=member.floors.privacy_bits_in(configuration.mode),\n        )\n",
+        "        pass\n",
+        f"{OFFERS}::test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the_client",
+    ),
+    Weakening(
+        "round 1: the signature of an entry",
+        ROUND_1,
+        "        identity.verify(item.signature, Label.SIGNED_SHARES, *parts,"
+        " culprits={identity.client, ServerId()})\n",
+        "",
+        f"{ROSTERS}::test_shares_made_under_another_list_do_not_pass_a_neighbours_check_in_active_mode",
+    ),
+    Weakening(
+        "round 0: keys are distinct",
+        ROUND_0,
+        "    _require_distinct_keys(own.client, own_keys, advertisers.values())\n",
+        "",
+        f"{ROSTERS}::test_a_neighbour_with_the_clients_own_key_is_refused",
+    ),
+    Weakening(
+        "round 0: the floors of an offer",
+        ROUND_0,
+        "    configuration.require_floors(member.floors)\n",
+        "",
+        f"{OFFERS}::test_an_offer_below_the_floors_is_refused_before_anything_is_drawn",
+    ),
+    Weakening(
+        "round 0: the root of the roster",
+        ROUND_0,
+        "    if not proven:\n",
+        "    if False:\n",
+        f"{ROSTERS}::test_other_clients_than_those_the_graph_gives_are_not_taken_for_neighbours",
+    ),
+    Weakening(
+        "round 0: the commitment to the opening",
+        ROUND_0,
+        "    if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):\n",
+        "    if False:\n",
+        f"{ROSTERS}::test_a_graph_seed_other_than_the_one_the_offer_commits_to_is_refused",
+    ),
+    Weakening(
+        "round 4: the certificate",
+        ROUND_4,
+        "        _verify_certificate(member, masked, message)\n",
+        "",
+        f"{SURVIVORS}::test_a_forged_certificate_unmasks_nothing",
+    ),
+    Weakening(
+        "round 4: the neighbours' views",
+        ROUND_4,
+        "        _verify_views(masked, message, present)\n",
+        "",
+        f"{SURVIVORS}::test_neighbours_do_not_unmask_a_client_that_masked_under_fewer_sharers",
+    ),
+)
+"""Those that were asked for by name, and a few that would be tried next."""
+
+
+def check_weakenings() -> None:
+    """Make each weakening in a copy, and see the digests, and then what is left without them, turn red."""
+    there = importlib.util.find_spec("pytest") is not None
+    require(there, f"pytest is missing in {sys.executable}; `make proofs`, or pip install '.[dev]'")
+    started, copies = time.perf_counter(), SimpleQueue[Path]()
+    jobs = os.cpu_count() or 1
+    for number in range(jobs):
+        copies.put(copied(PLACES / str(number)))
+    sound = copies.get()
+    tests = sorted({weakening.noticed_by for weakening in WEAKENINGS} - {STATEMENTS})
+    is_green = _check(sound, "claims", STATEMENTS) and _passes(sound, *tests)
+    require(is_green, "a copy of this tree is red without any weakening; see to that first")
+    copies.put(sound)
+    with ThreadPoolExecutor(jobs) as pool:
+        for weakening, unseen in zip(WEAKENINGS, pool.map(lambda w: unseen_by(w, copies), WEAKENINGS), strict=True):
+            by = "the pinned statements" if weakening.noticed_by == STATEMENTS else weakening.noticed_by.split("::")[1]
+            say(f"  {weakening.name}: {unseen or f'the digests, and without them {by}'}")
+            require(not unseen, f"`{weakening.name}` was not noticed by {unseen}")
+    shutil.rmtree(PLACES, ignore_errors=True)
+    say(f"weakenings: {len(WEAKENINGS)} made, each red twice over, {time.perf_counter() - started:.0f} s")
+
+
+def unseen_by(weakening: Weakening, copies: SimpleQueue[Path]) -> str:
+    """Return which of the two does not notice a weakening; nothing if both do."""
+    tree = copies.get()
+    kept = {file: (tree / file).read_bytes() for file in (weakening.file, DIGESTS)}
+    try:
+        weakening.make(tree)
+        if _check(tree, "claims"):
+            return "the digests"
+        require(_check(tree, "renew"), f"digests cannot be renewed after `{weakening.name}`")
+        by_text = weakening.noticed_by == STATEMENTS
+        if _check(tree, STATEMENTS) if by_text else not _check(tree, "claims") or _passes(tree, weakening.noticed_by):
+            return weakening.noticed_by
+        return ""
+    finally:
+        for file, content in kept.items():
+            (tree / file).write_bytes(content)
+        copies.put(tree)
+
+
+def copied(tree: Path) -> Path:
+    """Return a copy of what the check and the tests need."""
+    shutil.rmtree(tree, ignore_errors=True)
+    unwanted = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "*.egg-info")
+    shutil.copytree(REPOSITORY, tree, ignore=unwanted, symlinks=True)
+    return tree
+
+
+def named_tests() -> set[str]:
+    """Return the files of tests that claims name."""
+    return {test for claim in claims() for test in claim["tests"]}
+
+
+def _check(tree: Path, *parts: str) -> bool:
+    return _runs(tree, str(tree / "proofs" / "check"), *parts)
+
+
+def _passes(tree: Path, *tests: str) -> bool:
+    return _runs(tree, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests)
+
+
+def _runs(tree: Path, *arguments: str) -> bool:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = (sys.executable, *arguments)
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, check=False).returncode == 0  # noqa: S603 -- this interpreter

@@ -1,0 +1,309 @@
+"""The gates of ``proofs/check``, attacked: a weaker statement, a search that lost its schedules, a lock that is busy.
+
+What needs Coq, a solver or minutes is in ``make proofs``: ``proofs/check weakenings`` makes every weakening and runs
+the tests that have to notice. Here are the quick ones, and the tables that nobody would keep up to date otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PINNED = "proofs/coq/statements.pinned"
+BEHIND = "claims with a proof, an obligation or an exhaustive search behind them"
+SEARCHED = "cases of the model checker: without a fault, and with one that has to be found"
+FAKE_LOCK = """#!/bin/sh
+count=$(cat "$0.count" 2>/dev/null || echo 0)
+echo $((count + 1)) > "$0.count"
+if [ "$count" -lt 2 ]; then echo "E: Could not get lock /var/lib/dpkg/lock-frontend."; exit 100; fi
+echo done
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy what the gates read, and take its digests for reviewed."""
+    made = tmp_path_factory.mktemp("tree")
+    for folder in ("proofs", "protocols", "compression", "secagg"):
+        unwanted = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(repository / folder, made / folder, ignore=unwanted, symlinks=True)
+    status, told = check(made, "renew")
+    assert status == 0, told
+    return made
+
+
+@pytest.fixture
+def weakenings(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(repository / "proofs")
+    return importlib.import_module("gates.weakenings")
+
+
+@pytest.fixture
+def pins(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(repository / "proofs" / "model")
+    return importlib.import_module("pins")
+
+
+def check(tree: Path, *words: str) -> tuple[int, str]:
+    """Run the check of a tree; return its status, and what it said."""
+    command = [sys.executable, "-B", str(tree / "proofs" / "check"), *words]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- a copy of the check
+    return child.returncode, child.stdout + child.stderr
+
+
+# --- Statements -------------------------------------------------------------------------------------------------------
+
+
+def test_statements_are_as_pinned_and_every_file_is_reviewed(tree: Path) -> None:
+    status, told = check(tree, "statements", "claims")
+    assert status == 0, told
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_weaker_statement_is_red(tree: Path, weakenings: Any, number: int) -> None:
+    weakening = [made for made in weakenings.WEAKENINGS if made.noticed_by == weakenings.STATEMENTS][number]
+    kept = (tree / weakening.file).read_bytes()
+    try:
+        weakening.make(tree)
+        status, told = check(tree, "statements")
+    finally:
+        (tree / weakening.file).write_bytes(kept)
+    assert status == 1
+    assert re.search("stated otherwise than pinned|a command inside a proof|has `Admitted`", told), told
+
+
+def test_renewing_digests_leaves_the_pins(tree: Path, weakenings: Any) -> None:
+    gutted = weakenings.WEAKENINGS[0]
+    kept = {file: (tree / file).read_bytes() for file in (gutted.file, "proofs/reviewed.toml", PINNED)}
+    try:
+        gutted.make(tree)
+        assert check(tree, "renew")[0] == 0
+        assert (tree / PINNED).read_bytes() == kept[PINNED]
+        status, told = check(tree, "claims", "statements")
+        assert status == 1
+        assert "stated otherwise than pinned: full_graph_tells_one_sum\n" in told
+    finally:
+        for file, content in kept.items():
+            (tree / file).write_bytes(content)
+
+
+def test_a_pin_is_taken_over_by_its_name_alone(tree: Path, weakenings: Any) -> None:
+    gutted, hypothesis, *_ = weakenings.WEAKENINGS
+    kept = {file: (tree / file).read_bytes() for file in (gutted.file, PINNED)}
+    try:
+        gutted.make(tree)
+        hypothesis.make(tree)
+        status, told = check(tree, "pin", "full_graph_tells_one_sum")
+        assert status == 1
+        assert "stated otherwise than pinned: before.certificate_unique\n" in told
+        assert "+Hypothesis nobody : corrupted = set0." in told
+        assert check(tree, "pin", "before.certificate_unique")[0] == 0
+        assert check(tree, "statements")[0] == 0
+        assert "nothing that is pinned or stated" in check(tree, "pin", "nonsense")[1]
+    finally:
+        for file, content in kept.items():
+            (tree / file).write_bytes(content)
+
+
+# --- Digests ----------------------------------------------------------------------------------------------------------
+
+
+CHANGED = {
+    "protocols/pairwise_mask/round0_advertise_keys.py": "named by PM-5",
+    "protocols/pairwise_mask/run.py": "in the room of PM-1",
+    "protocols/coded_mask/field.py": "no claim names its room",
+    "secagg/crypto/aead.py": "used by the code of ",
+    "compression/rotation.py": "used by the code of CO-",
+    "proofs/coq/split.v": "rests under PM-3",
+    "proofs/smt/terms.py": "evidence of PM-1",
+    "proofs/model/schedules.py": "evidence of PM-6",
+    "proofs/model/cases.toml": "evidence of PM-6",
+    "proofs/gates/report.py": "a gate",
+    "proofs/check": "a gate",
+}
+
+
+def test_a_changed_file_is_named_with_the_claims_to_review(tree: Path) -> None:
+    kept = {file: (tree / file).read_bytes() for file in CHANGED}
+    try:
+        for file, content in kept.items():
+            comment = b"\n(* changed *)\n" if file.endswith(".v") else b"\n# changed\n"
+            (tree / file).write_bytes(content + comment)
+        status, told = check(tree, "claims")
+    finally:
+        for file, content in kept.items():
+            (tree / file).write_bytes(content)
+    assert status == 1
+    for file, words in CHANGED.items():
+        assert f"  {file}: {words}" in told
+
+
+def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
+    new, old = tree / "protocols" / "enclave" / "unheard_of.py", tree / "protocols" / "enclave" / "budget.py"
+    kept = old.read_bytes()
+    try:
+        new.write_text('"""Nobody reviewed this."""\n', encoding="utf-8")
+        old.unlink()
+        status, told = check(tree, "claims")
+    finally:
+        new.unlink()
+        old.write_bytes(kept)
+    assert status == 1
+    assert "protocols/enclave/unheard_of.py: " in told
+    assert "protocols/enclave/budget.py (gone): " in told
+
+
+# --- Cases ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_clean_case_serves_a_claim_and_every_planted_one_names_its_own(tree: Path) -> None:
+    cases = tree / "proofs" / "model" / "cases.toml"
+    kept = cases.read_text(encoding="utf-8")
+    try:
+        for line, words in (
+            ('"nobody claims this" = { schedules = 1, revealing = 1 }', "differ in ['nobody claims this']"),
+            ('"x" = { claim = "RI-1", fault = "y" }', "planted against a claim that names no clean case"),
+        ):
+            cases.write_text(f"{kept}\n{line}\n", encoding="utf-8")
+            status, told = check(tree, "claims")
+            assert status == 1
+            assert words in told
+    finally:
+        cases.write_text(kept, encoding="utf-8")
+
+
+def test_a_search_that_lost_its_schedules_is_not_expected(pins: Any) -> None:
+    name = "lists of 4 of 5, threshold 2"
+    pin = pins.pinned()[name]
+    as_pinned = pins.Outcome(name, pin["schedules"], pin["revealing"], None, planted=False)
+    assert not as_pinned.complaint()
+    assert "schedules" in pins.Outcome(name, 1, pin["revealing"], None, planted=False).complaint()
+    assert "revealing" in pins.Outcome(name, pin["schedules"], 0, None, planted=False).complaint()
+    assert "a fault" in pins.Outcome(name, pin["schedules"], pin["revealing"], "both", planted=False).complaint()
+
+
+def test_a_defect_that_is_found_by_another_fault_is_not_expected(pins: Any) -> None:
+    assert not pins.Outcome("no latch", 1, 0, "both secrets of client 3", planted=True).complaint()
+    sums = pins.Outcome("no latch", 1, 0, "two sums in one session, over [[0, 1], [2, 3]]", planted=True)
+    assert "found `two sums in one session, over #`" in sums.complaint()
+    assert "found `nothing`" in pins.Outcome("no latch", 1, 0, None, planted=True).complaint()
+    assert "clean, and pinned with a fault" in pins.Outcome("no latch", 1, 1, None, planted=False).complaint()
+
+
+def test_a_case_without_a_line_says_which_line_to_add(pins: Any) -> None:
+    told = pins.Outcome("a new case", 7, 3, None, planted=False).complaint()
+    assert told == 'not in cases.toml; add `"a new case" = { schedules = 7, revealing = 3 }`'
+
+
+def test_clean_and_planted_schedules_are_counted_apart(pins: Any) -> None:
+    tally = pins.Tally()
+    for name, pin in pins.pinned().items():
+        is_planted = "fault" in pin
+        outcome = pins.Outcome(name, pin.get("schedules", 5), pin.get("revealing", 0), pin.get("fault"), is_planted)
+        assert not tally.judged(outcome)
+    assert tally.spent == 5 * tally.planted
+    assert str(tally).startswith(f"{tally.clean} clean cases searched in {tally.schedules:,} schedules and states, ")
+
+
+# --- Weakenings of the code -------------------------------------------------------------------------------------------
+
+
+def test_every_weakening_is_noticed_by_a_test_that_a_claim_names(repository: Path, weakenings: Any) -> None:
+    named = weakenings.named_tests()
+    for weakening in weakenings.WEAKENINGS:
+        assert (repository / weakening.file).read_text(encoding="utf-8").count(weakening.before) == 1
+        if weakening.noticed_by != weakenings.STATEMENTS:
+            file, _, test = weakening.noticed_by.partition("::")
+            assert file in named
+            assert f"def {test}(" in (repository / file).read_text(encoding="utf-8")
+
+
+# --- The package lock -------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_package_lock_is_waited_for_with_a_message(repository: Path, tmp_path: Path) -> None:
+    fake = tmp_path / "apt-get"
+    fake.write_text(FAKE_LOCK, encoding="utf-8")
+    fake.chmod(0o755)
+
+    def install(most: float) -> subprocess.CompletedProcess[str]:
+        program = f"from gates.packages import apt_get; print(apt_get(('install',), pause=0.01, most={most}))"
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(repository / "proofs")}
+        command = [sys.executable, "-B", "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+
+    child = install(most=60)
+    assert child.stdout.count("waiting for it") == 1
+    assert "(True, 'done\\n')" in child.stdout
+    (tmp_path / "apt-get.count").unlink()
+    child = install(most=-1)
+    assert child.returncode == 1
+    assert "the package lock was busy" in child.stderr
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_claims_says_what_the_ledger_says(repository: Path) -> None:
+    ledger = tomllib.loads((repository / "proofs" / "claims.toml").read_text(encoding="utf-8"))["claim"]
+    table = (repository / "proofs" / "README.md").read_text(encoding="utf-8").splitlines()
+    missing = [row for row in map(_row_of, ledger) if row not in table]
+    assert not missing, "write into proofs/README.md:\n" + "\n".join(missing)
+
+
+def _row_of(claim: dict[str, Any]) -> str:
+    evidence = [f"`{theorem}`" for theorem in claim.get("theorems", ())]
+    if families := claim.get("families"):
+        evidence.append(f"obligations: {', '.join(families)}")
+    if cases := claim.get("cases"):
+        evidence.append(f"{len(cases)} case{'s' * (len(cases) > 1)} of `model/`")
+    return f"| {claim['id']} | {claim['claim'].replace('|', chr(92) + '|')} | {'; '.join(evidence)} |"
+
+
+def test_the_table_of_weakenings_says_what_is_made(repository: Path, weakenings: Any) -> None:
+    table = (repository / "proofs" / "README.md").read_text(encoding="utf-8").splitlines()
+    for made in weakenings.WEAKENINGS:
+        test = made.noticed_by.rpartition("::")[2]
+        by = "the pinned statements" if made.noticed_by == weakenings.STATEMENTS else f"`{test}`"
+        assert f"| {made.name} | {by} |" in table
+
+
+def test_counts_in_the_documents_are_those_of_the_ledger(repository: Path, weakenings: Any) -> None:
+    proofs = repository / "proofs"
+    ledger = tomllib.loads((proofs / "claims.toml").read_text(encoding="utf-8"))["claim"]
+    cases = tomllib.loads((proofs / "model" / "cases.toml").read_text(encoding="utf-8")).values()
+    families = tomllib.loads((proofs / "smt" / "families.toml").read_text(encoding="utf-8")).values()
+    stated = (proofs / "coq" / "statements.v").read_text(encoding="utf-8")
+    theorems = len(re.findall(r"^Theorem ", stated, re.MULTILINE))
+    clean = [case for case in cases if "fault" not in case]
+    searched = sum(case["schedules"] for case in clean)
+    proved, refuted = (sum(family[kind] for family in families) for kind in ("proved", "refuted"))
+    rows = (
+        f"| claims | {len(ledger)} |",
+        f"| theorems, closed under the global context | {theorems} |",
+        f"| obligations proved, altered functions refuted | {proved:,}, {refuted} |",
+        f"| clean cases of `model/`, their schedules and states at least | {len(clean)}, {searched:,} |",
+        f"| planted cases of `model/`, each found by its own kind of fault | {len(cases) - len(clean)} |",
+        f"| weakenings of statements and code, each noticed twice | {len(weakenings.WEAKENINGS)} |",
+    )
+    written = (proofs / "README.md").read_text(encoding="utf-8").splitlines()
+    missing = [row for row in rows if row not in written]
+    assert not missing, "write into proofs/README.md, under `At a glance`:\n" + "\n".join(missing)
+    rows = (
+        f"| {BEHIND} | {len(ledger)} | `proofs/claims.toml`, `test_claims.py` |",
+        f"| theorems without axioms | {theorems} | `proofs/coq/statements.v` |",
+        f"| {SEARCHED} | {len(clean)}, {len(cases) - len(clean)} | `proofs/model/` |",
+    )
+    written = (repository / "tests" / "README.md").read_text(encoding="utf-8").splitlines()
+    missing = [row for row in rows if row not in written]
+    assert not missing, "write into tests/README.md:\n" + "\n".join(missing)
