@@ -116,7 +116,7 @@ def require_room(configuration: EnclaveConfiguration, capacity: int) -> None:
             continue
         # The codec's capacity says how large one value is at most.
         greatest = segment.ring.greatest
-        reach = configuration.maximum_total_weight * min(next(bounds), greatest // capacity)
+        reach: float = configuration.maximum_total_weight * min(next(bounds), greatest // capacity)
         reach += WORST_DEVIATIONS * sqrt(next(variances))
         if reach > greatest:
             raise CapacityExceeded(

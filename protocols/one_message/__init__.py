@@ -10,7 +10,7 @@ from .epoch import EpochRecord, HolderIdentity, verify_epoch
 from .floors import Floors
 from .holder import Holder
 from .journal import FileJournal, boot_id
-from .ledger import Ledger
+from .ledger import ClientRecord, Ledger
 from .parameters import ThresholdRule
 from .plan import Bounds, OneMessageSettings, plan_epoch
 from .session import OneMessageHelpers, OneMessageServerSession, open_session
@@ -18,6 +18,7 @@ from .session import OneMessageHelpers, OneMessageServerSession, open_session
 __all__ = [
     "Bounds",
     "Client",
+    "ClientRecord",
     "CommitteeSession",
     "EpochRecord",
     "FileJournal",

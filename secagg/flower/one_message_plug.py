@@ -18,6 +18,7 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import (
     Client,
+    ClientRecord,
     CommitteeSession,
     EpochRecord,
     Floors,
@@ -29,7 +30,6 @@ from secagg.protocols.one_message import (
     open_session,
     verify_epoch,
 )
-from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.session.connection import HelperLost
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
