@@ -66,7 +66,7 @@ def _write_noise(writer: Writer, noise: ServerNoise | None) -> None:
 _NOISE: Final = Field(
     _write_noise,
     lambda reader, at: ServerNoise.read(reader, at.before["layout"]),
-    "1: 0 none; else its kind, then 12 for each segment and each ring segment",
+    "1: 0 none; else its kind, 1 for rings behind a rotation, then 12 for each segment and each ring segment",
 )
 
 
