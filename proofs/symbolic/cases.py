@@ -1,0 +1,161 @@
+"""What is asked of each model, and what has to come out: of the model as it is, and of it less a check.
+
+A check is named as the model marks it, and stands beside the function of the library that makes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Answer(StrEnum):
+    """What ProVerif says of a query; anything else is a failure."""
+
+    HOLDS = "holds"
+    ATTACK = "attack found"
+    REACHED = "reached"
+    """Of an event that has to be possible, so that what holds does not hold for want of runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One query of one model, less some checks."""
+
+    model: str
+    query: str
+    answer: Answer = Answer.HOLDS
+    missing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        less = f" without {' and '.join(self.missing)}" if self.missing else ""
+        return f"{self.model}{less}: {self.query}"
+
+
+CHECKS = {
+    ("keys", "terms"): "secagg.protocols.pairwise_mask.member:SessionTerms.require",
+    ("keys", "opening"): "secagg.protocols.pairwise_mask.round0_advertise_keys:accept_advertised_keys",
+    ("keys", "certificate"): "secagg.protocols.pairwise_mask.advertisement:verify_advertisement",
+    ("keys", "certified client"): "secagg.session.certificates:Authority.verify",
+    ("keys", "advertisement"): "secagg.protocols.pairwise_mask.advertisement:verify_entry",
+    ("keys", "signed attempt"): "secagg.protocols.pairwise_mask.advertisement:verify_entry",
+    ("keys", "signed mask key"): "secagg.protocols.pairwise_mask.advertisement:sign_advertisement",
+    ("keys", "own entry"): "secagg.protocols.pairwise_mask.round0_advertise_keys:accept_advertised_keys",
+    ("keys", "context of the roster"): "secagg.protocols.pairwise_mask.roster:roster_of",
+    ("keys", "delivered entry"): "secagg.protocols.pairwise_mask.round1_share_keys:verify_delivered_entry",
+    ("keys", "signed context"): "secagg.protocols.pairwise_mask.round1_share_keys:verify_delivered_entry",
+    ("survivors", "cohort of sharers"): "secagg.protocols.pairwise_mask.round2_masked_input:mask_input",
+    ("survivors", "own sharers"): "secagg.protocols.pairwise_mask.round3_consistency_check:confirm_survivors",
+    ("survivors", "signer contributed"): "secagg.protocols.pairwise_mask.round3_consistency_check:check_survivors",
+    ("survivors", "holder contributed"): "secagg.protocols.pairwise_mask.round3_consistency_check:check_survivors",
+    ("survivors", "contributors shared"): "secagg.protocols.pairwise_mask.round3_consistency_check:check_survivors",
+    ("survivors", "cohort"): "secagg.protocols.pairwise_mask.round3_consistency_check:check_survivors",
+    ("survivors", "one endorsement"): "secagg.protocols.pairwise_mask.client:Client.receive",
+    ("survivors", "certificate"): "secagg.protocols.pairwise_mask.round4_unmasking:reveal_shares",
+    ("survivors", "views"): "secagg.protocols.pairwise_mask.round4_unmasking:reveal_shares",
+    ("hybrid", "X25519 holds"): "",
+    ("hybrid", "ML-KEM holds"): "",
+    ("hybrid", "labels of the halves"): "secagg.crypto.hybrid_key_agreement:HybridKeyPair.__init__",
+    ("hybrid", "both halves"): "secagg.crypto.hybrid_key_agreement:HybridPublicKey.seal",
+    ("hybrid", "keys of the purpose"): "secagg.protocols.pairwise_mask.round0_advertise_keys:advertise_keys",
+    ("hybrid", "suite floor"): "secagg.protocols.pairwise_mask.configuration:SessionConfiguration.require_floors",
+    ("hybrid", "bound context"): "secagg.protocols.pairwise_mask.suites:HybridSuite.open_shares",
+    ("hybrid", "bound sender"): "secagg.protocols.pairwise_mask.suites:HybridSuite.open_shares",
+    ("hybrid", "bound purpose"): "secagg.crypto.hybrid_key_agreement:open_edge_seed",
+    ("inputs", "fresh roots"): "secagg.protocols.pairwise_mask.round0_advertise_keys:advertise_keys",
+    ("inputs", "seed of the context"): "secagg.crypto.hybrid_key_agreement:edge_seed",
+    ("inputs", "key of the context"): "secagg.protocols.pairwise_mask.masking:pairwise_mask_key",
+    ("inputs", "every edge"): "secagg.protocols.pairwise_mask.round2_masked_input:mask_input",
+}
+"""Each check of a model beside the function that makes it in the library; an assumption has none."""
+
+OWNERS = "believed keys are its owner's, of this attempt"
+ROSTER = "both ends have one roster, context and terms"
+ALONE = "what is sealed opens in its context, direction and purpose alone"
+SEALED = "what is sealed is secret"
+INPUTS = "inputs are secret"
+BOTH = "never both secrets"
+ONE_PAIR = "one pair of sets is answered for"
+SWAP = "inputs can be swapped"
+
+AS_IT_IS = (
+    Case("keys", "an upload can be reached", Answer.REACHED),
+    Case("keys", INPUTS),
+    Case("keys", "mask roots are secret"),
+    Case("keys", OWNERS),
+    Case("keys", "a roster has one graph"),
+    Case("keys", "a client is in a context once"),
+    Case("keys", ROSTER),
+    Case("survivors", "all three can be unmasked", Answer.REACHED),
+    Case("survivors", "a dropout can be unmasked", Answer.REACHED),
+    Case("survivors", INPUTS),
+    Case("survivors", BOTH),
+    Case("survivors", ONE_PAIR),
+    Case("survivors", "a seed is shown of who masked under the same sharers"),
+    Case("survivors", "a member endorses the sharers it masked under"),
+    Case("survivors", "a member endorses only sets that hold it"),
+    Case("survivors", "who is declared dropped does not answer"),
+    Case("survivors", "contributors shared keys"),
+    Case("survivors", "no sum of a single honest client"),
+    Case("hybrid", "what is sealed can be opened", Answer.REACHED),
+    Case("hybrid", SEALED),
+    Case("hybrid", ALONE),
+    Case("inputs", SWAP),
+)
+STILL = (
+    Case("hybrid", SEALED, missing=("X25519 holds",)),
+    Case("hybrid", SEALED, missing=("ML-KEM holds",)),
+    Case("hybrid", ALONE, missing=("X25519 holds",)),
+    Case("hybrid", ALONE, missing=("ML-KEM holds",)),
+    # Two things stand in the way of each of these; the next list takes away the other as well.
+    Case("hybrid", ALONE, missing=("bound purpose",)),
+    Case("survivors", INPUTS, missing=("cohort of sharers",)),
+    Case("survivors", INPUTS, missing=("views",)),
+    Case("survivors", "no sum of a single honest client", missing=("cohort",)),
+    Case("inputs", SWAP, missing=("fresh roots",)),
+    Case("inputs", SWAP, missing=("seed of the context", "key of the context")),
+)
+"""What holds although something is missing."""
+PLANTED = tuple(
+    Case(model, query, Answer.ATTACK, missing)
+    for model, query, *names in (
+        ("keys", ROSTER, "terms"),
+        ("keys", "a roster has one graph", "opening"),
+        ("keys", OWNERS, "certificate"),
+        ("keys", INPUTS, "certificate"),
+        ("keys", OWNERS, "certified client"),
+        ("keys", OWNERS, "advertisement"),
+        ("keys", "mask roots are secret", "advertisement"),
+        ("keys", OWNERS, "signed attempt"),
+        ("keys", OWNERS, "signed mask key"),
+        ("keys", "a client is in a context once", "own entry"),
+        ("keys", ROSTER, "context of the roster"),
+        ("keys", ROSTER, "delivered entry"),
+        ("keys", INPUTS, "delivered entry"),
+        ("keys", ROSTER, "signed context"),
+        ("survivors", INPUTS, "certificate"),
+        ("survivors", BOTH, "certificate"),
+        ("survivors", ONE_PAIR, "certificate"),
+        ("survivors", INPUTS, "one endorsement"),
+        ("survivors", BOTH, "one endorsement"),
+        ("survivors", ONE_PAIR, "one endorsement"),
+        ("survivors", "a seed is shown of who masked under the same sharers", "views"),
+        ("survivors", INPUTS, "views", "cohort of sharers"),
+        ("survivors", "a member endorses the sharers it masked under", "own sharers"),
+        ("survivors", "a member endorses only sets that hold it", "signer contributed"),
+        ("survivors", "who is declared dropped does not answer", "holder contributed"),
+        ("survivors", "contributors shared keys", "contributors shared"),
+        ("survivors", "no sum of a single honest client", "cohort", "signer contributed"),
+        ("hybrid", SEALED, "X25519 holds", "ML-KEM holds"),
+        ("hybrid", SEALED, "X25519 holds", "labels of the halves"),
+        ("hybrid", SEALED, "X25519 holds", "both halves"),
+        ("hybrid", SEALED, "X25519 holds", "suite floor"),
+        ("hybrid", ALONE, "bound context"),
+        ("hybrid", ALONE, "bound sender"),
+        ("hybrid", ALONE, "bound purpose", "keys of the purpose"),
+        ("inputs", SWAP, "fresh roots", "seed of the context", "key of the context"),
+        ("inputs", SWAP, "every edge"),
+    )
+    for missing in (tuple(names),)
+)
+CASES = (*AS_IT_IS, *STILL, *PLANTED)

@@ -1,0 +1,86 @@
+"""Ask ProVerif every query of every case; run as ``python proofs/symbolic/run.py PROVERIF``.
+
+A query is proved, or an attack on it is reconstructed; "cannot be proved" is a failure, and so is more than a minute.
+Of an equivalence ProVerif never says that it is false: there the trace that tells the two apart is what counts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cases import AS_IT_IS, CASES, CHECKS, PLANTED, Answer, Case
+from source import checks_of, queries_of, read, variant
+
+MOST_SECONDS = 60.0
+
+
+def main(proverif: str) -> int:
+    """Run every case on all cores and report; return an exit status."""
+    require_complete()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        numbered = enumerate(CASES)
+        answers = list(pool.map(lambda item: answer_to(item[1], proverif, Path(folder, f"{item[0]}.pv")), numbered))
+    faults = 0
+    for case, (answer, seconds) in zip(CASES, answers, strict=True):
+        verdict = answer if answer == case.answer else f"NOT EXPECTED: {answer}; due: {case.answer}"
+        faults += answer != case.answer
+        print(f"symbolic: {case}: {verdict} ({seconds:.1f} s)")
+    taken = f"{time.perf_counter() - started:.0f} s"
+    print(f"symbolic: {len(CASES)} queries, {len(PLANTED)} of them with something missing and attacked; {taken}")
+    return int(faults > 0)
+
+
+def require_complete() -> None:
+    """Refuse cases that leave out a query or a check of a model."""
+    for model in {case.model for case in CASES}:
+        source = read(model)
+        asked = {case.query for case in AS_IT_IS if case.model == model}
+        planted = {check for case in PLANTED if case.model == model for check in case.missing}
+        named = {check for of, check in CHECKS if of == model}
+        if not asked == set(queries_of(source)) or not planted == named == set(checks_of(source)):
+            unmatched = sorted(asked ^ set(queries_of(source))) + sorted((planted ^ named) | (named ^ set(checks_of(source))))
+            sys.exit(f"symbolic: {model}.pv and cases.py do not name the same queries and checks: {unmatched}")
+
+
+def answer_to(case: Case, proverif: str, file: Path) -> tuple[str, float]:
+    """Return what ProVerif answers, and the seconds that it took."""
+    file.write_text(variant(read(case.model), case.query, frozenset(case.missing)), encoding="utf-8")
+    started = time.perf_counter()
+    try:
+        child = subprocess.run(  # noqa: S603 -- the prover that the caller names
+            (proverif, file.name),
+            cwd=file.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=MOST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"nothing within {MOST_SECONDS:.0f} s", time.perf_counter() - started
+    return understood(case, child.stdout), time.perf_counter() - started
+
+
+def understood(case: Case, output: str) -> str:
+    """Read the answer off ProVerif's report."""
+    results = {line for line in output.splitlines() if line.startswith("RESULT ")}
+    if len(results) != 1:
+        return f"no single result:\n{output[-1000:]}"
+    (result,) = results
+    if result.endswith(" is true."):
+        return Answer.HOLDS
+    is_equivalence = result.startswith("RESULT Observational equivalence cannot be proved")
+    if result.endswith(" is false.") or (is_equivalence and "A trace has been found." in output):
+        return Answer.REACHED if case.answer is Answer.REACHED else Answer.ATTACK
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
