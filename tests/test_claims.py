@@ -17,7 +17,7 @@ SHIPPED = ("secagg", "compression", "protocols")
 TAG = re.compile(r"\bClaim ([A-Z]{2}-\d+): \w")
 MENTION = re.compile(r"\b[Cc]laim ([A-Z]{2}-\d+)\b")
 THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
-EVIDENCE = ("theorems", "families", "cases")
+EVIDENCE = ("theorems", "families", "cases", "queries")
 OVERSTATED = re.compile(r"\b(provably secure|formally verified|verified end to end)\b", re.IGNORECASE)
 
 
@@ -67,7 +67,7 @@ def test_every_row_names_code_tests_and_evidence_that_exist(
     for name, claim in claims.items():
         assert claim["code"], f"{name} has no code"
         assert claim["tests"], f"{name} has no test"
-        assert any(claim.get(kind) for kind in EVIDENCE), f"{name} has neither theorem, obligation nor case"
+        assert any(claim.get(kind) for kind in EVIDENCE), f"{name} has neither theorem, obligation, case nor query"
         assert claim["does_not_say"] or name == "RI-3", f"{name} does not say what it does not say"
         for path in claim["code"]:
             assert (repository / path).exists(), f"{name}: {path} is gone"

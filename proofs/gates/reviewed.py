@@ -22,7 +22,7 @@ REVIEWED = PROOFS / "reviewed.toml"
 PREFACE = "# Digests of the files that claims are about, as they were reviewed; `proofs/check renew` writes them."
 LINKED = ("compression", "protocols", "training")
 """Rooms that lie beside the package and are linked into it."""
-EVIDENCE = {"coq": "theorems", "smt": "families", "model": "cases"}
+EVIDENCE = {"coq": "theorems", "smt": "families", "model": "cases", "symbolic": "queries"}
 Claim = dict[str, Any]
 
 

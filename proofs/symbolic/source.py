@@ -1,6 +1,6 @@
 """The models' source: shared parts put in, one query kept, checks taken out.
 
-A model is one ProVerif file with marks in its comments. A run asks for one query, and names the checks that are missing:
+A model is one ProVerif file with marks in its comments. A run asks one query, and names the checks that are missing:
 
     (*# include NAME *)          the file NAME.pv stands here
     (*# query "NAME" *)          what follows, up to the next mark, is asked if it is chosen
@@ -41,13 +41,13 @@ def checks_of(source: str) -> tuple[str, ...]:
 
 
 def labels_of(source: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return, for each label, the fields that are bound to it, in their order, and what is hashed or expanded under it."""
+    """Return for each label the fields that are bound to it, in their order, and the secrets used under it."""
     labels = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]()
     for name, declared, function, types in _LABEL.findall(source):
         bound, _, secret = (part.strip() for part in declared.partition(";"))
         fields, secrets = _names(bound), _names(secret)
         if name != function or len(fields) + len(secrets) != len(_names(types)):
-            raise ValueError(f"the label {name} is declared for another function, or with other fields than {function}'s")
+            raise ValueError(f"the label {name} is declared with another name or other fields than {function}")
         labels[name] = fields, secrets
     return labels
 

@@ -166,6 +166,7 @@ def accept_advertised_keys(member: Member, state: Advertised, message: Advertise
         ThresholdNotMet: fewer advertised than the minimum cohort.
         PeerMisbehaved: the roster is not what it must be, or its parameters do not protect this client.
         AuthenticationFailed: a neighbour's advertisement is not certified or not signed.
+    Claim PM-8: what follows is under keys that their owners advertised for this attempt, and under one context.
     """
     configuration = state.configuration
     roster = _checked_roster(member, configuration, message)

@@ -144,6 +144,7 @@ def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingR
         PeerMisbehaved: the contributors are not those that this client confirmed, are not certified, or leave it out.
         AuthenticationFailed: a signature of the committee or of a neighbour does not verify.
         ThresholdNotMet: fewer contributed than are needed, among all or among the neighbours.
+    Claim PM-9: in any number of sessions, one pair of sets is answered for.
     Claim PM-5: nothing is shown before the certificate and the neighbours' views have been verified.
     """
     masked = state.masked if isinstance(state, Confirmed) else state

@@ -96,6 +96,7 @@ class HybridPublicKey:
         is the one place where coins are not an argument.
 
         Implements: [RFC 9180] §6.1, base mode, single shot.
+        Claim PM-10: either half keeps the plaintext secret, and ``info`` keeps contexts apart.
         Security: base mode does not authenticate the sender: whoever knows the public key can seal. A protocol signs
             what is sealed, or commits to it.
         """

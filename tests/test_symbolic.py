@@ -1,0 +1,168 @@
+"""The symbolic models speak of the library that there is: its labels with their fields, its checks, its claims."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from secagg.crypto import labels
+from secagg.crypto.labels import Label
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
+from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
+
+MODELS = ("keys", "survivors", "hybrid", "inputs")
+NUMBER_BYTES = 4
+Bound = dict[Label, set[tuple[bytes, ...]]]
+
+
+@pytest.fixture(scope="module")
+def models(repository: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
+    """Import the folder's modules, which stand in no package."""
+    name = "secagg_symbolic"
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [str(repository / "proofs" / "symbolic")]
+    sys.modules[name] = module_from_spec(spec)
+    yield import_module(f"{name}.source"), import_module(f"{name}.cases")
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+@pytest.fixture(scope="module")
+def session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
+    """Run an active session of the hybrid suite with a dropout, and note all that is bound to a label."""
+    bound: Bound = defaultdict(set)
+    original = labels.bind
+
+    def noted(label: Label, *parts: bytes) -> bytes:
+        bound[label].add(parts)
+        return original(label, *parts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("secagg.") and getattr(module, "bind", None) is original:
+                patch.setattr(module, "bind", noted)
+        session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE, suite=Suite.HYBRID))
+        session.finish()
+    return session, bound
+
+
+def readings(session: InsecurePairwiseSession) -> dict[str, Callable[[bytes], bool]]:
+    """Return what a model's names of fields stand for in a session."""
+    configuration, roster = session.server.configuration, session.server.roster
+    sent = [session.sent_by(client, MessageKind.KEY_ADVERTISEMENT) for client in session.client_ids]
+    advertised = [KeyAdvertisement.decode(message, configuration) for message in sent]
+    attempt, context = configuration.context.digest, roster.context.digest
+    channels = {item.channel_key for item in advertised}
+    masks = {item.mask_key for item in advertised}
+    commitments = {item.self_mask_commitment for item in advertised}
+    identities = {item.credential.identity_key for item in advertised if item.credential}
+    clients = {client.encode() for client in session.client_ids}
+    named = {attempt, context, roster.opening, session.authority.public_key, *commitments, *identities}
+    return {
+        "attempt": lambda part: part == attempt,
+        "context": lambda part: part == context,
+        "opening": lambda part: part == roster.opening,
+        "authority": lambda part: part == session.authority.public_key,
+        "identity": lambda part: part in identities,
+        "client": lambda part: part in clients,
+        "peer": lambda part: part in clients,
+        "channel": lambda part: part in channels,
+        "mask": lambda part: part in masks,
+        "commitment": lambda part: part in commitments,
+        "digest": lambda part: len(part) == len(attempt) and part not in named,
+        "offer": lambda part: part == configuration.encode(),
+        "entry": lambda part: len(part) > len(attempt),
+        "number": lambda part: len(part) == NUMBER_BYTES,
+        "size": lambda part: len(part) == NUMBER_BYTES,
+        "population": lambda part: part == len(clients).to_bytes(NUMBER_BYTES, "big"),
+        "set": lambda part: len(part) == 1,
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_hashed_and_signed_has_the_fields_that_the_model_says(
+    model: str,
+    models: tuple[ModuleType, ModuleType],
+    session_and_bound: tuple[InsecurePairwiseSession, Bound],
+) -> None:
+    source, _ = models
+    session, bound = session_and_bound
+    meaning = readings(session)
+    declared: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = source.labels_of(source.read(model))
+    assert declared
+    for name, (fields, _) in declared.items():
+        label = next((label for label in Label if _name_of(label) == name), None)
+        assert label is not None, f"{model}.pv speaks of {name}, and no label is called that"
+        assert bound[label], f"a session binds nothing to {label.name}"
+        for parts in bound[label]:
+            assert len(parts) == len(fields), f"{model}.pv gives {name} {fields}, the library {len(parts)} parts"
+            strange = [field for field, part in zip(fields, parts, strict=True) if not meaning[field](part)]
+            assert not strange, f"{model}.pv: {name} holds something else in place of {strange}"
+
+
+def test_fields_in_another_order_would_be_noticed(
+    session_and_bound: tuple[InsecurePairwiseSession, Bound],
+) -> None:
+    session, bound = session_and_bound
+    meaning = readings(session)
+    fields = ("attempt", "client", "mask", "channel", "commitment")
+    for parts in bound[Label.SIGNED_ADVERTISEMENT]:
+        assert not all(meaning[field](part) for field, part in zip(fields, parts, strict=True))
+
+
+def test_every_signed_context_of_the_protocol_up_to_the_answers_is_modelled(
+    models: tuple[ModuleType, ModuleType], session_and_bound: tuple[InsecurePairwiseSession, Bound]
+) -> None:
+    source, _ = models
+    signed = {_name_of(label) for label, parts in session_and_bound[1].items() if parts and "SIGNED_" in label.name}
+    modelled = {name for model in MODELS for name in source.labels_of(source.read(model))}
+    # The signature on an answer is for the server alone; no client looks at it.
+    assert signed - modelled == {"signed_unmasking"}
+
+
+def test_every_check_is_one_of_the_library(models: tuple[ModuleType, ModuleType]) -> None:
+    for check, place in models[1].CHECKS.items():
+        if not place:
+            assert check[1].endswith(" holds"), f"{check} names no function of the library"
+            continue
+        module, _, names = place.partition(":")
+        found: object = import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+        assert callable(found), check
+
+
+def test_taking_a_check_out_changes_the_model(models: tuple[ModuleType, ModuleType]) -> None:
+    source, cases = models
+    for case in cases.PLANTED:
+        text = source.read(case.model)
+        for check in case.missing:
+            missing = frozenset({check})
+            assert source.variant(text, case.query, missing) != source.variant(text, case.query), check
+        assert "(*#" not in source.variant(text, case.query).replace("(*# label", "").replace("(*# quer", "")
+
+
+def test_every_query_that_holds_serves_a_claim(models: tuple[ModuleType, ModuleType], repository: Path) -> None:
+    ledger = tomllib.loads((repository / "proofs" / "claims.toml").read_text(encoding="utf-8"))
+    claimed = [query for claim in ledger["claim"] for query in claim.get("queries", ())]
+    cases = models[1]
+    assert len(set(claimed)) == len(claimed)
+    assert set(claimed) == {str(case) for case in cases.AS_IT_IS if case.answer is cases.Answer.HOLDS}
+    attacked = {(case.model, case.query) for case in cases.PLANTED}
+    holding = {(case.model, case.query) for case in cases.AS_IT_IS if case.answer is cases.Answer.HOLDS}
+    assert holding == attacked, "nobody knows that these queries look for anything"
+
+
+def _name_of(label: Label) -> str:
+    return label.name.lower()
