@@ -267,6 +267,8 @@ def _row_of(claim: dict[str, Any]) -> str:
         evidence.append(f"obligations: {', '.join(families)}")
     if cases := claim.get("cases"):
         evidence.append(f"{len(cases)} case{'s' * (len(cases) > 1)} of `model/`")
+    if queries := claim.get("queries"):
+        evidence.append(f"{len(queries)} queries of `symbolic/`")
     return f"| {claim['id']} | {claim['claim'].replace('|', chr(92) + '|')} | {'; '.join(evidence)} |"
 
 
