@@ -17,7 +17,7 @@ import pytest
 from secagg.crypto import labels
 from secagg.crypto.labels import Label
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
+from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
