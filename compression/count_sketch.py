@@ -30,6 +30,7 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 
+from .checks import inner_sum, require_floats
 from .public_stream import SEED_BYTES
 
 Floats = npt.NDArray[np.float64]
@@ -126,9 +127,7 @@ class CountSketch:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout or version; decode with the object that encoded")
-        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors, aggregate.total_weight)
+        inner = inner_sum(aggregate, self.layout, self.inner.layout)
         table: Floats = np.asarray(self.inner.decode(inner), dtype=np.float64).reshape(self.rows, self.columns)
         return table
 
@@ -139,8 +138,7 @@ class CountSketch:
             Misuse: the update is not a vector of floats of this length.
             CapacityExceeded: a value is NaN or infinite, or so large that a cell overflows a float64.
         """
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.length,):
-            raise Misuse(f"an update is an array of {self.length} floats in one dimension; flatten it first")
+        require_floats(update, (self.length,))
         signed = np.zeros((self.rows, 2 * self.columns))
         with np.errstate(over="ignore", invalid="ignore"):
             for block, hashes in self._hashes():

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import capacity_between, reduce_into, require_capacity
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.crypto.ring import capacity_between, reduce_into
+from secagg.errors import InvalidParameters
 
+from .checks import require_finite, require_floats, require_sum
 from .public_stream import require_shape
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -98,18 +99,13 @@ class DitheredQuantization:
             Misuse: the update is not an array of floats of this shape.
             CapacityExceeded: a value is NaN or infinite.
         """
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != self.shape:
-            raise Misuse(f"an update is an array of floats of shape {self.shape}; reshape it first")
+        require_floats(update, self.shape)
         ring, flat = self._segment.ring, update.reshape(-1)
         codes = ring.zeros(flat.size)
         signed = codes.view(f"<i{ring.word_bytes}")
         for start in range(0, flat.size, _PIECE):
             piece = flat[start : start + _PIECE].astype(np.float64)
-            if not np.isfinite(piece).all():
-                raise CapacityExceeded(
-                    "an update holds NaN or infinity; skip this client or repair its training",
-                    reason=Reason.INPUT_OUT_OF_RANGE,
-                )
+            require_finite(piece)
             # What leaves a float here becomes infinite, and is clamped like every other.
             with np.errstate(over="ignore"):
                 piece /= self.scale
@@ -126,9 +122,7 @@ class DitheredQuantization:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         sums = self._segment.ring.lift(aggregate.values[0]).astype(np.float64)
         sums *= self.scale / (1 << self.fine_bits)
         return sums.astype(np.float32).reshape(self.shape)

@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import Ring, capacity_between, reduce_into, require_capacity
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.crypto.ring import Ring, capacity_between, reduce_into
+from secagg.errors import CapacityExceeded, InvalidParameters
+
+from .checks import require_finite, require_floats, require_sum
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52
@@ -74,19 +76,14 @@ class FixedPoint:
             Misuse: the update is not a vector of floats of this length.
             CapacityExceeded: a value is NaN or infinite.
         """
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.length,):
-            raise Misuse(f"an update is an array of {self.length} floats in one dimension; flatten it first")
+        require_floats(update, (self.length,))
         ring, wide = Ring(self.modulus_bits), np.promote_types(update.dtype, np.float64)
         encoded = ring.zeros(self.length)
         signed = encoded.view(f"<i{ring.word_bytes}")
         # Piece by piece, so that what is between two steps stays in the processor's cache.
         for start in range(0, self.length, _PIECE):
             piece = update[start : start + _PIECE].astype(wide)
-            if not np.isfinite(piece).all():
-                raise CapacityExceeded(
-                    "an update holds NaN or infinity; skip this client or repair its training",
-                    reason=Reason.INPUT_OUT_OF_RANGE,
-                )
+            require_finite(piece)
             np.minimum(piece, self.clip, out=piece)
             clipped = np.maximum(piece, -self.clip, out=piece).astype(np.float64, copy=False)
             scaled = np.rint(np.ldexp(clipped, self.fraction_bits, out=clipped), out=clipped)
@@ -103,8 +100,6 @@ class FixedPoint:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         sums = Ring(self.modulus_bits).lift(aggregate.values[0])
         return np.ldexp(sums.astype(np.float64), -self.fraction_bits)

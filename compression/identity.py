@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import Ring, capacity_between, require_capacity
+from secagg.crypto.ring import Ring, capacity_between
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+
+from .checks import require_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,5 @@ class Identity:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         return Ring(self.modulus_bits).lift(aggregate.values[0]).astype(np.int64)

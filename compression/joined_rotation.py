@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.crypto.labels import Label
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters
 
+from .checks import not_finite, require_floats
 from .hadamard import transform
 from .public_stream import PublicStream
 from .rotation import padded_size
@@ -148,8 +149,7 @@ class JoinedRotation:
         Raises:
             Misuse: it is not.
         """
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (self.size,):
-            raise Misuse(f"an update is an array of {self.size} floats in one dimension; join the tensors first")
+        require_floats(update, (self.size,))
 
 
 def square_root_scales(sizes: tuple[int, ...], norms: tuple[float, ...]) -> tuple[float, ...]:
@@ -173,11 +173,3 @@ def energy(values: Update) -> float:
             wide = values[first : first + _PIECE].astype(np.float64)
             total += float(wide @ wide)
     return total
-
-
-def not_finite() -> CapacityExceeded:
-    """Return the error for an update that no client should send."""
-    return CapacityExceeded(
-        "an update holds NaN, infinity or what a float32 cannot hold; skip this client or repair its training",
-        reason=Reason.INPUT_OUT_OF_RANGE,
-    )

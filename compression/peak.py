@@ -29,9 +29,10 @@ from secagg.contract.codewords import CodewordTable, Tables, require_summed
 from secagg.contract.layout import MAXIMUM_CODEWORDS
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
-from secagg.errors import InvalidParameters, Misuse
+from secagg.errors import InvalidParameters
 
-from .joined_rotation import Floats, JoinedRotation, Update, not_finite
+from .checks import not_finite, require_sum
+from .joined_rotation import Floats, JoinedRotation, Update
 from .product_quantization import Codebook, ProductQuantization
 
 MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
@@ -154,9 +155,7 @@ class PeakCode:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the capacity.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         counts = aggregate.values[0].view(np.int64)
         signs = np.empty((self.blocks, self.places), np.float32)
         np.subtract(counts[:, : self.places], counts[:, self.places :], out=signs, casting="unsafe")

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
-from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, Reason
+from secagg.errors import ContractViolation, InvalidParameters, Misuse
 
+from .checks import inner_sum, require_finite, require_floats
 from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -79,13 +80,8 @@ class RandomPruning:
             Misuse: the update is not an array of floats of the tensor's shape.
             CapacityExceeded: a value is NaN or infinite, kept or not.
         """
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != self.stream.shape:
-            raise Misuse(f"an update is an array of floats of shape {self.stream.shape}; convert it")
-        if not np.isfinite(update).all():
-            raise CapacityExceeded(
-                "an update holds NaN or infinity; skip this client or repair its training",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-            )
+        require_floats(update, self.stream.shape)
+        require_finite(update)
         return Payload(self.layout, encode_update(self.inner, update[self.mask], coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:
@@ -95,9 +91,7 @@ class RandomPruning:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors, aggregate.total_weight)
+        inner = inner_sum(aggregate, self.layout, self.inner.layout)
         values: Tensor = self.inner.decode(inner)
         if values.shape != (self.kept,):
             raise ContractViolation(

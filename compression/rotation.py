@@ -21,8 +21,9 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
-from secagg.errors import ContractViolation, InvalidParameters, Misuse
+from secagg.errors import ContractViolation, InvalidParameters
 
+from .checks import inner_sum, require_floats
 from .hadamard import transform
 from .public_stream import PublicStream
 
@@ -82,9 +83,7 @@ class RandomRotation:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        inner = Aggregate(self.inner.layout, aggregate.values, aggregate.contributors, aggregate.total_weight)
+        inner = inner_sum(aggregate, self.layout, self.inner.layout)
         rotated: Tensor = self.inner.decode(inner)
         if rotated.shape != (self.negative.size,):
             raise ContractViolation(
@@ -98,8 +97,7 @@ class RandomRotation:
         Raises:
             Misuse: the update is not an array of floats of the tensor's shape.
         """
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != self.stream.shape:
-            raise Misuse(f"an update is an array of floats of shape {self.stream.shape}; convert it")
+        require_floats(update, self.stream.shape)
         blocks = np.zeros(self.negative.shape, np.promote_types(update.dtype, np.float32))
         blocks.reshape(-1)[: update.size] = update.reshape(-1)
         self._flip(blocks)

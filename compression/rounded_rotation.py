@@ -18,10 +18,11 @@ import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import reduce_into, require_capacity
-from secagg.errors import InvalidParameters, Misuse
+from secagg.crypto.ring import reduce_into
+from secagg.errors import InvalidParameters
 from secagg.privacy.rounding import bound_for_ring, rounded, unrounded_norm
 
+from .checks import require_sum
 from .joined_rotation import Floats, JoinedRotation, Update
 
 
@@ -111,9 +112,7 @@ class RoundedRotation:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: more contributed than the ring is planned for.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         (segment,) = self.layout.require_rings()
         sums = segment.ring.lift(aggregate.values[0])
         return self.rotation.turned_back((sums * self.step).astype(np.float32))

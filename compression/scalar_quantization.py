@@ -24,10 +24,11 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.crypto.mask_expansion import expand
-from secagg.crypto.ring import Ring, capacity, reduce_into, require_capacity
+from secagg.crypto.ring import Ring, capacity, reduce_into
 from secagg.crypto.secret import Secret
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse
 
+from .checks import not_finite, require_sum
 from .public_stream import require_shape
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -168,10 +169,7 @@ class ScalarQuantization:
             for rows, columns in _blocks(*values.shape):
                 block = values[rows, columns]
                 if not np.isfinite(block, out=is_finite[: block.size].reshape(block.shape)).all():
-                    raise CapacityExceeded(
-                        "an update holds NaN or infinity; skip this client or repair its training",
-                        reason=Reason.INPUT_OUT_OF_RANGE,
-                    )
+                    raise not_finite()
                 codes = np.divide(block, scales[rows], out=quotients[: block.size].reshape(block.shape))
                 round_in_place(codes, rows.start * values.shape[1] + columns.start)
                 if not is_symmetric:
@@ -191,9 +189,7 @@ class ScalarQuantization:
             CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
         Claim CO-1: the zero point is taken off once for each unit of weight.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         # Both S and z W are below half of this in size, so their difference is exact in the narrower float as well.
         reach = max(1 << self.modulus_bits, aggregate.total_weight << self.bits)
         work = _NARROW if reach <= 1 << _FLOAT32_DIGITS else _WIDE

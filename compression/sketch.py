@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import require_capacity
-from secagg.errors import InvalidParameters, Misuse
+from secagg.errors import InvalidParameters
 
+from .checks import require_sum
 from .joined_rotation import Floats, JoinedRotation, Update
 from .public_stream import PublicStream
 from .random_pruning import pruning_mask
@@ -115,9 +115,7 @@ class Sketch:
             Misuse: the aggregate belongs to another layout.
             CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         sums = 2 * aggregate.values[0].astype(np.int64) - aggregate.total_weight * self._greatest
         turned = np.zeros(self.rotation.padded, np.float32)
         turned[self._positions] = sums * self._gain

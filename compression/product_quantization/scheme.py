@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.checks import require_floats, require_sum
 from secagg.compression.public_stream import require_shape
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, public_parameters_digest
 from secagg.contract.codewords import CodewordTable, Tables, require_summed
@@ -110,8 +111,7 @@ class ProductQuantization:
             Misuse: the update is not an array of floats of this shape.
             CapacityExceeded: a value is NaN, infinite or larger than some 2^50.
         """
-        if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != self.shape:
-            raise Misuse(f"an update is an array of floats of shape {self.shape}; reshape it, or make another scheme")
+        require_floats(update, self.shape)
         return Payload(self.layout, tuple(search(_blocks(update, self.block_size), self._searches)))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
@@ -124,9 +124,7 @@ class ProductQuantization:
             CapacityExceeded: the contributors' weight exceeds the capacity.
         Claim CO-2: a histogram is all that the sum of codewords needs.
         """
-        if aggregate.layout != self.layout:
-            raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
-        require_capacity(aggregate.total_weight, self.capacity)
+        require_sum(aggregate, self.layout, self.capacity)
         histograms: tuple[Histogram, ...] = aggregate.values
         sums = np.zeros((self.blocks, self.block_size))
         for codebook, histogram in zip(self.codebooks, histograms, strict=True):
