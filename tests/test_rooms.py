@@ -27,7 +27,7 @@ BUDGETS = {
     "secagg/conformance": 2_150,
     "compression": 4_800,
     "protocols/pairwise_mask": 7_350,
-    "protocols/enclave": 6_500,
+    "protocols/enclave": 6_560,
     "protocols/two_servers": 8_900,
     "protocols/one_message": 6_280,
     "protocols/coded_mask": 1_420,
