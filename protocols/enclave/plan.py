@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from decimal import ROUND_DOWN
 from fractions import Fraction
-from math import sqrt
-from typing import Final
+from typing import Final, Protocol
 
 from secagg.contract.codewords import Tables
-from secagg.contract.layout import IndexSegment, Layout
+from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.ring import require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import Suite
 from secagg.privacy.noise import NoiseKind
-from secagg.privacy.rounding import WORST_DEVIATIONS
-from secagg.privacy.sensitivity import Adjacency
+from secagg.privacy.rounding import room_for_noise, rounded_root
+from secagg.privacy.sensitivity import Adjacency, of_vector
 from secagg.session.certificates import Authority
 
 from .budget import squared_sensitivities
@@ -22,6 +22,25 @@ from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, Re
 from .trusted.histogram import Accumulation
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
+
+
+class HeldNoise(Protocol):
+    """What settings say of noise."""
+
+    @property
+    def noise_multiplier(self) -> Fraction | None:
+        """The deviation over what one client can change; None for no noise."""
+        ...
+
+    @property
+    def l2_bounds(self) -> tuple[int, ...]:
+        """The largest norm of a client's values, for each ring segment."""
+        ...
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """What a neighbour is."""
+        ...
 
 
 def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
@@ -66,7 +85,7 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
         codeword_bound: the largest norm of the codewords that one client chooses; longer ones count as the least.
     Raises:
         InvalidParameters: a number out of range, or tables that do not fit.
-        CapacityExceeded: a buffer could reach a weight above the capacity; ``require_room`` looks at noise.
+        CapacityExceeded: a buffer could reach a weight above the capacity; ``require_held`` looks at noise.
     """
     noise = None
     if noise_multiplier is not None:
@@ -99,27 +118,30 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
     return configuration
 
 
-def require_room(configuration: EnclaveConfiguration, capacity: int) -> None:
-    """Refuse rings that a sum with its noise could leave; those of codewords are as wide as they have to be.
+def require_held(settings: HeldNoise, layout: Layout, *, segments: int, total_weight: int, capacity: int) -> None:
+    """Refuse noise that rings of this width do not hold beside the largest sum; those of codewords are made for it.
 
+    Args:
+        segments: how many are released.
+        capacity: of the codec, which says how large one value is at most.
     Raises:
-        CapacityExceeded: saying what to change.
+        CapacityExceeded: naming the multiplier that they do hold.
     """
-    if configuration.noise is None:
+    multiplier = settings.noise_multiplier
+    if multiplier is None:
         return
-    variances, bounds = iter(configuration.noise.variances), iter(configuration.noise.l2_bounds)
-    tables = iter(configuration.tables)
-    for segment in configuration.layout.segments:
-        if isinstance(segment, IndexSegment):
-            for _ in next(tables, (None,)):
-                next(variances)
-            continue
-        # The codec's capacity says how large one value is at most.
-        greatest = segment.ring.greatest
-        reach: float = configuration.maximum_total_weight * min(next(bounds), greatest // capacity)
-        reach += WORST_DEVIATIONS * sqrt(next(variances))
-        if reach > greatest:
-            raise CapacityExceeded(
-                f"sums with their noise reach {reach:.4g} steps, and a ring of {segment.modulus_bits} bits holds "
-                f"{greatest}: take a smaller noise_multiplier, smaller l2_bounds or a wider ring"
-            )
+    rings = [segment for segment in layout.segments if isinstance(segment, RingSegment)]
+    most = min(
+        (
+            room_for_noise(segment, min(bound, segment.ring.greatest // capacity), total_weight, is_rotated=False)
+            / max(1, segments * of_vector(bound, 1, settings.adjacency))
+            for segment, bound in zip(rings, settings.l2_bounds, strict=False)
+        ),
+        default=multiplier**2,
+    )
+    if multiplier**2 > most:
+        held = rounded_root(most, ROUND_DOWN)
+        raise CapacityExceeded(
+            f"rings do not hold sums of a weight of {total_weight} with this noise: "
+            + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
+        )

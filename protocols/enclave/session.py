@@ -31,7 +31,7 @@ from .client import Client
 from .floors import EnclaveFloors
 from .host import EnclaveConnection, Host
 from .ledger import SealLedger
-from .plan import DEFAULT_LIFETIME, plan_enclave, require_room
+from .plan import DEFAULT_LIFETIME, plan_enclave, require_held
 from .remote_enclave import decode_attested_offer
 from .short_upload import shortened
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm, encode_tables
@@ -78,14 +78,23 @@ class EnclaveSettings:
         """
         heaviest = self.maximum_weight * max(self.staleness_weights)
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
-        configuration = plan_enclave(
+        maximum_cohort = self.maximum_cohort or min(subject.capacity // heaviest, _MOST_UPLOADS)
+        counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
+        require_held(
+            self,
+            subject.layout,
+            segments=len(subject.layout.ring_positions) + counted,
+            total_weight=maximum_cohort * heaviest,
+            capacity=subject.capacity,
+        )
+        return plan_enclave(
             task=subject.task,
             layout=subject.layout,
             tables=subject.tables if has_indices else (),
             capacity=subject.capacity,
             authority=authority,
             minimum_cohort=self.minimum_cohort,
-            maximum_cohort=self.maximum_cohort or min(subject.capacity // heaviest, _MOST_UPLOADS),
+            maximum_cohort=maximum_cohort,
             now=now,
             lifetime=self.lifetime,
             suite=self.suite,
@@ -100,8 +109,6 @@ class EnclaveSettings:
             adjacency=self.adjacency,
             codeword_bound=self.codeword_bound,
         )
-        require_room(configuration, subject.capacity)
-        return configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters
+from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted.chosen_norm import bounded_choices, least_squared
@@ -134,3 +135,15 @@ def test_what_is_counted_is_within_the_bound_whatever_is_chosen_and_the_choice_w
         assert counted.tolist() == chosen.tolist()
     else:
         assert squared(counted) == least <= bound**2
+
+
+def test_noise_that_a_ring_does_not_hold_names_the_multiplier_that_it_holds() -> None:
+    """Nobody is hurt but the model: a sum that wraps with its noise is no sum."""
+    subject = replace(SUBJECT, layout=Layout((RingSegment(20, 3),)), tables=())
+    settings = EnclaveSettings(noise_multiplier=Fraction(10) ** 40, l2_bounds=(100,), maximum_cohort=10)
+    with pytest.raises(CapacityExceeded, match="take noise_multiplier = ") as refused:
+        opened(subject, settings)
+    named = Fraction(str(refused.value).split("noise_multiplier = ")[1].split()[0])
+    assert opened(subject, replace(settings, noise_multiplier=named)).noise is not None
+    with pytest.raises(CapacityExceeded):
+        opened(subject, replace(settings, noise_multiplier=named * Fraction(102, 100)))
