@@ -334,7 +334,7 @@ def test_what_is_dealt_and_what_is_summed_are_overwritten_with_zeros() -> None:
     share = open_share(FIVE, 0, dealt(FIVE).shares[0], contexts_of(FIVE)[0])
     total.add(share)
     total.add(share)
-    assert "2 shares" in repr(total)
+    assert repr(total) == "<ShareSum of holder 0, 2 shares>"
     assert total.answer()
     assert not vars(total)["_total"].any()
     assert "0 shares" in repr(total)
