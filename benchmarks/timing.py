@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from secagg.crypto import shamir
 from secagg.crypto.check_words import check_words
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import accumulate
-from secagg.crypto.prime_field import random_root
 from secagg.crypto.ring import Ring, RingVector, round_off
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import LagrangeWeights, Share
@@ -43,30 +42,33 @@ RING = Ring(20)
 BLOCKS = 512
 THRESHOLD, HOLDERS = 11, 20
 VARIANCE = Fraction(100)
-Input = TypeVar("Input")
+BOUND = int(rounded_norm(128 * LENGTH**0.5, LENGTH)) + 1
+"""In steps, on every update of values below 128."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Some code, and the two classes of its secret input."""
+    """Some code, how its secret input is made of bytes, and what is secret."""
 
     name: str
     run: Callable[[Any], object]
-    fixed: list[Any]
-    random: list[Any]
+    load: Callable[[bytes], Any]
     secret: str
-    """What differs between the classes."""
+    bytes: int
+    has_secret: bool = True
 
-
-def classes(make: Callable[[int], Input]) -> tuple[list[Input], list[Input]]:
-    """Return the copies of input number zero, and as many others; in memory they lie in turns."""
-    pairs = [(make(0), make(1 + index)) for index in range(COPIES)]
-    return [fixed for fixed, _ in pairs], [random for _, random in pairs]
+    def timed(self, seconds: float) -> Timed:
+        """Time zeros against random bytes; the control has random bytes in both classes."""
+        fixed, random = (
+            [_bytes(0 if first == 0 and self.has_secret else first + index, self.bytes) for index in range(COPIES)]
+            for first in (0, 1000)
+        )
+        return timed(self.run, fixed, random, load=self.load, seconds=seconds)
 
 
 def kernels() -> Iterator[Kernel]:
     """Yield every kernel; a planted branch comes first, which has to be found, and a control has no secret."""
-    yield Kernel("(planted) stop at the first byte that differs", _early_exit, *classes(_secret_bytes), "32 bytes")
+    yield Kernel("(planted) stop at the first byte that differs", _early_exit, bytes, "32 bytes", 32)
     yield from _rings()
     yield from _sums()
     yield from _sharing()
@@ -74,100 +76,124 @@ def kernels() -> Iterator[Kernel]:
 
 
 def _rings() -> Iterator[Kernel]:
-    mask, total = _vector(1), RING.zeros(LENGTH)
-    vectors, keys = classes(_vector), classes(lambda number: Secret("mask_key", _bytes(number, 16)))
+    mask, total, held = _elements(_bytes(1, 4 * LENGTH)).copy(), RING.zeros(LENGTH), RING.zeros(LENGTH)
+    public, packed = Secret("check_key", _bytes(1, 16)), bytearray(RING.packed_bytes(LENGTH))
 
     def expanded(key: Secret) -> None:
         accumulate(total, RING, add=[key], subtract=[])
 
-    packed = classes(lambda number: RING.pack(_vector(number)))
-    yield Kernel("expand a mask and add it", expanded, *keys, "the key")
-    yield Kernel("add modulo 2^20", lambda vector: RING.add(vector, mask), *vectors, "the vector")
-    others = [_vector(1 + COPIES + index) for index in range(COPIES)]
+    def vector(data: bytes) -> RingVector:
+        held[:] = _elements(data)
+        return held
+
+    def packing(data: bytes) -> bytearray:
+        packed[:] = data
+        return packed
+
+    def key(data: bytes) -> Secret:
+        return Secret("mask_key", data)
+
+    length = 4 * LENGTH
+    yield Kernel("expand a mask and add it", expanded, key, "the key", 16)
     yield Kernel(
-        "(control) add, both classes random", lambda vector: RING.add(vector, mask), others, vectors[1], "none"
+        "(control) add, both classes random", lambda one: RING.add(one, mask), vector, "none", length, has_secret=False
     )
-    yield Kernel("lift", RING.lift, *vectors, "the vector")
-    yield Kernel("pack", RING.pack, *vectors, "the vector")
-    yield Kernel("unpack", lambda data: RING.unpack(data, LENGTH), *packed, "the vector")
-    yield Kernel("round under a mask", lambda vector: round_off(vector, 20, 4), *vectors, "the masked vector")
-    public = Secret("check_key", _bytes(1, 16))
-    yield Kernel("check words", lambda vector: check_words(RING, vector, 4, public), *vectors, "the vector")
+    yield Kernel("add modulo 2^20", lambda one: RING.add(one, mask), vector, "the vector", length)
+    yield Kernel("lift", RING.lift, vector, "the vector", length)
+    yield Kernel("pack", RING.pack, vector, "the vector", length)
+    yield Kernel("unpack", lambda data: RING.unpack(data, LENGTH), packing, "the vector", len(packed))
+    yield Kernel("round under a mask", lambda one: round_off(one, 20, 4), vector, "the masked vector", length)
+    yield Kernel("check words", lambda one: check_words(RING, one, 4, public), vector, "the vector", length)
 
 
 def _sums() -> Iterator[Kernel]:
     segment = IndexSegment(64, LENGTH)
+    held = bytearray(segment.payload_bytes)
 
-    def indices(number: int) -> memoryview:
-        drawn = np.frombuffer(_bytes(number, LENGTH), np.uint8) & 63
-        return memoryview(segment.ring.pack(drawn.astype(segment.ring.word)))
+    def indices(data: bytes) -> memoryview:
+        held[:] = data
+        return memoryview(held)
 
     for form in Accumulation:
         counters = HistogramAccumulator(segment, (1 << 32) - 1, form)
         name = f"count indices in the enclave, {form.name.lower()}"
-        yield Kernel(name, partial(counters.add, weight=1), *classes(indices), "the indices")
+        yield Kernel(name, partial(counters.add, weight=1), indices, "the indices", len(held))
     shape = PointFunctionShape(codewords=64, group=RingLanes(7), depth=1)
+    places = np.zeros(BLOCKS, np.int64)
 
-    def alpha(number: int) -> Any:  # noqa: ANN401 -- an array
-        return (np.frombuffer(_bytes(number, BLOCKS), np.uint8) & 63).astype(np.int64)
+    def alpha(data: bytes) -> Any:  # noqa: ANN401 -- an array
+        places[:] = np.frombuffer(data, np.uint8) & 63
+        return places
 
     def shared(alpha: Any) -> Any:  # noqa: ANN401 -- two shares
         return generate_shares(
             shape, alpha, context=bytes(32), client=ClientId(1), coins=InsecureSeededCoins(b"timing")
         )
 
-    yield Kernel("share a point function", shared, *classes(alpha), "alpha")
-    shares = classes(lambda number: shared(alpha(number))[0])
+    def share(data: bytes) -> Any:  # noqa: ANN401 -- of one server
+        return shared(alpha(data))[0]
+
+    yield Kernel("share a point function", shared, alpha, "alpha", BLOCKS)
     yield Kernel(
-        "evaluate a point function", lambda share: share.lanes(0, BLOCKS), *shares, "alpha, one server's share"
+        "evaluate a point function", lambda one: one.lanes(0, BLOCKS), share, "alpha, of one server's share", BLOCKS
     )
 
 
 def _sharing() -> Iterator[Kernel]:
-    coins = SystemCoins()
+    coins, one = SystemCoins(), Secret("compared", bytes(32))
 
-    def root(number: int) -> Secret:
-        return random_root("mask_root", coins) if number else Secret("mask_root", bytes(32))
+    def root(data: bytes) -> Secret:
+        return Secret("mask_root", data)
 
-    def shares(number: int) -> list[Share]:
-        return shamir.split(root(number), threshold=THRESHOLD, holders=HOLDERS, coins=coins)[:THRESHOLD]
+    def split(secret: Secret) -> list[Share]:
+        return shamir.split(secret, threshold=THRESHOLD, holders=HOLDERS, coins=coins)
 
-    def split(secret: Secret) -> None:
-        shamir.split(secret, threshold=THRESHOLD, holders=HOLDERS, coins=coins)
+    def shares(data: bytes) -> list[Share]:
+        return split(root(data))[:THRESHOLD]
 
     weights = LagrangeWeights.at_zero(range(1, THRESHOLD + 1), threshold=THRESHOLD)
-    yield Kernel("Shamir: split, t=11 of n=20", split, *classes(root), "the secret")
-    yield Kernel("Shamir: combine 11 shares", weights.combine, *classes(shares), "the secret, of which shares are")
-    one = Secret("compared", _bytes(1, 32))
-    # The fixed candidates are equal to it; the others differ in their first byte with probability 255/256.
-    candidates = classes(lambda number: Secret("compared", _bytes(1 + number, 32)))
-    yield Kernel("compare secrets", lambda other: one == other, *candidates, "the candidate")
+    yield Kernel("Shamir: split, t=11 of n=20", split, root, "the secret", 32)
+    yield Kernel("Shamir: combine 11 shares", weights.combine, shares, "the secret, of which shares are", 32)
+    yield Kernel("compare secrets", lambda other: one == other, root, "the candidate", 32)
 
 
 def _samplers() -> Iterator[Kernel]:
-    keys = classes(lambda number: Secret("noise key", _bytes(number + 1, 32)))
-    yield Kernel("lattice Gaussian, 4096 draws", lambda key: Sampler(key).draw(LENGTH), *keys, "the key")
-    seeds, vector = classes(lambda number: _bytes(number + 1, 16)), RING.zeros(LENGTH)
+    vector, held = RING.zeros(LENGTH), np.zeros(LENGTH)
+
+    def seeded(data: bytes) -> InsecureSeededCoins:
+        return InsecureSeededCoins(data)
+
+    def update(data: bytes) -> Any:  # noqa: ANN401 -- an array
+        held[:] = np.frombuffer(data, np.int16) / 256
+        return held
+
+    yield Kernel(
+        "lattice Gaussian, 4096 draws",
+        lambda key: Sampler(key).draw(LENGTH),
+        lambda data: Secret("noise key", data),
+        "the key",
+        32,
+    )
     for kind in NoiseKind:
         name = kind.name.lower().replace("_", " ")
 
-        def tabled(seed: bytes, kind: NoiseKind = kind) -> None:
-            add_noise_into(vector, RING, kind, VARIANCE, InsecureSeededCoins(seed))
+        def tabled(coins: InsecureSeededCoins, kind: NoiseKind = kind) -> None:
+            add_noise_into(vector, RING, kind, VARIANCE, coins)
 
-        yield Kernel(f"{name} from a table, 4096 draws", tabled, *seeds, "the coins")
+        yield Kernel(f"{name} from a table, 4096 draws", tabled, seeded, "the coins", 16)
     yield Kernel(
         "discrete Gaussian, exact, 256 draws",
-        lambda seed: sample(NoiseKind.DISCRETE_GAUSSIAN, VARIANCE, 256, InsecureSeededCoins(seed)),
-        *seeds,
+        lambda coins: sample(NoiseKind.DISCRETE_GAUSSIAN, VARIANCE, 256, coins),
+        seeded,
         "the coins",
+        16,
     )
-    updates = classes(lambda number: np.frombuffer(_bytes(number, 2 * LENGTH), np.int16) / 256.0)
-    bound = int(rounded_norm(max(float(np.linalg.norm(one)) for one in updates[1]), LENGTH)) + 1
     yield Kernel(
         "round to a bounded norm",
-        lambda update: rounded(update, bound, InsecureSeededCoins(b"timing")),
-        *updates,
+        lambda one: rounded(one, BOUND, InsecureSeededCoins(b"timing")),
+        update,
         "the update",
+        2 * LENGTH,
     )
 
 
@@ -176,12 +202,8 @@ def _bytes(number: int, count: int) -> bytes:
     return bytes(InsecureSeededCoins(number.to_bytes(8, "big")).draw(count)) if number else bytes(count)
 
 
-def _secret_bytes(number: int) -> bytes:
-    return _bytes(number, 32)
-
-
-def _vector(number: int) -> RingVector:
-    return (np.frombuffer(_bytes(number, 4 * LENGTH), np.uint32) & np.uint32(0xFFFFF)).copy()
+def _elements(data: bytes) -> RingVector:
+    return np.frombuffer(data, np.uint32) & np.uint32(0xFFFFF)
 
 
 def _early_exit(secret: bytes) -> bool:
@@ -200,7 +222,7 @@ def main() -> None:
     print(f"{'kernel':<48} {'t':>9} {'share':>6} {'calls':>8} {'median':>10} {'differ by':>10}  verdict, secret")
     for kernel in kernels():
         if options.word in kernel.name:
-            found = timed(kernel.run, kernel.fixed, kernel.random, seconds=options.seconds)
+            found = kernel.timed(options.seconds)
             rows.append({"kernel": kernel.name, "secret": kernel.secret, **asdict(found), "verdict": found.verdict})
             print(f"{_row(kernel.name, found)}  {found.verdict}: {kernel.secret}", flush=True)
     if options.json:

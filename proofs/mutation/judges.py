@@ -87,6 +87,7 @@ class Trials:
         *,
         seconds: float,
         deeper: bool,
+        first: str,
         earlier: Sequence[Verdict],
     ) -> None:
         self._room = room
@@ -94,6 +95,7 @@ class Trials:
         self._seconds = seconds
         self._put_down = put_down
         self._deeper = deeper
+        self._first = first
         self._kills: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._deadly = Counter[str]()
         self._items = dict[str, pytest.Item]()
@@ -202,7 +204,7 @@ class Trials:
         lines = self._baseline.reaching[mutant.path]
         reaching = {name for line in range(mutant.first, mutant.last + 1) for name in lines.get(line, ()) if name}
         killers = self._kills[mutant.function]
-        order = sorted(reaching, key=lambda name: (-killers[name], self._cost(name)))
+        order = sorted(reaching, key=lambda name: (self._first not in name, -killers[name], self._cost(name)))
         if not reaching:
             return Verdict(mutant.digest, mutant.name, "", judges, reached=False)
         shown = {self._stamps[name]: name for name in order if self._stamps[name] in self._shown.get(mutant.digest, ())}

@@ -163,7 +163,7 @@ ROOMS: Final = (
             *_in("protocols/one_message", "sharing.py", "sharing_field.py"),
         ),
         (
-            *_in("tests/crypto", "test_shamir.py", "test_prime_field.py"),
+            *_in("tests/crypto", "test_shamir.py", "test_prime_field.py", "test_check_words.py"),
             "tests/protocols/one_message/test_sharing.py",
         ),
         (

@@ -16,6 +16,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +60,7 @@ def verdicts() -> dict[str, Verdict]:
     return {verdict.digest: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
 
 
-def try_room(room: Room, word: str, seconds: float, *, deeper: bool) -> None:
+def try_room(room: Room, *, word: str, seconds: float, deeper: bool, first: str) -> None:
     """Try the mutants of a room that have no verdict; to be called in a process of its own."""
 
     def chosen(judges: str) -> Sequence[Mutant]:
@@ -79,7 +80,7 @@ def try_room(room: Room, word: str, seconds: float, *, deeper: bool) -> None:
 
     own = {mutant.digest for mutant in all_mutants(room)}
     earlier = [verdict for verdict in verdicts().values() if verdict.digest in own]
-    trials = Trials(room, chosen, put_down, seconds=seconds, deeper=deeper, earlier=earlier)
+    trials = Trials(room, chosen, put_down, seconds=seconds, deeper=deeper, first=first, earlier=earlier)
     arguments = [
         "-q",
         "-s",
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--word", default="", help="a word of the mutants' names")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="of tests, for one mutant")
     parser.add_argument("--deeper", action="store_true", help="ask survivors again, and the model too")
+    parser.add_argument("--first", default="", help="a word of the tests that are asked before others")
     parser.add_argument("--table", action="store_true", help="try nothing and print what is kept")
     parser.add_argument("--write", action="store_true", help="write the table to proofs/MUTATION.md")
     parser.add_argument("--anew", action="store_true", help="forget what is kept")
@@ -179,7 +181,14 @@ def main() -> None:
     for room in () if options.table else ROOMS:
         if options.room in room.name:
             child = multiprocessing.get_context("fork").Process(
-                target=try_room, args=(room, options.word, options.seconds), kwargs={"deeper": options.deeper}
+                target=partial(
+                    try_room,
+                    room,
+                    word=options.word,
+                    seconds=options.seconds,
+                    deeper=options.deeper,
+                    first=options.first,
+                )
             )
             child.start()
             child.join()

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import NoJournal
+from secagg.protocols.one_message.journal import Entry, Event, NoJournal
 from secagg.protocols.one_message.messages import Receipt, Verdict
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.server import Server
@@ -173,3 +174,25 @@ def test_a_share_that_is_off_the_polynomial_is_overwritten(monkeypatch: pytest.M
     world.holders[0].respond(server.deliver()[0])
     assert [bool(one._words.any()) for one in held].count(False) == 1  # noqa: SLF001
     assert len(held) == len(world.setup.clients)
+
+
+class Written(NoJournal):
+    """A journal whose records are these."""
+
+    def __init__(self, *records: Entry) -> None:
+        self._records = records
+
+    def records(self) -> Iterator[Entry]:
+        return iter(self._records)
+
+
+def test_records_are_not_gone_on_with_under_another_root() -> None:
+    """The offers in them name the keys of the root that is gone, and nothing is answered under others."""
+    world = InsecureSum()
+    offered = Written(Entry(event=Event.OFFERED, parts=(world.offer().encode(),)))
+    key, coins = world.holder_keys[0], world.setup.coins_of("holder 0")
+    root, nonce = Secret.random("holder root", 32, coins), bytes(coins.draw(32))
+    world.holder_with(world.record, 0, key=key, journal=offered, root=root, nonce=nonce)
+    other = Secret("holder root", b"r" * 32)
+    with pytest.raises(PeerMisbehaved, match="other keys of this holder"):
+        world.holder_with(world.record, 0, key=key, journal=offered, root=other, nonce=nonce)

@@ -595,3 +595,11 @@ def test_large_neighbourhoods_share_on_one_polynomial(threshold: int) -> None:
     assert reconstruct(shares[320 - threshold :], threshold=threshold) == secret
     with pytest.raises(PeerMisbehaved):
         reconstruct(shares, threshold=threshold - 1)
+
+
+def test_a_threshold_of_all_holders_that_there_can_be_is_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.crypto.shamir.MAX_HOLDERS", 3)
+    shares = split(secret_of(7), threshold=3, holders=3, coins=StreamCoins(b"all"))
+    assert number(reconstruct(shares, threshold=3)) == 7
+    with pytest.raises(InvalidParameters):
+        reconstruct(shares, threshold=4)

@@ -21,14 +21,14 @@ def early_exit(secret: bytes) -> int:
 
 
 def test_a_planted_branch_on_the_secret_is_found() -> None:
-    found = timed(early_exit, ZEROS, ONES, most=4000)
+    found = timed(early_exit, ZEROS, ONES, load=bytes, most=4000)
     assert found.t > LEAKS_ABOVE, found
     assert found.difference > 0
     assert found.verdict == "depends on the input"
 
 
 def test_the_quicker_class_is_told_by_the_sign() -> None:
-    assert timed(early_exit, ONES, ZEROS, most=4000).t < -LEAKS_ABOVE
+    assert timed(early_exit, ONES, ZEROS, load=bytes, most=4000).t < -LEAKS_ABOVE
 
 
 def test_a_leak_below_interruptions_is_found_in_the_quick_part() -> None:
@@ -70,7 +70,7 @@ def test_every_call_is_one_measurement_of_its_class() -> None:
         now[0] += cost
         due.append(cost)
 
-    found = timed(run, [3] * COPIES, [1] * COPIES, most=1000, clock=clock)
+    found = timed(run, [3] * COPIES, [1] * COPIES, load=int, most=1000, clock=clock)
     assert found.measurements == 1000
     assert found.t == np.inf
     assert found.difference == 2
@@ -79,4 +79,4 @@ def test_every_call_is_one_measurement_of_its_class() -> None:
 
 def test_classes_of_different_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="as many inputs"):
-        timed(early_exit, ZEROS, ONES[1:], most=1)
+        timed(early_exit, ZEROS, ONES[1:], load=bytes, most=1)

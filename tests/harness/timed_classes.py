@@ -1,8 +1,9 @@
 """Does the time of some code depend on its input: a fixed input against random ones, in turns, by Welch's t-test.
 
-Implements: [RBV17] dudect, with thread time in place of cycles. Both classes are prepared before, in as many copies, so
-that caches treat them alike; which comes next is decided by a public hash. Slow measurements are interruptions: t is
-also taken of the quickest parts of all measurements, and the greatest of them counts.
+Implements: [RBV17] dudect, with thread time in place of cycles. Both classes are drawn before, and each input is loaded
+into the same memory when it is its turn, so that addresses and caches treat them alike; which comes next is decided by
+a public hash. Slow measurements are interruptions: t is also taken of the quickest parts of all measurements, and the
+greatest of them counts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FEWEST: Final = 100
 _CROPS: Final = 20
 _BATCH: Final = 4096
 
-Input = TypeVar("Input")
+Input, Loaded = TypeVar("Input"), TypeVar("Loaded")
 Nanoseconds = npt.NDArray[np.float64]
 
 
@@ -55,22 +56,23 @@ class Timed:
         return "perhaps" if abs(self.t) > SUSPICIOUS_ABOVE else "nothing seen"
 
 
-def timed(  # noqa: PLR0913 -- all but three have defaults
-    run: Callable[[Input], object],
+def timed(  # noqa: PLR0913 -- three have defaults
+    run: Callable[[Loaded], object],
     fixed: Sequence[Input],
     random: Sequence[Input],
     *,
+    load: Callable[[Input], Loaded],
     seconds: float = inf,
     most: int = 1_000_000,
     clock: Callable[[], int] = thread_time_ns,
 ) -> Timed:
-    """Time one call after another until so many seconds have passed, or so many calls."""
+    """Time one call after another until so many seconds have passed, or so many calls; loading is not timed."""
     started, taken = perf_counter(), list[int]()
     classes, inputs = (fixed, random), len(fixed)
     if inputs != len(random):
         raise ValueError("both classes have as many inputs")
     for index in range(_WARM_UP):
-        run(classes[index % 2][index // 2 % inputs])
+        run(load(classes[index % 2][index // 2 % inputs]))
     order = bytearray()
     gc_was_on = gc.isenabled()
     gc.disable()
@@ -79,7 +81,7 @@ def timed(  # noqa: PLR0913 -- all but three have defaults
             if len(order) == len(taken):
                 order += hashlib.shake_256(len(order).to_bytes(8, "big")).digest(_BATCH)
             coin = order[len(taken)]
-            chosen = classes[coin & 1][(coin >> 1) % inputs]
+            chosen = load(classes[coin & 1][(coin >> 1) % inputs])
             before = clock()
             run(chosen)
             taken.append(clock() - before)

@@ -207,6 +207,12 @@ def test_without_noise_an_update_is_charged_once_also_where_repeats_are_allowed(
     ledger.charge(Spent(b"v", 2, bytes(32), B), is_noised=True)
 
 
+def test_a_record_of_seals_ends_where_it_ends() -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        SealLedger.decode(SealLedger(b"v").encode() + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
 def test_a_ledger_of_seals_is_for_a_task_with_a_name() -> None:
     for task in (b"t", b"t" * 256):
         assert SealLedger.decode(SealLedger(task).encode()).task == task

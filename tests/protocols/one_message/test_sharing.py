@@ -1,6 +1,7 @@
 """Dealing, checking, adding and recovering; dealers and holders that cheat."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,3 +289,52 @@ def test_interpolation_inverts_evaluation(points: list[int], data: st.DataObject
 
 def test_points_of_holders_and_secrets_never_meet() -> None:
     assert not {holder_point(position) for position in range(256)} & set(slot_points(16))
+
+
+# --- Lengths, and what is overwritten ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [0, 4])
+def test_a_share_of_another_length_is_refused_for_seeds_and_explicit_shares(position: int) -> None:
+    share, context = bytes(dealt(FIVE).shares[position].expose()), contexts_of(FIVE)[position]
+    assert (position < FIVE.seeds) == (position == 0)
+    for wrong, reason in ((share[:-2], Reason.TRUNCATED), (share + bytes(2), Reason.TRAILING_BYTES)):
+        with pytest.raises(MalformedMessage) as refused:
+            open_share(FIVE, position, Secret("share of a ring secret", wrong), context)
+        assert refused.value.reason is reason
+
+
+def test_words_of_another_length_are_refused_by_their_bytes() -> None:
+    for data, reason in ((bytes(8), Reason.TRUNCATED), (bytes(12), Reason.TRAILING_BYTES)):
+        with pytest.raises(MalformedMessage, match="10 bytes of words are due") as refused:
+            decode_words(data, 5)
+        assert refused.value.reason is reason
+
+
+def test_a_challenge_is_a_digest_and_nothing_else() -> None:
+    for wrong in (CHALLENGE[:-1], bytearray(CHALLENGE), CHALLENGE.hex()):
+        nothing: Any = wrong
+        dealing = dealt(FIVE)
+        with pytest.raises(InvalidParameters, match="a digest of 32 bytes"):
+            dealing.polynomial(nothing)
+
+
+def test_a_stream_that_runs_out_is_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.protocols.one_message.sharing_field.FIELD", 1)
+    with pytest.raises(Misuse, match="its key is not uniform"):
+        expand_words(Secret("key", bytes(32)), 100)
+
+
+def test_what_is_dealt_and_what_is_summed_are_overwritten_with_zeros() -> None:
+    dealing, total = dealt(FIVE), ShareSum(FIVE, 0)
+    values = vars(dealing)["_values"]
+    assert values.any()
+    dealing.wipe()
+    assert not values.any()
+    share = open_share(FIVE, 0, dealt(FIVE).shares[0], contexts_of(FIVE)[0])
+    total.add(share)
+    total.add(share)
+    assert repr(total) == "<ShareSum of holder 0, 2 shares>"
+    assert total.answer()
+    assert not vars(total)["_total"].any()
+    assert "0 shares" in repr(total)
