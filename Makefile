@@ -43,7 +43,7 @@ types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy tests benchmarks .ci/check_distributions.py
 	$(BIN)/pyright
 
-proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, the claims
+proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims, weakenings
 	$(BIN)/python proofs/check
 
 proofs-second-opinion: $(SOLVERS)/.installed  ## ask cvc5 and bitwuzla what z3 was asked; for every night, not every change
