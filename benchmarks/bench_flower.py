@@ -157,6 +157,8 @@ def _train(message: Any, context: Any) -> Any:
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
     values = message.content["arrays"]["w"].numpy() + np.float32(0.01 * (context.node_config["partition-id"] + 1))
+    # A client uploads no update twice, so the rounds of one client differ in something.
+    values[0, 0] += np.float32(1e-4 * message.content["config"]["server-round"])
     arrays = ArrayRecord({"w": Array(values)})
     return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 100})}), reply_to=message)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Final
 
 from secagg.errors import InvalidParameters
@@ -67,7 +68,19 @@ def plan(  # noqa: PLR0913 -- all but three have defaults
     if not 1 <= capacity <= greatest_capacity():
         raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
     weight = capacity if capacity_weight is None else capacity_weight
-    found = list[tuple[float, Parameters]]()
+    return _cheapest(tuple(segments), capacity, committee, weight, least_security, tuple(degrees))
+
+
+@lru_cache(maxsize=16)
+def _cheapest(  # noqa: PLR0913, PLR0917 -- a platform asks for the same in every round
+    segments: tuple[Values, ...],
+    capacity: int,
+    committee: Committee,
+    weight: int,
+    least_security: int,
+    degrees: tuple[int, ...],
+) -> Parameters:
+    found, thresholds = list[tuple[float, Parameters]](), asdict(committee)
     for degree, modulus_bits, dropped_bits in _lattices(degrees, least_security):
         with suppress(InvalidParameters):
             fitting = Parameters(
@@ -75,10 +88,10 @@ def plan(  # noqa: PLR0913 -- all but three have defaults
                 modulus_bits=modulus_bits,
                 guard_bits=least_guard_bits(capacity, dropped_bits),
                 dropped_bits=dropped_bits,
-                segments=tuple(segments),
+                segments=segments,
                 capacity=capacity,
                 capacity_weight=weight,
-                **asdict(committee),
+                **thresholds,
             )
             words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
             found.append(((fitting.upload_bytes + fitting.dealt_bytes) * words, fitting))

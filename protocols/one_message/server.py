@@ -378,9 +378,8 @@ class Server(Confined):
         """Give the sum up, and overwrite what was collected."""
         if self.state is not State.ENDED:
             self._go_to(State.ENDED)
-        self._pending.clear()
-        self._delivered.clear()
-        self._answers.clear()
+        for kept in (self._pending, self._delivered, self._answers):
+            kept.clear()
 
     def _require(self, kind: MessageKind) -> None:
         if kind not in TRANSITIONS[self.state][0]:
@@ -388,10 +387,8 @@ class Server(Confined):
 
     def _require_enough(self, needed: int, there: frozenset[int]) -> None:
         if len(there) < needed:
-            missing = [HolderId(p) for p in range(self.agreement.epoch.count) if p not in there]
-            raise ThresholdNotMet(
-                needed=needed, present=len(there), what=f"holders (missing: {', '.join(map(str, missing))})"
-            )
+            missing = ", ".join(str(HolderId(p)) for p in range(self.agreement.epoch.count) if p not in there)
+            raise ThresholdNotMet(needed=needed, present=len(there), what=f"holders (missing: {missing})")
 
     def _go_to(self, state: State) -> None:
         if state not in TRANSITIONS[self.state][1]:
