@@ -63,7 +63,7 @@ def check(tree: Path, *words: str) -> tuple[int, str]:
 # --- Statements -------------------------------------------------------------------------------------------------------
 
 
-def test_statements_are_as_pinned_and_every_file_is_reviewed(tree: Path) -> None:
+def test_statements_are_as_pinned_and_claims_have_their_evidence(tree: Path) -> None:
     status, told = check(tree, "statements", "claims")
     assert status == 0, told
 
@@ -79,6 +79,20 @@ def test_a_weaker_statement_is_red(tree: Path, weakenings: Any, number: int) -> 
         (tree / weakening.file).write_bytes(kept)
     assert status == 1
     assert re.search("stated otherwise than pinned|a command inside a proof|has `Admitted`", told), told
+
+
+def test_a_decoy_of_the_same_name_does_not_hide_a_gutted_theorem(tree: Path, weakenings: Any) -> None:
+    gutted = weakenings.WEAKENINGS[0]
+    kept = (tree / gutted.file).read_bytes()
+    try:
+        gutted.make(tree)
+        with (tree / gutted.file).open("a", encoding="utf-8") as file:
+            file.write(f"Module Decoy.\n{gutted.before}Proof. Qed.\nEnd Decoy.\n")
+        status, told = check(tree, "statements")
+    finally:
+        (tree / gutted.file).write_bytes(kept)
+    assert status == 1
+    assert "two of the name full_graph_tells_one_sum" in told
 
 
 def test_renewing_digests_leaves_the_pins(tree: Path, weakenings: Any) -> None:
@@ -120,7 +134,6 @@ def test_a_pin_is_taken_over_by_its_name_alone(tree: Path, weakenings: Any) -> N
 CHANGED = {
     "protocols/pairwise_mask/round0_advertise_keys.py": "named by PM-5",
     "protocols/pairwise_mask/run.py": "in the room of PM-1",
-    "protocols/coded_mask/field.py": "no claim names its room",
     "secagg/crypto/aead.py": "used by the code of ",
     "compression/rotation.py": "used by the code of CO-",
     "proofs/coq/split.v": "rests under PM-3",
@@ -160,6 +173,18 @@ def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
     assert status == 1
     assert "protocols/enclave/unheard_of.py: " in told
     assert "protocols/enclave/budget.py (gone): " in told
+
+
+def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
+    named = tree / "protocols" / "pairwise_mask" / "masking.py"
+    kept = named.read_bytes()
+    try:
+        named.unlink()
+        status, told = check(tree, "claims")
+    finally:
+        named.write_bytes(kept)
+    assert status == 1
+    assert "claims.toml names ['protocols/pairwise_mask/masking.py']" in told
 
 
 # --- Cases ------------------------------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ def digests() -> dict[str, str]:
 
 def _files() -> set[str]:
     """Return the protocols whole, what claims name, what both import from the core, and the proofs."""
+    gone = sorted({code for claim in claims() for code in claim["code"] if not (REPOSITORY / code).exists()})
+    require(not gone, f"claims.toml names {gone}, which do not exist; name what the claims are about now")
     named = {path for claim in claims() for code in claim["code"] for path in _modules_in(code)}
     code = named | set(_modules_in("protocols"))
     for path in tuple(code):
@@ -132,7 +134,9 @@ def about(path: str) -> str:
     naming = _ids(claim for claim in claims() if any(_is_in(path, code) for code in claim["code"]))
     if naming:
         return f"named by {naming}"
-    using = _ids(claim for claim in claims() if any(path in imported_by(m) for c in claim["code"] for m in _there(c)))
+    using = _ids(
+        claim for claim in claims() if any(path in imported_by(m) for c in claim["code"] for m in _modules_in(c))
+    )
     room = "/".join(Path(path).parts[:2])
     beside = _ids(claim for claim in claims() if any(_is_in(code, room) for code in claim["code"]))
     return (
@@ -149,10 +153,6 @@ def _about_evidence(folder: str, stem: str) -> str:
     if kind is None or stem == THEORIES[-1]:
         return "a gate: read what it still notices, in README.md under `Weakenings`"
     return f"evidence of {_ids(claim for claim in claims() if claim.get(kind))}"
-
-
-def _there(code: str) -> Iterator[str]:
-    return (path for path in _modules_in(code) if (REPOSITORY / path).exists())
 
 
 def _is_in(path: str, code: str) -> bool:

@@ -103,7 +103,9 @@ def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
             if since:
                 found[f"context before.{name}"] = "\n".join(since)
                 since = []
-            found[f"{'theorem' if wanted is None else 'definition'} {name}"] = sentence.shown
+            title = f"{'theorem' if wanted is None else 'definition'} {name}"
+            require(title not in found, f"proofs/coq/{theory}.v has two of the name {sentence.name}")
+            found[title] = sentence.shown
         elif wanted is None or CONTEXT.match(sentence.text):
             since.append(sentence.shown)
     if since and wanted is None:
