@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -54,20 +55,34 @@ def values_at(coefficients: Sequence[int], points: Iterable[int], modulus: int) 
 
 
 def received(chance: random.Random, points: Sequence[int], threshold: int, modulus: int) -> list[int]:
-    """Return values of a polynomial, any number of them wrong: by chance, or all on another polynomial."""
+    """Return values of a polynomial, any number wrong: by chance, as hides best, or on another polynomial."""
     count, wrong = len(points), chance.randrange(len(points) - threshold + 2)
     first = [element(chance, modulus) for _ in range(threshold)]
     values = values_at(first, points, modulus)
-    places = chance.sample(range(count), wrong)
-    if chance.randrange(3):
-        for place in places:
-            values[place] = (values[place] + 1 + element(chance, modulus - 1)) % modulus
-        return values
-    # Another polynomial that agrees with the first one at as many points as it can.
+    places, how = chance.sample(range(count), wrong), chance.randrange(3)
+    if how == 0:
+        others = values_at(_meeting(chance, first, points, modulus), points, modulus)
+        return [others[place] if place in places else values[place] for place in range(count)]
+    offsets = {place: chance.randrange(1, modulus) for place in places}
+    if how == 1 and wrong > 1:
+        # The first syndrome is then zero, as if nothing were wrong.
+        scales = {place: _syndrome_scale(points, place, modulus) for place in places}
+        *others_wrong, last = places
+        due = -sum(offsets[place] * scales[place] for place in others_wrong)
+        offsets[last] = due * pow(scales[last], -1, modulus) % modulus
+    return [(value + offsets.get(place, 0)) % modulus for place, value in enumerate(values)]
+
+
+def _meeting(chance: random.Random, first: Sequence[int], points: Sequence[int], modulus: int) -> list[int]:
+    """Return another polynomial of as many coefficients, with one value fewer in common than would make it the same."""
     factors = [1]
-    for point in chance.sample(points, threshold - 1):
+    for point in chance.sample(points, len(first) - 1):
         below, above = [-point * factor for factor in factors] + [0], [0, *factors]
         factors = [(low + high) % modulus for low, high in zip(below, above, strict=True)]
-    other = [(a + b) % modulus for a, b in zip(first, factors, strict=True)]
-    others = values_at(other, points, modulus)
-    return [others[place] if place in places else values[place] for place in range(count)]
+    return [(a + b) % modulus for a, b in zip(first, factors, strict=True)]
+
+
+def _syndrome_scale(points: Sequence[int], place: int, modulus: int) -> int:
+    """Return what an offset is multiplied by in the first syndrome."""
+    others = (points[place] - point for index, point in enumerate(points) if index != place)
+    return pow(math.prod(others), -1, modulus)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from questions import Question, element, listed, received
 from secagg.crypto import prime_field, shamir
-from secagg.crypto.prime_field import ELEMENT_BYTES, PRIME
+from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.protocols.coded_mask import field as coded_mask
@@ -19,7 +19,7 @@ from secagg.protocols.one_message import recovery
 from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.sharing_field import FIELD, WORD, holder_point, multiply, slot_points, transfer_matrix
+from secagg.protocols.one_message.sharing_field import WORD, holder_point, multiply, slot_points, transfer_matrix
 
 DEALINGS: Final = (40, 500)
 """How many ways to share, and how many secrets for each."""
@@ -30,12 +30,16 @@ LOCATED: Final = (60, 150)
 SUMS: Final = 16
 CODED: Final = (32, 4000)
 COMMITTEES: Final = (
-    (5, 1, ThresholdRule.ONE_ANSWER),
-    (7, 1, ThresholdRule.CERTIFIED),
-    (9, 1, ThresholdRule.CERTIFIED),
-    (8, 2, ThresholdRule.CERTIFIED),
+    (5, 1, 0, ThresholdRule.ONE_ANSWER),
+    (7, 1, 1, ThresholdRule.CERTIFIED),
+    (9, 1, 2, ThresholdRule.CERTIFIED),
+    (9, 0, 4, ThresholdRule.CERTIFIED),
 )
-"""Holders, corrupted ones, rule."""
+"""Holders, corrupted and absent ones, rule."""
+PRIME: Final = (1 << 256) - 189
+FIELD: Final = (1 << 16) - 15
+CODED_FIELD: Final = (1 << 31) - 1
+"""The moduli, written again: a library with others differs."""
 
 
 class SpelledCoins:
@@ -73,7 +77,7 @@ def decoded_secrets(chance: random.Random) -> Iterator[Question]:
     ways, words = DECODINGS
     for _ in range(ways):
         threshold = chance.randint(1, 4)
-        points = chance.sample(range(1, chance.choice((10, shamir.MAX_HOLDERS))), threshold + chance.randint(0, 4))
+        points = chance.sample(range(1, chance.choice((10, shamir.MAX_HOLDERS))), chance.randint(threshold, 8))
         radius = (len(points) - threshold) // 2
         values = [received(chance, points, threshold, PRIME) for _ in range(words)]
         for what, reach in (("shares reconstructed", 0), ("shares corrected", radius)):
@@ -140,21 +144,21 @@ def located_errors(chance: random.Random) -> Iterator[Question]:
 
 def recovered_sums(chance: random.Random) -> Iterator[Question]:
     """Recover whole sums of secrets from answers, with as many liars as can be corrected, in some of the columns."""
-    for holders, corrupted, rule in COMMITTEES:
-        committee = choose_committee(holders, corrupted, 0, rule)
+    for holders, corrupted, absent, rule in COMMITTEES:
+        committee = choose_committee(holders, corrupted, absent, rule)
         parameters = plan([Values(64, 16, (-128, 127))], 100, committee, degrees=(1024,))
         for _ in range(SUMS):
             yield _recovered(chance, parameters)
 
 
 def _recovered(chance: random.Random, parameters: Parameters) -> Question:
-    threshold, columns = parameters.threshold, parameters.secret_columns
-    present = sorted(chance.sample(range(parameters.holders), chance.randint(threshold, parameters.holders)))
+    threshold, columns, holders = parameters.threshold, parameters.secret_columns, parameters.holders
+    present = sorted(chance.sample(range(holders), chance.choice((holders, chance.randint(threshold, holders)))))
     radius = (len(present) - threshold) // 2
     points = [holder_point(position) for position in present]
     polynomials = _columns(chance, threshold, columns)
     words = np.array([values_at_columns(polynomials, point) for point in points])
-    liars = chance.sample(range(len(present)), chance.randint(0, radius))
+    liars = chance.sample(range(len(present)), chance.choice((radius, chance.randint(0, radius))))
     for liar in liars:
         altered = sorted(chance.sample(range(columns), chance.choice((1, 7, columns))))
         words[liar, altered] = (words[liar, altered] + chance.randint(1, FIELD - 1)) % FIELD
@@ -174,7 +178,7 @@ def _recovered(chance: random.Random, parameters: Parameters) -> Question:
 def coded_masks(chance: random.Random) -> Iterator[Question]:
     """Cut masks into pieces, and put them together from any U of these."""
     ways, length = CODED
-    modulus = coded_mask.FIELD
+    modulus = CODED_FIELD
     for _ in range(ways):
         target = chance.randint(2, 6)
         clients, kept = target + chance.randint(0, 3), chance.randint(1, target)
