@@ -11,6 +11,7 @@ from gates.report import PROOFS, require, text_of
 THEORIES = (
     "masks",
     "shamir",
+    "reference",
     "ring",
     "dpf",
     "one_hot",

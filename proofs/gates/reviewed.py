@@ -22,7 +22,7 @@ REVIEWED = PROOFS / "reviewed.toml"
 PREFACE = "# Digests of the files that claims are about, as they were reviewed; `proofs/check renew` writes them."
 LINKED = ("compression", "protocols", "training")
 """Rooms that lie beside the package and are linked into it."""
-EVIDENCE = {"coq": "theorems", "smt": "families", "model": "cases", "symbolic": "queries"}
+EVIDENCE = {"coq": "theorems", "smt": "families", "model": "cases", "symbolic": "queries", "reference": "compared"}
 Claim = dict[str, Any]
 
 
@@ -66,7 +66,7 @@ def _files() -> set[str]:
     evidence = {
         file.relative_to(REPOSITORY).as_posix()
         for file in PROOFS.glob("*/*")
-        if file.suffix in {".v", ".py", ".toml", ".pv"} and file.name != "ruff.toml"
+        if file.suffix in {".v", ".ml", ".py", ".toml", ".pv"} and file.name != "ruff.toml"
     }
     return code | evidence | {"proofs/check"}
 

@@ -10,14 +10,14 @@ import sys
 from gates.report import PROOFS, REPOSITORY, require
 
 
-def run_part(part: str, otherwise: str) -> None:
+def run_part(part: str, otherwise: str, *arguments: str) -> None:
     """Run the part's own program; its report is the part's report."""
     for module, package in (("z3", "z3-solver"), ("numpy", "numpy"), ("cryptography", "cryptography")):
         found = importlib.util.find_spec(module) is not None
         require(found, f"{package} is missing in {sys.executable}; `make proofs`, or pip install '.[proofs]'")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     child = subprocess.run(  # noqa: S603 -- this interpreter
-        (sys.executable, PROOFS / part / "run.py"), env=environment, check=False
+        (sys.executable, PROOFS / part / "run.py", *arguments), env=environment, check=False
     )
     require(child.returncode == 0, otherwise)
 

@@ -152,6 +152,7 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
         ThresholdNotMet: fewer than ``threshold`` shares were given.
         InvalidParameters: the threshold is not in [1, 65535].
         Misuse: a share was wiped.
+    Claim SH-3: this decoder, that of ``one_message``, and dealing are compared with a reference that is proved.
     Security: more wrong holders than that, if they act together, can move the shares close to another polynomial, so
         that a wrong secret results and honest holders are named. Accuse nobody before the secret was compared with
         what was committed to.

@@ -1,0 +1,82 @@
+"""Ask the library and the reference the same, and compare every answer; end with status 1 if one differs.
+
+Run as ``python proofs/reference/run.py PROGRAM`` with the extracted program, where the library can be imported, or as a
+part of ``proofs/check``. Each kind of question has a fixed seed, so that a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import sharing
+import trees
+from questions import Question
+
+LEAST_INPUTS: Final = 1_000_000
+"""Fewer are a fault: a kind that asks nothing would pass."""
+SHOWN: Final = 3
+KINDS: Final[tuple[Callable[[random.Random], Iterator[Question]], ...]] = (
+    sharing.packed_shares,
+    sharing.recovered_sums,
+    sharing.coded_masks,
+    sharing.dealt_secrets,
+    sharing.decoded_secrets,
+    sharing.located_errors,
+    sharing.inverses,
+    trees.trees,
+)
+
+
+def compare(program: str, index: int) -> tuple[dict[str, int], list[str], float]:
+    """Ask all questions of a kind; return how many inputs of each sort agreed, the differences, and the seconds."""
+    started, agreed, faults = time.perf_counter(), dict[str, int](), list[str]()
+    for question in KINDS[index](random.Random(index)):  # noqa: S311 -- cases, not secrets
+        child = subprocess.run(  # noqa: S603 -- the extracted program
+            (program,), input=question.text, capture_output=True, text=True, check=True
+        )
+        answers = [question.compared(line) for line in child.stdout.splitlines()]
+        if len(answers) != len(question.due):
+            faults.append(f"{question.what}: {len(question.due)} inputs and {len(answers)} answers")
+            continue
+        differing = [pair for pair in zip(question.due, answers, strict=True) if pair[0] != pair[1]]
+        agreed[question.what] = agreed.get(question.what, 0) + len(answers) - len(differing)
+        faults += [f"{question.what}: the library has `{due}`, the reference `{answer}`" for due, answer in differing]
+    return agreed, faults, time.perf_counter() - started
+
+
+def main(program: str) -> Iterator[str]:
+    """Yield the report, line by line, and end with status 1 if an answer differs."""
+    started, total, faults, compared = time.perf_counter(), 0, list[str](), set[str]()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for agreed, differing, seconds in pool.map(partial(compare, program), range(len(KINDS))):
+            yield from (f"  {what:32} {count:8,} inputs agree" for what, count in agreed.items())
+            yield f"  {'':32} {seconds:8.1f} s"
+            total += sum(agreed.values())
+            faults += differing
+            compared |= agreed.keys()
+    ledger = tomllib.loads((Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8"))
+    claimed = {what for claim in ledger["claim"] for what in claim.get("compared", ())}
+    if claimed != compared:
+        faults.append(f"claims.toml and the reference differ in {sorted(claimed ^ compared)}")
+    if total < LEAST_INPUTS:
+        faults.append(f"{total:,} inputs were compared, and at least {LEAST_INPUTS:,} are due")
+    yield from (f"  FAULT {fault}" for fault in faults[:SHOWN])
+    yield f"reference: {total:,} inputs agree, {len(faults):,} faults, {time.perf_counter() - started:.0f} s"
+    if faults:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    for line in main(sys.argv[1]):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
