@@ -17,11 +17,14 @@ import pytest
 
 from secagg.crypto import labels
 from secagg.crypto.labels import Label
+from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.enclave.trusted.messages import UPLOAD_ID_BYTES
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.wire import MessageKind
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
@@ -142,6 +145,32 @@ def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tup
         "configuration": lambda part: len(part) > DIGEST_BYTES,
     }
     compare(models[0], "one_message", bound, meaning)
+
+
+def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tuple[ModuleType, ModuleType]) -> None:
+    with noting() as bound:
+        session = InsecureEnclaveSession(EnclaveSetup(suite=Suite.HYBRID))
+        session.host.open_buffer(0, model_digest(0))
+        for number in range(1, session.setup.population + 1):
+            session.upload(number)
+        session.host.release()
+    offer, configuration = session.enclave.offer, session.configuration
+    named = {offer.context.digest, offer.epoch, offer.receipt_key, configuration.authority}
+    meaning = {
+        "configuration": lambda part: part == configuration.encode(),
+        "attempt": lambda part: part == offer.context.digest,
+        "epoch": lambda part: part == offer.epoch,
+        "sealing": lambda part: part == offer.sealing_key,
+        "receipt": lambda part: part == offer.receipt_key,
+        "authority": lambda part: part == configuration.authority,
+        "upload": lambda part: len(part) == UPLOAD_ID_BYTES,
+        "client": lambda part: len(part) == CLIENT_ID_BYTES,
+        "version": lambda part: len(part) == CLIENT_ID_BYTES and not any(part),
+        "identity": lambda part: len(part) == DIGEST_BYTES and part not in named,
+        "digest": lambda part: len(part) == DIGEST_BYTES and part not in named,
+        "numbers": lambda part: len(part) == 4 * CLIENT_ID_BYTES and part not in named,
+    }
+    compare(models[0], "enclave", bound, meaning)
 
 
 def compare(source: ModuleType, model: str, bound: Bound, meaning: Mapping[str, Callable[[bytes], bool]]) -> None:
