@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -16,13 +17,23 @@ import pytest
 
 from secagg.crypto import labels
 from secagg.crypto.labels import Label
+from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.enclave.trusted.messages import UPLOAD_ID_BYTES
+from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.wire import MessageKind
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
+from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
-MODELS = ("keys", "survivors", "hybrid", "inputs")
+OF_PAIRWISE_MASKS = ("keys", "survivors", "hybrid", "inputs")
 NUMBER_BYTES = 4
+POSITION_BYTES = 2
+DIGEST_BYTES = 32
+NONCE_BYTES = (16, 32)
+"""A client's and a holder's."""
 Bound = dict[Label, set[tuple[bytes, ...]]]
 
 
@@ -38,9 +49,9 @@ def models(repository: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
         del sys.modules[module]
 
 
-@pytest.fixture(scope="module")
-def session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
-    """Run an active session of the hybrid suite with a dropout, and note all that is bound to a label."""
+@contextmanager
+def noting() -> Iterator[Bound]:
+    """Note all that is bound to a label meanwhile."""
     bound: Bound = defaultdict(set)
     original = labels.bind
 
@@ -52,6 +63,13 @@ def session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
         for name, module in list(sys.modules.items()):
             if name.startswith("secagg.") and getattr(module, "bind", None) is original:
                 patch.setattr(module, "bind", noted)
+        yield bound
+
+
+@pytest.fixture(scope="module")
+def session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
+    """Run an active session of the hybrid suite with pairwise masks."""
+    with noting() as bound:
         session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE, suite=Suite.HYBRID))
         session.finish()
     return session, bound
@@ -90,7 +108,7 @@ def readings(session: InsecurePairwiseSession) -> dict[str, Callable[[bytes], bo
     }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", OF_PAIRWISE_MASKS)
 def test_what_is_hashed_and_signed_has_the_fields_that_the_model_says(
     model: str,
     models: tuple[ModuleType, ModuleType],
@@ -98,7 +116,65 @@ def test_what_is_hashed_and_signed_has_the_fields_that_the_model_says(
 ) -> None:
     source, _ = models
     session, bound = session_and_bound
-    meaning = readings(session)
+    compare(source, model, bound, readings(session))
+
+
+def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tuple[ModuleType, ModuleType]) -> None:
+    with noting() as bound:
+        world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED, seed=b"noted"))
+        server = world.collected()
+        server.fix_list()
+        world.ask(server, server.requests())
+    agreement = Offer.decode(server.offer).agree()
+    context, keys = agreement.record.context.digest, {key.sealing_key for key in agreement.epoch.keys}
+    meaning = {
+        "statement": lambda part: part == agreement.record.statement,
+        "record": lambda part: part == context,
+        "authority": lambda part: part == agreement.record.authority,
+        "identity": lambda part: part in {world.certified(client)[1].public_key for client in world.setup.clients},
+        "agreement": lambda part: part == agreement.t0,
+        "position": lambda part: len(part) == POSITION_BYTES,
+        "holder": lambda part: part in {agreement.holder(position) for position in range(agreement.epoch.count)},
+        "client": lambda part: part in {client.encode() for client in world.setup.clients},
+        "sealing": lambda part: part in keys,
+        "nonce": lambda part: len(part) in NONCE_BYTES and part not in {context, agreement.t0, *keys},
+        "terms": lambda part: len(part) == DIGEST_BYTES and part not in {context, agreement.t0},
+        "digest": lambda part: len(part) == DIGEST_BYTES and part not in {context, agreement.t0},
+        "list": lambda part: len(part) == DIGEST_BYTES and part not in {context, agreement.t0},
+        "sealed": lambda part: len(part) > DIGEST_BYTES,
+        "configuration": lambda part: len(part) > DIGEST_BYTES,
+    }
+    compare(models[0], "one_message", bound, meaning)
+
+
+def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tuple[ModuleType, ModuleType]) -> None:
+    with noting() as bound:
+        session = InsecureEnclaveSession(EnclaveSetup(suite=Suite.HYBRID))
+        session.host.open_buffer(0, model_digest(0))
+        for number in range(1, session.setup.population + 1):
+            session.upload(number)
+        session.host.release()
+    offer, configuration = session.enclave.offer, session.configuration
+    named = {offer.context.digest, offer.epoch, offer.receipt_key, configuration.authority}
+    meaning = {
+        "configuration": lambda part: part == configuration.encode(),
+        "attempt": lambda part: part == offer.context.digest,
+        "epoch": lambda part: part == offer.epoch,
+        "sealing": lambda part: part == offer.sealing_key,
+        "receipt": lambda part: part == offer.receipt_key,
+        "authority": lambda part: part == configuration.authority,
+        "upload": lambda part: len(part) == UPLOAD_ID_BYTES,
+        "client": lambda part: len(part) == CLIENT_ID_BYTES,
+        "version": lambda part: len(part) == CLIENT_ID_BYTES and not any(part),
+        "identity": lambda part: len(part) == DIGEST_BYTES and part not in named,
+        "digest": lambda part: len(part) == DIGEST_BYTES and part not in named,
+        "numbers": lambda part: len(part) == 4 * CLIENT_ID_BYTES and part not in named,
+    }
+    compare(models[0], "enclave", bound, meaning)
+
+
+def compare(source: ModuleType, model: str, bound: Bound, meaning: Mapping[str, Callable[[bytes], bool]]) -> None:
+    """Compare what a model binds to its labels with what was bound, part by part."""
     declared: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = source.labels_of(source.read(model))
     assert declared
     for name, (fields, _) in declared.items():
@@ -126,7 +202,7 @@ def test_every_signed_context_of_the_protocol_up_to_the_answers_is_modelled(
 ) -> None:
     source, _ = models
     signed = {_name_of(label) for label, parts in session_and_bound[1].items() if parts and "SIGNED_" in label.name}
-    modelled = {name for model in MODELS for name in source.labels_of(source.read(model))}
+    modelled = {name for model in OF_PAIRWISE_MASKS for name in source.labels_of(source.read(model))}
     # The signature on an answer is for the server alone; no client looks at it.
     assert signed - modelled == {"signed_unmasking"}
 

@@ -66,6 +66,23 @@ CHECKS = {
     ("inputs", "seed of the context"): "secagg.crypto.hybrid_key_agreement:edge_seed",
     ("inputs", "key of the context"): "secagg.protocols.pairwise_mask.masking:pairwise_mask_key",
     ("inputs", "every edge"): "secagg.protocols.pairwise_mask.round2_masked_input:mask_input",
+    ("one_message", "record"): "secagg.protocols.one_message.epoch:verify_epoch",
+    ("one_message", "bound record"): "secagg.protocols.one_message.epoch:make_holder_keys",
+    ("one_message", "holder keys"): "secagg.protocols.one_message.epoch:verify_epoch",
+    ("one_message", "signed terms"): "secagg.protocols.one_message.messages:challenge_of",
+    ("one_message", "sealed terms"): "secagg.protocols.one_message.messages:sealing_info",
+    ("one_message", "upload"): "secagg.protocols.one_message.messages:require_signed",
+    ("one_message", "certificate"): "secagg.protocols.one_message.messages:require_certificate",
+    ("one_message", "one list"): "secagg.protocols.one_message.holder:Holder.respond",
+    ("enclave", "measurement"): "secagg.protocols.enclave.verified_enclave:HardwareJudge.judge",
+    ("enclave", "own configuration"): "secagg.protocols.enclave.verified_enclave:VerifiedEnclave.__init__",
+    ("enclave", "bound key"): "secagg.protocols.enclave.trusted.messages:EnclaveOffer.binding_for",
+    ("enclave", "evidence"): "secagg.protocols.enclave.verified_enclave:HardwareJudge.judge",
+    ("enclave", "certificate"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
+    ("enclave", "signed header"): "secagg.protocols.enclave.trusted.messages:SealedUpload.signed_parts",
+    ("enclave", "sealed header"): "secagg.protocols.enclave.trusted.upload_keys:sealing_info",
+    ("enclave", "upload"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
+    ("enclave", "receipt"): "secagg.protocols.enclave.verified_enclave:VerifiedEnclave.verify_receipt",
 }
 """Each check of a model beside the function that makes it in the library; an assumption has none."""
 
@@ -77,6 +94,10 @@ INPUTS = "inputs are secret"
 BOTH = "never both secrets"
 ONE_PAIR = "one pair of sets is answered for"
 SWAP = "inputs can be swapped"
+THEIR_KEYS = "holders' keys are their own, of this epoch"
+UPLOAD = "an upload is its client's, for this agreement and sum"
+OWN_CONFIGURATION = "keys are an enclave's of the client's own configuration"
+COUNTED = "what is counted is its client's, for this configuration, epoch and model"
 
 AS_IT_IS = (
     Case("keys", "an upload can be reached", Answer.REACHED),
@@ -101,6 +122,17 @@ AS_IT_IS = (
     Case("hybrid", SEALED),
     Case("hybrid", ALONE),
     Case("inputs", SWAP),
+    Case("one_message", "a list can be answered", Answer.REACHED),
+    Case("one_message", "what is dealt is secret"),
+    Case("one_message", THEIR_KEYS),
+    Case("one_message", "holders are those whom the authority named"),
+    Case("one_message", UPLOAD),
+    Case("one_message", "one list of a sum is answered"),
+    Case("enclave", "an upload can be counted", Answer.REACHED),
+    Case("enclave", "seeds are secret"),
+    Case("enclave", OWN_CONFIGURATION),
+    Case("enclave", COUNTED),
+    Case("enclave", "a receipt is the enclave's"),
 )
 STILL = (
     Case("hybrid", SEALED, missing=("X25519 holds",)),
@@ -114,6 +146,10 @@ STILL = (
     Case("survivors", "no sum of a single honest client", missing=("cohort",)),
     Case("inputs", SWAP, missing=("fresh roots",)),
     Case("inputs", SWAP, missing=("seed of the context", "key of the context")),
+    Case("one_message", UPLOAD, missing=("signed terms",)),
+    Case("one_message", UPLOAD, missing=("sealed terms",)),
+    Case("enclave", COUNTED, missing=("signed header",)),
+    Case("enclave", COUNTED, missing=("sealed header",)),
 )
 """What holds although something is missing."""
 PLANTED = tuple(
@@ -155,6 +191,22 @@ PLANTED = tuple(
         ("hybrid", ALONE, "bound purpose", "keys of the purpose"),
         ("inputs", SWAP, "fresh roots", "seed of the context", "key of the context"),
         ("inputs", SWAP, "every edge"),
+        ("one_message", "holders are those whom the authority named", "record"),
+        ("one_message", THEIR_KEYS, "bound record"),
+        ("one_message", THEIR_KEYS, "holder keys"),
+        ("one_message", "what is dealt is secret", "holder keys"),
+        ("one_message", UPLOAD, "upload"),
+        ("one_message", UPLOAD, "signed terms", "sealed terms"),
+        ("one_message", "one list of a sum is answered", "certificate"),
+        ("one_message", "one list of a sum is answered", "one list"),
+        ("enclave", "seeds are secret", "measurement"),
+        ("enclave", OWN_CONFIGURATION, "own configuration"),
+        ("enclave", "seeds are secret", "bound key"),
+        ("enclave", "seeds are secret", "evidence"),
+        ("enclave", COUNTED, "certificate"),
+        ("enclave", COUNTED, "upload"),
+        ("enclave", COUNTED, "signed header", "sealed header"),
+        ("enclave", "a receipt is the enclave's", "receipt"),
     )
     for missing in (tuple(names),)
 )

@@ -83,6 +83,7 @@ class VerifiedEnclave(Confined):
         Raises:
             PeerMisbehaved: the offer is for another configuration, has expired, or the evidence does not pass.
             MalformedMessage: a key of the offer is none.
+        Claim EN-2: what is sealed is sealed to this program under this configuration, and to nothing else.
         """
         if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):
             raise Misuse("an enclave is verified by its EnclaveOffer and the client's own EnclaveConfiguration")

@@ -327,6 +327,7 @@ def require_certificate(agreement: Agreement, upload_list: bytes, certified: Cer
 
     Raises:
         PeerMisbehaved, AuthenticationFailed: naming the server.
+    Claim OM-8: any two quorums share an honest holder, who signs one list of a sum.
     """
     record, holders = agreement.record, [one.holder for one in certified.certificate]
     if record.rule is not ThresholdRule.CERTIFIED or holders != sorted(set(holders)):
