@@ -176,6 +176,13 @@ class MalformedMessage(PeerError):
     """Bytes that do not decode."""
 
 
+def require_length(what: str, length: int, due: int, culprits: Iterable[Party] = ()) -> None:
+    """Refuse fewer bytes or more than are due, with ``MalformedMessage``."""
+    if length != due:
+        reason = Reason.TRUNCATED if length < due else Reason.TRAILING_BYTES
+        raise MalformedMessage(f"{what} has {due} bytes; got {length}", reason=reason, culprits=culprits)
+
+
 class UnexpectedMessage(PeerError):
     """A message that decodes, but is not due now."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from secagg.contract import Histogram
 from secagg.contract.layout import LEAST_CODEWORDS, MAXIMUM_CODEWORDS
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 
 GRID_BITS: Final = 24
 """The largest value of a codebook is less than 2^24 steps of its grid, as any float32 is of its own."""
@@ -103,11 +103,7 @@ class Codebook:
             raise MalformedMessage("the codebook ends before its dimensions do", reason=Reason.TRUNCATED)
         codewords, block_size = _HEADER.unpack_from(data)
         due = _HEADER.size + codewords * block_size * FLOAT_BYTES
-        if len(data) != due:
-            raise MalformedMessage(
-                f"a codebook of {codewords} codewords of {block_size} values has {due} bytes; got {len(data)}",
-                reason=Reason.TRUNCATED if len(data) < due else Reason.TRAILING_BYTES,
-            )
+        require_length(f"a codebook of {codewords} codewords of {block_size} values", len(data), due)
         values = np.frombuffer(data, dtype=">f4", offset=_HEADER.size).reshape(codewords, block_size)
         try:
             codebook = cls(values)

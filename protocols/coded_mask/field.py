@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly, overwrite
-from secagg.errors import MalformedMessage, Misuse, Reason
+from secagg.errors import MalformedMessage, Misuse, Reason, require_length
 
 FIELD: Final = 2**31 - 1
 ELEMENT_BYTES: Final = 4
@@ -51,9 +51,7 @@ def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
     Raises:
         MalformedMessage: the length differs, or a word is no element.
     """
-    if len(data) != ELEMENT_BYTES * count:
-        reason = Reason.TRUNCATED if len(data) < ELEMENT_BYTES * count else Reason.TRAILING_BYTES
-        raise MalformedMessage(f"{ELEMENT_BYTES * count} bytes of elements are due; got {len(data)}", reason=reason)
+    require_length(f"a vector of {count} elements", len(data), ELEMENT_BYTES * count)
     vector: Vector = np.frombuffer(data, _WORD).astype(np.int64)
     if vector.size and int(vector.max()) >= FIELD:
         raise MalformedMessage("a word is not below 2^31 - 1", reason=Reason.SHARE_OUT_OF_RANGE)

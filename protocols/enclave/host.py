@@ -25,6 +25,7 @@ from secagg.errors import (
     PeerMisbehaved,
     Reason,
     UnexpectedMessage,
+    require_length,
 )
 from secagg.identifiers import ClientId
 from secagg.session.certificates import Certificate
@@ -204,11 +205,7 @@ def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[b
     committed = SealedUpload.decode(sealed, configuration).header.vector_digest
     nonce, masked = reader.fixed(VECTOR_NONCE_BYTES), reader.rest()
     due = sum(segment.payload_bytes for segment in configuration.ring_segments)
-    if len(masked) != due:
-        raise MalformedMessage(
-            f"the masked vectors of an upload have {due} bytes; got {len(masked)}",
-            reason=Reason.TRUNCATED if len(masked) < due else Reason.TRAILING_BYTES,
-        )
+    require_length("the rest of an upload, its masked vectors,", len(masked), due)
     packed, position = list[memoryview](), 0
     for segment in configuration.ring_segments:
         packed.append(masked[position : position + segment.payload_bytes])

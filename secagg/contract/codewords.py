@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, require_capacity
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 from secagg.wire import owned_bytes
 
 from .layout import LEAST_CODEWORDS, MAXIMUM_CODEWORDS, MAXIMUM_LENGTH, IndexSegment, Layout, RingSegment
@@ -93,11 +93,7 @@ class CodewordTable:
             raise MalformedMessage("the table ends before its dimensions do", reason=Reason.TRUNCATED)
         blocks, codewords, width = _HEADER.unpack_from(data)
         due = _HEADER.size + codewords * width * _ENTRY_BYTES
-        if len(data) != due:
-            raise MalformedMessage(
-                f"a table of {codewords} codewords of {width} entries has {due} bytes; got {len(data)}",
-                reason=Reason.TRUNCATED if len(data) < due else Reason.TRAILING_BYTES,
-            )
+        require_length(f"a table of {codewords} codewords of {width} entries", len(data), due)
         entries = np.frombuffer(data, dtype=">i4", offset=_HEADER.size).astype(np.int64)
         try:
             return cls(blocks, entries.reshape(codewords, width))

@@ -8,7 +8,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason, require_length
 from secagg.identifiers import ClientId, ServerId, SessionContext
 
 from .labels import Label, bind
@@ -92,13 +92,7 @@ def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, le
             because the evidence cannot tell them apart.
     """
     _require_key(key)
-    if len(sealed) != length + TAG_BYTES:
-        reason = Reason.TRUNCATED if len(sealed) < length + TAG_BYTES else Reason.TRAILING_BYTES
-        raise MalformedMessage(
-            f"a sealed {kind} has {length + TAG_BYTES} bytes; got {len(sealed)}",
-            reason=reason,
-            culprits={header.sender, ServerId()},
-        )
+    require_length(f"a sealed {kind}", len(sealed), length + TAG_BYTES, {header.sender, ServerId()})
     opened = bytearray(length)
     try:
         AESGCM(key.expose()).decrypt_into(header.nonce, sealed, header.associated_data, opened)

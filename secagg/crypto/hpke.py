@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as 
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM
 from cryptography.hazmat.primitives.hpke import Suite as HpkeSuite
 
-from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, Reason
+from secagg.errors import AuthenticationFailed, Misuse, Reason, require_length
 from secagg.identifiers import AttemptContext, Party
 from secagg.parameters import Suite
 
@@ -78,13 +78,7 @@ class ClassicSealingPair(Confined):
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
             AuthenticationFailed: made for another key, under another info, or altered.
         """
-        due = length + CLASSIC_OVERHEAD_BYTES
-        if len(sealed) != due:
-            raise MalformedMessage(
-                f"a sealed {kind} has {due} bytes; got {len(sealed)}",
-                reason=Reason.TRUNCATED if len(sealed) < due else Reason.TRAILING_BYTES,
-                culprits=culprits,
-            )
+        require_length(f"a sealed {kind}", len(sealed), length + CLASSIC_OVERHEAD_BYTES, culprits)
         if self._private is None:
             raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
         try:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendX25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 
-from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
 
 from .key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
@@ -72,13 +72,7 @@ class HybridPublicKey:
 
         Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
         """
-        if len(self.encoded) != HYBRID_PUBLIC_KEY_BYTES:
-            reason = Reason.TRUNCATED if len(self.encoded) < HYBRID_PUBLIC_KEY_BYTES else Reason.TRAILING_BYTES
-            raise MalformedMessage(
-                f"a hybrid public key has {HYBRID_PUBLIC_KEY_BYTES} bytes; got {len(self.encoded)}",
-                reason=reason,
-                culprits=culprits,
-            )
+        require_length("a hybrid public key", len(self.encoded), HYBRID_PUBLIC_KEY_BYTES, culprits)
         X25519PublicKey(self.encoded[MLKEM768_BYTES:], culprits)
         try:
             MLKEM768PublicKey.from_public_bytes(self.encoded[:MLKEM768_BYTES])
@@ -136,13 +130,7 @@ class HybridKeyPair(Confined):
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
             AuthenticationFailed: made for another key, under another info, or altered.
         """
-        if len(sealed) != length + SEALING_OVERHEAD_BYTES:
-            reason = Reason.TRUNCATED if len(sealed) < length + SEALING_OVERHEAD_BYTES else Reason.TRAILING_BYTES
-            raise MalformedMessage(
-                f"a sealed {kind} has {length + SEALING_OVERHEAD_BYTES} bytes; got {len(sealed)}",
-                reason=reason,
-                culprits=culprits,
-            )
+        require_length(f"a sealed {kind}", len(sealed), length + SEALING_OVERHEAD_BYTES, culprits)
         if self._private is None:
             raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
         try:

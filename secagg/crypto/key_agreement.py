@@ -15,7 +15,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
 
-from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, require_length
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
 
 from .key_derivation import derive, expand
@@ -76,11 +76,7 @@ class X25519PublicKey:
         """
         if type(self.encoded) is not bytes:
             raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
-        if len(self.encoded) != X25519_BYTES:
-            reason = Reason.TRUNCATED if len(self.encoded) < X25519_BYTES else Reason.TRAILING_BYTES
-            raise MalformedMessage(
-                f"a public key has {X25519_BYTES} bytes; got {len(self.encoded)}", reason=reason, culprits=culprits
-            )
+        require_length("a public key", len(self.encoded), X25519_BYTES, culprits)
         coordinate = int.from_bytes(self.encoded, "little")
         if coordinate >= _FIELD:
             raise MalformedMessage(
