@@ -79,6 +79,7 @@ dist-check: $(INSTALLED)  ## build the distributions, install the wheel elsewher
 vectors: $(INSTALLED)  ## write the test vectors of the protocols again
 	$(BIN)/python -m tests.vectors.generate
 	$(BIN)/python -m tests.vectors.generate_one_message
+	$(BIN)/python -m tests.vectors.generate_coded_mask
 
 clean:  ## remove everything that these targets make
 	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

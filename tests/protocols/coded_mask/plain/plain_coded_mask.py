@@ -61,7 +61,7 @@ class Sum:
 
     def offset(self, bits: int) -> int:
         """Half of every limb, the highest having the bits that are left."""
-        return 2 ** (bits - 1) + sum(2 ** (self.limb_bits * limb - 1) for limb in range(1, self.limbs(bits)))
+        return (1 << (bits - 1)) + sum(1 << (self.limb_bits * limb - 1) for limb in range(1, self.limbs(bits)))
 
     @property
     def length(self) -> int:

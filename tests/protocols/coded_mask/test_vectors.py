@@ -1,0 +1,134 @@
+"""The vectors, replayed through the library's parties, and computed again by the plain implementation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.errors import Reason, SecAggError
+from secagg.identifiers import ClientId
+from secagg.protocols.coded_mask.server import Server, State
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.protocols.coded_mask.plain import plain_coded_mask as plain
+from tests.vectors import generate, generate_coded_mask
+from tests.vectors.generate_coded_mask import STAGES, Play
+
+FOLDER = Path(__file__).resolve().parents[2] / "vectors" / "coded_mask"
+SUM: dict[str, Any] = json.loads((FOLDER / "sum.json").read_text(encoding="utf-8"))
+NEGATIVE: dict[str, Any] = json.loads((FOLDER / "negative.json").read_text(encoding="utf-8"))["vectors"]
+MESSAGES = {name: bytes.fromhex(message) for name, message in SUM["messages"].items()}
+RINGS = SUM["setting"]["layout"]
+
+
+def of_stage(stage: str) -> dict[str, bytes]:
+    return {name.partition("/")[2]: message for name, message in MESSAGES.items() if name.startswith(f"{stage}/")}
+
+
+def test_the_library_reproduces_every_byte_and_the_sum() -> None:
+    messages, result = Play(SUM).run(SUM["messages"])
+    assert messages == SUM["messages"]
+    assert result == SUM["result"]
+
+
+def test_the_result_is_the_weighted_sum_of_those_who_uploaded() -> None:
+    counted = [SUM["inputs"][name] for name in of_stage("input")]
+    assert len(counted) == SUM["result"]["contributors"] == 4
+    assert sum(weight for _, weight in counted) == SUM["result"]["total_weight"]
+    for index, (bits, length) in enumerate(RINGS):
+        due = [sum(weight * int(rows[index][at]) for rows, weight in counted) % 2**bits for at in range(length)]
+        assert SUM["result"]["values"][index] == [str(value) for value in due]
+
+
+def test_the_plain_implementation_makes_the_same_bytes_and_opens_the_sum() -> None:
+    due = plain.read_offer(Play(SUM).configuration.encode())
+    clients = {name: plain.PlainClient(due, int(name), drawer(name)) for name in SUM["inputs"]}
+    assert {name: client.key for name, client in clients.items()} == {
+        name: plain.body(message) for name, message in of_stage("key").items()
+    }
+    keys = {int(name): client.key for name, client in clients.items()}
+    assert plain.entries(MESSAGES["roster"]) == keys
+    dealt, names = {name: client.pieces(keys) for name, client in clients.items()}, list(clients)
+    held = dict[str, dict[int, list[int]]]()
+    for name, delivery in of_stage("delivery").items():
+        pieces = plain.entries(delivery)
+        assert pieces == {int(sender): plain.entries(one)[int(name)] for sender, one in of_stage("pieces").items()}
+        held[name] = {sender: clients[name].open_piece(keys, sender, sealed) for sender, sealed in pieces.items()}
+        assert held[name] == {int(sender): one[int(name)] for sender, one in dealt.items()}
+    for name, upload in of_stage("input").items():
+        rows, weight = SUM["inputs"][name]
+        values = [[int(value) for value in row] for row in rows]
+        assert plain.body(upload) == plain.packed(clients[name].masked(values, weight))
+    survivors, answers = sorted(plain.entries(MESSAGES["survivors"])), dict[int, list[int]]()
+    assert survivors == sorted(int(name) for name in of_stage("input"))
+    for name, answer in of_stage("answer").items():
+        columns = zip(*(held[name][survivor] for survivor in survivors), strict=True)
+        answers[names.index(name)] = [sum(column) % plain.Q for column in columns]
+        assert plain.body(answer) == plain.packed(answers[names.index(name)])
+    uploads = [plain.elements(plain.body(upload)) for upload in of_stage("input").values()]
+    sums, weight = plain.open_sum(due, uploads, answers)
+    assert [[str(value) for value in row] for row in sums] == SUM["result"]["values"]
+    assert weight == SUM["result"]["total_weight"]
+
+
+def drawer(name: str) -> plain.Draw:
+    coins = InsecureSeededCoins(f"coded_mask/1/{name}".encode())
+    return lambda count: bytes(coins.draw(count))
+
+
+# --- Negative vectors -------------------------------------------------------------------------------------------------
+
+
+def server_before(stage: str) -> Server:
+    """Return the server that awaits the answers of a stage."""
+    server = Play(SUM).server
+    for _, answers, _ in STAGES:
+        if answers == stage:
+            return server
+        for name, message in of_stage(answers).items():
+            server.receive(ClientId(int(name)), message)
+        server.close_stage()
+    raise AssertionError(stage)
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_one_change_ends_in_its_reason_and_changes_nothing(name: str) -> None:
+    case = NEGATIVE[name]
+    stage, altered = case["takes"].partition("/")[0], bytes.fromhex(case["hands_over"])
+    reason: Reason | None = None
+    if case["party"] == "server":
+        server, sender = server_before(stage), ClientId(int(case["takes"].partition("/")[2]))
+        with pytest.raises(SecAggError) as refused:
+            server.receive(sender, altered)
+        reason = refused.value.reason
+        assert getattr(refused.value, "culprits", ()) == {sender}
+        server.receive(sender, MESSAGES[case["takes"]])
+        assert server.heard == {sender}
+    else:
+        own = case["party"].partition("/")[2]
+        client = Play(SUM).client(own)
+        for _, answers, asked in STAGES[1:]:
+            message = MESSAGES.get(asked) or MESSAGES[f"{asked}/{own}"]
+            if asked == stage:
+                with pytest.raises(SecAggError) as refused:
+                    client.receive(altered)
+                reason = refused.value.reason
+            answer = client.receive(message)
+            # What HPKE draws is new in each run.
+            assert answers == "pieces" or answer == MESSAGES[f"{answers}/{own}"]
+    assert reason is Reason(case["expect"])
+
+
+def test_most_vectors_are_negative_and_every_message_is_changed() -> None:
+    assert len(NEGATIVE) > 30
+    changed = {case["takes"].partition("/")[0] for case in NEGATIVE.values()}
+    assert changed == {name.partition("/")[0] for name in MESSAGES}
+    assert all(bytes.fromhex(case["hands_over"]) != MESSAGES[case["takes"]] for case in NEGATIVE.values())
+    assert {state for state, _, _ in STAGES} == set(State) - {State.DONE}
+
+
+def test_the_generator_makes_the_vectors_as_they_are() -> None:
+    made = dict(generate_coded_mask.vectors(generate.read_folder(FOLDER)))
+    assert made == generate.read_folder(FOLDER)
