@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN
 from fractions import Fraction
-from typing import Final, Protocol
+from typing import Final
 
 from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
@@ -22,25 +22,6 @@ from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, Re
 from .trusted.histogram import Accumulation
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
-
-
-class HeldNoise(Protocol):
-    """What settings say of noise."""
-
-    @property
-    def noise_multiplier(self) -> Fraction | None:
-        """The deviation over what one client can change; None for no noise."""
-        ...
-
-    @property
-    def l2_bounds(self) -> tuple[int, ...]:
-        """The largest norm of a client's values, for each ring segment."""
-        ...
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """What a neighbour is."""
-        ...
 
 
 def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
@@ -118,7 +99,16 @@ def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
     return configuration
 
 
-def require_held(settings: HeldNoise, layout: Layout, *, segments: int, total_weight: int, capacity: int) -> None:
+def require_held(  # noqa: PLR0913 -- what noise is judged by
+    layout: Layout,
+    multiplier: Fraction | None,
+    l2_bounds: tuple[int, ...],
+    adjacency: Adjacency,
+    *,
+    segments: int,
+    total_weight: int,
+    capacity: int,
+) -> None:
     """Refuse noise that rings of this width do not hold beside the largest sum; those of codewords are made for it.
 
     Args:
@@ -127,15 +117,14 @@ def require_held(settings: HeldNoise, layout: Layout, *, segments: int, total_we
     Raises:
         CapacityExceeded: naming the multiplier that they do hold.
     """
-    multiplier = settings.noise_multiplier
     if multiplier is None:
         return
     rings = [segment for segment in layout.segments if isinstance(segment, RingSegment)]
     most = min(
         (
             room_for_noise(segment, min(bound, segment.ring.greatest // capacity), total_weight, is_rotated=False)
-            / max(1, segments * of_vector(bound, 1, settings.adjacency))
-            for segment, bound in zip(rings, settings.l2_bounds, strict=False)
+            / max(1, segments * of_vector(bound, 1, adjacency))
+            for segment, bound in zip(rings, l2_bounds, strict=False)
         ),
         default=multiplier**2,
     )

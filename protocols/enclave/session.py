@@ -81,8 +81,10 @@ class EnclaveSettings:
         maximum_cohort = self.maximum_cohort or min(subject.capacity // heaviest, _MOST_UPLOADS)
         counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
         require_held(
-            self,
             subject.layout,
+            self.noise_multiplier,
+            self.l2_bounds,
+            self.adjacency,
             segments=len(subject.layout.ring_positions) + counted,
             total_weight=maximum_cohort * heaviest,
             capacity=subject.capacity,

@@ -123,8 +123,10 @@ def test_no_key_makes_more_than_its_part_of_the_noise(monkeypatch: pytest.Monkey
     assert (values[:1000] != values[1000:2000]).mean() > 0.9
 
 
-def test_pieces_are_overwritten_once_they_were_used() -> None:
-    kept = [*pieces(NoiseKind.SKELLAM, Fraction(100), 100_000, SystemCoins())]
+@pytest.mark.parametrize("kind", [NoiseKind.SKELLAM, NoiseKind.DISCRETE_GAUSSIAN])
+@pytest.mark.parametrize("variance", [100, 2 * GREATEST_TABLED])
+def test_pieces_are_overwritten_once_they_were_used(kind: NoiseKind, variance: int) -> None:
+    kept = [*pieces(kind, Fraction(variance), 100_000, SystemCoins())]
     assert not any(piece.any() for piece in kept)
 
 
