@@ -30,7 +30,8 @@ _FEWEST: Final = 100
 _CROPS: Final = 20
 _BATCH: Final = 4096
 
-Input, Loaded = TypeVar("Input"), TypeVar("Loaded")
+Input = TypeVar("Input")
+Loaded = TypeVar("Loaded")
 Nanoseconds = npt.NDArray[np.float64]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ def test_two_that_begin_at_once_are_one(tmp_path: Path, monkeypatch: pytest.Monk
     """Another process makes the file after this one has looked."""
     latch = FileLatch(tmp_path / "latch")
     latch.begin(NAME)
-    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+
+    def nothing_there(*_: object) -> Iterator[Path]:
+        return iter(())
+
+    monkeypatch.setattr(Path, "glob", nothing_there)
     with pytest.raises(Misuse, match="suspended before"):
         latch.begin(NAME)
 
@@ -68,9 +73,10 @@ def test_what_was_claimed_or_ended_is_on_the_disk(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("wrong", [b"", NAME[:-1], NAME + b"n", NAME.hex(), bytearray(NAME), None])
 def test_a_session_is_named_by_whole_bytes(tmp_path: Path, wrong: Any) -> None:
     latch = FileLatch(tmp_path / "latch")
-    for call in (lambda: latch.begin(wrong), lambda: latch.claim(wrong, 0)):
-        with pytest.raises(InvalidParameters, match="16 bytes"):
-            call()
+    with pytest.raises(InvalidParameters, match="16 bytes"):
+        latch.begin(wrong)
+    with pytest.raises(InvalidParameters, match="16 bytes"):
+        latch.claim(wrong, 0)
 
 
 def test_a_folder_that_others_look_into_is_refused(tmp_path: Path) -> None:
