@@ -15,11 +15,13 @@ class Disk:
     """What was flushed, by its name at that moment, and what was opened and not closed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.flushed = list[str]()
+        self.flushed, self.contents = list[str](), list[bytes]()
         sync = os.fsync
 
         def synced(number: int) -> None:
-            self.flushed.append(Path(f"/proc/self/fd/{number}").readlink().name)
+            path = Path(f"/proc/self/fd/{number}").readlink()
+            self.flushed.append(path.name)
+            self.contents.append(path.read_bytes() if path.is_file() else b"")
             sync(number)
 
         monkeypatch.setattr(os, "fsync", synced)
@@ -81,8 +83,7 @@ def test_a_file_is_overwritten_on_the_disk_before_it_is_removed(
     before, unlink = open_files(), Path.unlink
 
     def gone(self: Path, *, missing_ok: bool = False) -> None:
-        assert disk.flushed == ["kept"], "removed before it was overwritten"
-        assert beside.read_bytes() == bytes(6000)
+        assert (disk.flushed, disk.contents) == (["kept"], [bytes(6000)]), "removed before it was overwritten"
         unlink(self, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", gone)
