@@ -198,7 +198,14 @@ ROOMS: Final = (
     Room(
         "session: ledger, latch, certificates",
         _in("secagg/session", "ledger.py", "latch.py", "certificates.py", "durable.py", "sealed_state.py"),
-        _in("tests/session", "test_certificates.py", "test_ledger.py", "test_sealed_state.py", "test_run.py"),
+        _in(
+            "tests/session",
+            "test_certificates.py",
+            "test_durable.py",
+            "test_latch.py",
+            "test_ledger.py",
+            "test_sealed_state.py",
+        ),
         (
             *_in("tests/adversaries", "test_one_message_epochs.py", "test_inputs_and_retries.py"),
             "tests/protocols/two_servers/test_ledger.py",

@@ -8,6 +8,7 @@ in the platform's store before anything is read or answered.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final, Protocol
@@ -100,11 +101,14 @@ class FileLatch:
 
     def claim(self, name: bytes, number: int) -> None:
         """See ``Latch``."""
+        claimed = self._path(name, number + 1)
         try:
             # ``rename`` would overwrite; no file of the next number can be there while this one is.
-            self._path(name, number).rename(self._path(name, number + 1))
+            self._path(name, number).rename(claimed)
         except FileNotFoundError:
             raise _claimed() from None
+        with suppress(FileNotFoundError):
+            os.utime(claimed)
         sync_folder(self._folder)
 
     def end(self, name: bytes) -> None:

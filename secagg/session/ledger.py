@@ -180,8 +180,6 @@ class SpentUpdates(Confined):
     def _read(self, descriptor: int, path: Path) -> None:
         stored = path.read_bytes()
         if len(stored) < len(_HEADER) and _HEADER.startswith(stored):
-            os.ftruncate(descriptor, 0)
-            os.lseek(descriptor, 0, os.SEEK_SET)
             os.write(descriptor, _HEADER)
             os.fsync(descriptor)
             sync_folder(path.parent)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +22,15 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, NoJournal
-from secagg.protocols.one_message.messages import Receipt, Verdict
+from secagg.protocols.one_message.messages import Receipt, UploadList, Verdict
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import HeldShare, open_share
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with
+from tests.adversaries.test_one_message_epochs import Standing, closed_journals, standing_world
 from tests.harness.one_message_sums import NOW, InsecureSum, SumSetup
+
+__all__ = ["closed_journals"]
 
 
 def forgetful(world: InsecureSum, position: int) -> Holder:
@@ -196,3 +200,39 @@ def test_records_are_not_gone_on_with_under_another_root() -> None:
     other = Secret("holder root", b"r" * 32)
     with pytest.raises(PeerMisbehaved, match="other keys of this holder"):
         world.holder_with(world.record, 0, key=key, journal=offered, root=other, nonce=nonce)
+
+
+# --- Lists that others certified --------------------------------------------------------------------------------------
+
+
+def certified_by_others(folder: Path) -> tuple[Standing, UploadList, bytes]:
+    """Return a holder that signed nothing, a smaller list than the others certified, and the request for theirs."""
+    world, standing = standing_world(folder, ThresholdRule.CERTIFIED)
+    server = world.collected()
+    server.fix_list()
+    smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
+    world.ask(server, server.requests(), absent={0})
+    server.certify()
+    return standing, smaller, server.requests()[1]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_holder_that_answered_what_others_certified_signs_no_other_list(
+    tmp_path: Path, *, is_restarted: bool
+) -> None:
+    """It signed nothing, so its answer alone is what it has to remember: two answers give the victim's share."""
+    standing, smaller, request = certified_by_others(tmp_path)
+    answer = standing.holder.respond(request)
+    assert not any(word.any() for word in accepted_words(standing.holder))
+    if is_restarted:
+        standing.restart()
+    assert standing.holder.respond(request) == answer
+    with pytest.raises(PeerMisbehaved, match="one list"):
+        standing.holder.respond(smaller.encode())
+
+
+def test_a_holder_that_signed_another_list_answers_none_that_others_certified(tmp_path: Path) -> None:
+    standing, smaller, request = certified_by_others(tmp_path)
+    standing.holder.respond(smaller.encode())
+    with pytest.raises(PeerMisbehaved, match="one list"):
+        standing.holder.respond(request)

@@ -22,15 +22,16 @@ import numpy.typing as npt
 LEAKS_ABOVE: Final = 10.0
 """Where dudect says that time depends on the input; below 4.5 it says nothing."""
 SUSPICIOUS_ABOVE: Final = 4.5
-COPIES: Final = 32
-"""Of each class."""
+COPIES: Final = 1024
+"""Of each class: many, so that where one input lies in memory says nothing of its class."""
 _WARM_UP: Final = 64
 _FEWEST: Final = 100
 """In each class; of fewer no t is taken."""
 _CROPS: Final = 20
 _BATCH: Final = 4096
 
-Input, Loaded = TypeVar("Input"), TypeVar("Loaded")
+Input = TypeVar("Input")
+Loaded = TypeVar("Loaded")
 Nanoseconds = npt.NDArray[np.float64]
 
 

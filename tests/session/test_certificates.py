@@ -245,3 +245,10 @@ def test_a_key_is_neither_pickled_nor_copied(take: Any) -> None:
 
 def test_a_key_shows_nothing_of_itself() -> None:
     assert repr(ANNS_KEY) == str(ANNS_KEY) == "<SigningKey>"
+
+
+def test_an_authority_issues_with_its_key_and_with_nothing_like_it() -> None:
+    for wrong in (AUTHORITY.public_key, None, object()):
+        nobody: Any = wrong
+        with pytest.raises(Misuse, match="issues with its SigningKey"):
+            issue_certificate(nobody, ANN, ANNS_KEY.public_key)

@@ -8,9 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from secagg.contract import Layout, Payload
+from secagg.contract import Layout, Payload, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.two_servers.ledger import UploadLedger
@@ -219,6 +220,78 @@ def test_a_ledger_of_seals_is_for_a_task_with_a_name() -> None:
     for wrong in (b"", b"t" * 257):
         with pytest.raises(Misuse, match="1 to 256 bytes"):
             SealLedger(wrong)
+
+
+def test_what_another_process_has_open_is_not_charged_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a fork; a ledger in memory is copied by one, and nothing on disk contradicts it."""
+    kept, forgotten = SpentUpdates(tmp_path / "ledger"), SpentUpdates()
+    monkeypatch.setattr("secagg.session.ledger.os.getpid", lambda: -1)
+    with pytest.raises(Misuse, match="forked into another process"):
+        kept.charge(FIRST)
+    forgotten.charge(FIRST)
+    assert (kept.count(FIRST.task), forgotten.count(FIRST.task)) == (0, 1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 6, 7])
+def test_a_file_that_a_crash_kept_from_its_header_is_begun(length: int, tmp_path: Path) -> None:
+    """On the disk with its name, and with nothing of the beginning twice."""
+    SpentUpdates(tmp_path / "whole").close()
+    header = (tmp_path / "whole").read_bytes()
+    assert len(header) == 7
+    path = tmp_path / "ledger"
+    path.write_bytes(header[:length])
+    ledger = SpentUpdates(path)
+    assert path.read_bytes() == header
+    ledger.charge(FIRST)
+    assert reopened(ledger, path).count(FIRST.task) == 1
+    for other in (header[:3] + b"?", b"?", header[:6] + b"?"):
+        (tmp_path / "other").write_bytes(other)
+        with pytest.raises(MalformedMessage, match="no ledger of uploads"):
+            SpentUpdates(tmp_path / "other")
+        assert (tmp_path / "other").read_bytes() == other
+
+
+def test_a_new_file_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = list[str](), os.fsync
+
+    def flushed(number: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{number}").readlink().name)
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    SpentUpdates(tmp_path / "ledger").close()
+    assert synced == ["ledger", tmp_path.name]
+
+
+def test_the_beginning_of_a_record_that_was_never_sent_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = SpentUpdates(path)
+    ledger.charge(FIRST)
+    ledger.close()
+    stored = path.read_bytes()
+    path.write_bytes(stored + stored[-136:-1])
+    SpentUpdates(path).close()
+    assert path.read_bytes() == stored
+
+
+def test_an_upload_is_known_by_whole_digests() -> None:
+    """A shorter one would shift what is read back."""
+    ledger = SpentUpdates()
+    for wrong in (b"", bytes(31), bytes(33)):
+        for spoiled in (replace(FIRST, values=wrong), replace(FIRST, model=wrong)):
+            with pytest.raises(Misuse, match="32 bytes"):
+                ledger.charge(spoiled)
+    assert ledger.count(FIRST.task) == 0
+
+
+def test_values_are_told_apart_by_where_their_segments_end_and_not_by_how_they_lie_in_memory() -> None:
+    def payload(*vectors: list[int]) -> Payload:
+        layout = Layout(tuple(RingSegment(8, len(vector)) for vector in vectors))
+        return Payload(layout, tuple(np.array(vector, np.uint8) for vector in vectors))
+
+    assert values_digest(payload([1, 2], [3])) != values_digest(payload([1], [2, 3]))
+    spread = np.array([1, 9, 2, 9], np.uint8)[::2]
+    assert values_digest(replace(payload([1, 2]), values=(spread,))) == values_digest(payload([1, 2]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

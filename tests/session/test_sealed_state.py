@@ -157,3 +157,103 @@ def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
 def test_the_folder_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "named"))
     assert StateDirectory(coins=SystemCoins()).folder == tmp_path / "named"
+
+
+def test_the_folder_is_where_the_session_of_the_user_keeps_such_things(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert StateDirectory(coins=SystemCoins()).folder == tmp_path / "secagg"
+
+
+def test_a_state_that_is_cut_in_its_header_names_no_key_and_destroys_none(states: StateDirectory) -> None:
+    stored = sealed(states.begin())
+    for length in (0, 15, 16, 19):
+        with pytest.raises(Misuse, match="not the newest"):
+            states.open(stored[:length])
+    states.open(stored)
+
+
+@pytest.mark.parametrize("kept", [20, 21, 36])
+def test_the_key_of_a_damaged_state_is_destroyed(states: StateDirectory, kept: int) -> None:
+    stored = sealed(states.begin())
+    with pytest.raises(Misuse, match="not the newest"):
+        states.open(stored[:kept])
+    assert not any(states.folder.iterdir())
+
+
+def test_a_key_is_on_the_disk_before_what_it_seals_is_sent(
+    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, synced, sync = states.begin(), list[bytes](), os.fsync
+
+    def flushed(number: int) -> None:
+        synced.append(state.path.read_bytes())
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    sealed(state)
+    assert synced == [state.path.read_bytes()]
+    state.destroy()
+    assert synced[1:] == [bytes(32)]
+
+
+def test_a_session_that_begins_leaves_no_file_open(states: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, closed, close = list[int](), list[int](), os.close
+
+    def letting_go(number: int) -> None:
+        closed.append(number)
+        close(number)
+
+    original = os.open
+
+    def opening(path: Path, flags: int, mode: int = 0o777) -> int:
+        opened.append(original(path, flags, mode))
+        return opened[-1]
+
+    monkeypatch.setattr("secagg.session.sealed_state.os.open", opening)
+    monkeypatch.setattr("secagg.session.sealed_state.os.close", letting_go)
+    states.begin()
+    assert opened
+    assert closed == opened
+
+
+def test_what_was_opened_to_be_discarded_is_overwritten(
+    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets, take = list[Secret](), states.open
+
+    def recorded(stored: bytes) -> tuple[OpenState, Secret]:
+        state, secret = take(stored)
+        secrets.append(secret)
+        return state, secret
+
+    stored = sealed(states.begin())
+    monkeypatch.setattr(states, "open", recorded)
+    states.discard(stored)
+    assert [secret.is_wiped for secret in secrets] == [True]
+
+
+def test_a_sweep_leaves_what_is_in_use_and_looks_once_an_hour(
+    states: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At two days sharp a session is in use, and at an hour sharp the folder is swept."""
+    begun, now = time.time(), [time.time()]
+    monkeypatch.setattr("secagg.session.sealed_state.time.time", lambda: now[0])
+    used, left = states.begin(), states.begin()
+    os.utime(used.path, (begun, begun))
+    os.utime(left.path, (begun - 1, begun - 1))
+    now[0] = used.path.stat().st_mtime + 2 * 24 * 3600
+    states.beside("pieces")
+    assert used.path.exists()
+    assert not left.path.exists()
+    swept = states.folder / "swept"
+    os.utime(swept, (now[0], now[0]))
+    os.utime(used.path, (1000, 1000))
+    now[0] = swept.stat().st_mtime + 3599
+    states.beside("pieces")
+    assert used.path.exists()
+    now[0] = swept.stat().st_mtime + 3600
+    states.beside("pieces")
+    assert not used.path.exists()

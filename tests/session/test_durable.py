@@ -1,0 +1,107 @@
+"""Files that are on the disk when a call returns: what is flushed, in which order, and what is left on the way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from secagg.errors import InvalidParameters
+from secagg.session.durable import claim, create, erase, replace, require_own_folder, sync_folder
+
+
+class Disk:
+    """What was flushed, by its name at that moment, and what was opened and not closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flushed, self.contents = list[str](), list[bytes]()
+        sync = os.fsync
+
+        def synced(number: int) -> None:
+            path = Path(f"/proc/self/fd/{number}").readlink()
+            self.flushed.append(path.name)
+            self.contents.append(path.read_bytes() if path.is_file() else b"")
+            sync(number)
+
+        monkeypatch.setattr(os, "fsync", synced)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "deep" / "down"
+    require_own_folder(folder)
+    require_own_folder(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o710)
+    with pytest.raises(InvalidParameters, match="this user's alone"):
+        require_own_folder(folder)
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(InvalidParameters, match="this user's alone"):
+        require_own_folder(folder)
+    # Where there are no owners, nothing is asked of them.
+    monkeypatch.delattr(os, "getuid")
+    require_own_folder(folder)
+
+
+def test_a_file_is_made_once_and_its_name_is_on_the_disk(tmp_path: Path, disk: Disk) -> None:
+    before = open_files()
+    create(tmp_path / "made")
+    assert disk.flushed == ["made", tmp_path.name]
+    assert open_files() == before
+    with pytest.raises(FileExistsError):
+        create(tmp_path / "made")
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_is_replaced_as_a_whole_after_its_data_are_on_the_disk(tmp_path: Path, disk: Disk) -> None:
+    path = tmp_path / "kept"
+    path.write_bytes(b"what was there, and longer")
+    replace(path, b"what is there")
+    assert disk.flushed == ["kept.new", tmp_path.name]
+    assert path.read_bytes() == b"what is there"
+    assert [file.name for file in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_file_is_overwritten_on_the_disk_before_it_is_removed(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, beside = tmp_path / "kept", tmp_path / "beside"
+    erase(path)
+    path.write_bytes(b"secret" * 1000)
+    os.link(path, beside)
+    monkeypatch.setattr("secagg.session.durable._PIECE_BYTES", 1024)
+    before, unlink = open_files(), Path.unlink
+
+    def gone(self: Path, *, missing_ok: bool = False) -> None:
+        assert (disk.flushed, disk.contents) == (["kept"], [bytes(6000)]), "removed before it was overwritten"
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", gone)
+    erase(path)
+    assert not path.exists()
+    assert open_files() == before
+
+
+def test_a_folder_is_flushed_and_let_go(tmp_path: Path, disk: Disk) -> None:
+    before = open_files()
+    sync_folder(tmp_path)
+    assert disk.flushed == [tmp_path.name]
+    assert open_files() == before
+
+
+def test_a_file_is_held_by_one_opener_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "held").touch()
+    with (tmp_path / "held").open() as first, (tmp_path / "held").open() as second:
+        claim(first.fileno(), "somebody has it")
+        with pytest.raises(InvalidParameters, match="somebody has it"):
+            claim(second.fileno(), "somebody has it")

@@ -1,0 +1,100 @@
+"""The latch against two restores, by itself: numbers go up, names are whole, folders are their owner's, and on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.session.latch import NAME_BYTES, FileLatch, Latch, MemoryLatch
+
+NAME, OTHER = b"n" * NAME_BYTES, b"o" * NAME_BYTES
+
+
+@pytest.fixture(params=["in memory", "in a folder"])
+def latch(request: pytest.FixtureRequest, tmp_path: Path) -> Latch:
+    return MemoryLatch() if request.param == "in memory" else FileLatch(tmp_path / "latch")
+
+
+def test_a_number_is_claimed_once_and_in_order(latch: Latch) -> None:
+    latch.begin(NAME)
+    latch.begin(OTHER)
+    for number in range(3):
+        for wrong in {0, 1, 2, 3} - {number}:
+            with pytest.raises(Misuse, match="not the newest") as refused:
+                latch.claim(NAME, wrong)
+            assert refused.value.reason is Reason.ALREADY_SPENT
+        latch.claim(NAME, number)
+    latch.claim(OTHER, 0)
+
+
+def test_a_name_begins_once_and_stands_nowhere_when_it_has_ended(latch: Latch) -> None:
+    latch.end(NAME)
+    latch.begin(NAME)
+    with pytest.raises(Misuse, match="suspended before"):
+        latch.begin(NAME)
+    latch.begin(OTHER)
+    latch.end(NAME)
+    with pytest.raises(Misuse, match="session is over"):
+        latch.claim(NAME, 0)
+    latch.claim(OTHER, 0)
+    with pytest.raises(Misuse):
+        latch.begin(OTHER)
+
+
+def test_two_that_begin_at_once_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process makes the file after this one has looked."""
+    latch = FileLatch(tmp_path / "latch")
+    latch.begin(NAME)
+
+    def nothing_there(*_: object) -> Iterator[Path]:
+        return iter(())
+
+    monkeypatch.setattr(Path, "glob", nothing_there)
+    with pytest.raises(Misuse, match="suspended before"):
+        latch.begin(NAME)
+
+
+def test_what_was_claimed_or_ended_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    latch, synced = FileLatch(tmp_path / "latch"), list[Path]()
+    latch.begin(NAME)
+    monkeypatch.setattr("secagg.session.latch.sync_folder", synced.append)
+    latch.claim(NAME, 0)
+    assert synced == [tmp_path / "latch"]
+    latch.end(NAME)
+    assert synced == [tmp_path / "latch"] * 2
+    assert not any((tmp_path / "latch").iterdir())
+
+
+@pytest.mark.parametrize("wrong", [b"", NAME[:-1], NAME + b"n", NAME.hex(), bytearray(NAME), None])
+def test_a_session_is_named_by_whole_bytes(tmp_path: Path, wrong: Any) -> None:
+    latch = FileLatch(tmp_path / "latch")
+    with pytest.raises(InvalidParameters, match="16 bytes"):
+        latch.begin(wrong)
+    with pytest.raises(InvalidParameters, match="16 bytes"):
+        latch.claim(wrong, 0)
+
+
+def test_a_folder_that_others_look_into_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latch").mkdir(mode=0o755)
+    with pytest.raises(InvalidParameters, match="this user's alone"):
+        FileLatch(tmp_path / "latch")
+
+
+def test_sessions_are_forgotten_by_when_they_were_last_resumed(tmp_path: Path) -> None:
+    """Renaming leaves the time of a file: a session that began long ago and goes on was taken for one that was left."""
+    latch = FileLatch(tmp_path / "latch")
+    for name in (NAME, OTHER):
+        latch.begin(name)
+        os.utime(tmp_path / "latch" / f"{name.hex()}.0", (1000, 1000))
+    latch.claim(OTHER, 0)
+    latch.sweep(1000)
+    assert len(list((tmp_path / "latch").iterdir())) == 2
+    latch.sweep(1001)
+    with pytest.raises(Misuse):
+        latch.claim(NAME, 0)
+    latch.claim(OTHER, 1)
