@@ -1,13 +1,16 @@
-"""Defects to plant into the library, one at a time, so that a run which finds nothing is known to look.
+"""Planting defects into the library, so that a run which finds nothing is known to look; and those of the client.
 
-Each replaces one function of the library, for as long as a case runs, by what somebody might have written instead. The
-last ones are no defects of the client: they are parameters that a client refuses, and modes for another adversary.
+Each replaces one function of the library, for as long as a case runs, by what somebody might have written instead: the
+function itself with a check taken out, where that can be said so, or another one.
 """
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -21,18 +24,63 @@ from secagg.protocols.pairwise_mask import (
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.transitions import ClientState
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
+from secagg.session.latch import MemoryLatch
 from secagg.wire import MessageKind, message_kind
 
 Replacement = tuple[object, str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """A function of the library in which some words are others, made when it is planted."""
+
+    place: Any
+    name: str
+    changes: tuple[tuple[str, str], ...]
+
+    def made(self) -> object:
+        """Return the function; each of the words has to stand in it once.
+
+        Raises:
+            LookupError: one does not, because the function was changed.
+        """
+        function = inspect.unwrap(inspect.getattr_static(self.place, self.name))
+        source = textwrap.dedent(inspect.getsource(function))
+        for old, new in self.changes:
+            if source.count(old) != 1:
+                raise LookupError(f"{self.name} has {source.count(old)} times {old!r}; say anew what the defect is")
+            source = source.replace(old, new)
+        made = dict[str, Any]()
+        exec(compile(source, f"<{self.name}, altered>", "exec"), function.__globals__, made)  # noqa: S102 -- its own words
+        return made[function.__name__]
+
+
+@contextmanager
+def planted(*replacements: Replacement) -> Iterator[None]:
+    """Have the library be defective in these ways."""
+    made = [(place, name, one.made() if isinstance(one, Altered) else one) for place, name, one in replacements]
+    with ExitStack() as stack:
+        for place, name, instead in made:
+            stack.enter_context(mock.patch.object(place, name, instead))
+        yield
+
+
+def altered(place: object, name: str, *changes: tuple[str, str]) -> Replacement:
+    """Return the replacement of a function by itself with some words for others."""
+    return place, name, Altered(place, name, changes)
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Check nothing."""
+
+
+# --- The client of pairwise masks -------------------------------------------------------------------------------------
+
 _AWAITING = {
     MessageKind.SURVIVOR_SET: ClientState.AWAITING_SURVIVOR_SET,
     MessageKind.UNMASKING_REQUEST: ClientState.AWAITING_UNMASKING_REQUEST,
 }
 ANSWERED_AGAIN = frozenset(_AWAITING)
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """Check nothing."""
 
 
 def _receive_again(original: Callable[..., list[bytes]]) -> Callable[..., list[bytes]]:
@@ -52,16 +100,6 @@ def _receive_again(original: Callable[..., list[bytes]]) -> Callable[..., list[b
     return receive
 
 
-def _without_cohort(original: Callable[..., None]) -> Callable[..., None]:
-    def check(state: Any, context: bytes, contributors: Any, round_name: str) -> None:  # noqa: ANN401
-        try:
-            original(state, context, contributors, round_name)
-        except round3_consistency_check.ThresholdNotMet:
-            return
-
-    return check
-
-
 def _unbound_survivors(context: Any, signer: Any, sharers: Any, contributors: Any) -> tuple[bytes, ...]:  # noqa: ANN401, ARG001
     return context.digest, signer.encode()
 
@@ -78,36 +116,89 @@ def _spend_nothing(self: Any) -> Any:  # noqa: ANN401 -- an input
     return self._unspent[-1]
 
 
+def _mask_half(vector: Any, state: Any, seeds: Any, threads: int) -> None:  # noqa: ANN401
+    own = state.key_set.position
+    _APPLY(vector, state, {other: seed for other, seed in seeds.items() if (other - own) % 2 == 0}, threads)
+
+
+def _unbound_sharers(context: Any, signer: Any, _: Any, contributors: Any) -> tuple[bytes, ...]:  # noqa: ANN401
+    return context.digest, signer.encode(), contributors.digest(context)
+
+
+_APPLY: Any = round2_masked_input._apply_masks  # noqa: SLF001
+_CERTIFICATE = "_verify_certificate"
+_LISTS = "positions != sorted(set(positions)) or not set(positions) <= set(roster.committee)"
+
+
+def _signed_as(parts: Callable[..., tuple[bytes, ...]]) -> tuple[Replacement, ...]:
+    return (round3_consistency_check, "signed_survivors", parts), (round4_unmasking, "signed_survivors", parts)
+
+
+def _checks(old: str, new: str = "False") -> tuple[Replacement, ...]:
+    """Return both places that look at a set of contributors, with a condition that is another."""
+    _, name, checks = altered(round3_consistency_check, "check_survivors", (f"if {old}:", f"if {new}:"))
+    return (round3_consistency_check, name, checks), (round4_unmasking, name, checks)
+
+
 DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "no latch": (
         (client.Client, "_receive", _receive_again(client.Client._receive)),  # noqa: SLF001
-        (round2_masked_input.Masked, "wipe", _nothing),
+        (round2_masked_input.Masked, "wipe", nothing),
     ),
-    "no consistency check": ((round4_unmasking, "_verify_certificate", _nothing),),
-    "no check of the list's size": (
-        (round3_consistency_check, "check_survivors", _without_cohort(round3_consistency_check.check_survivors)),
-        (round4_unmasking, "check_survivors", _without_cohort(round3_consistency_check.check_survivors)),
+    "no consistency check": ((round4_unmasking, _CERTIFICATE, nothing),),
+    "no check of the list's size": _checks("len(contributors) < needed"),
+    "itself not looked for in the list": _checks("position not in contributors"),
+    "list not compared with the sharers": _checks("not contributors.issubset(state.sharers)"),
+    "signature not bound to the list": _signed_as(_unbound_survivors),
+    "signature not bound to the sharers": _signed_as(_unbound_sharers),
+    "signature not bound to the context": _signed_as(_survivors_without_context),
+    "signatures not counted": (
+        altered(round4_unmasking, _CERTIFICATE, ("len(positions) < roster.configuration.quorum", "False")),
     ),
-    "signature not bound to the list": (
-        (round3_consistency_check, "signed_survivors", _unbound_survivors),
-        (round4_unmasking, "signed_survivors", _unbound_survivors),
+    "one signature counts often": (
+        altered(round4_unmasking, _CERTIFICATE, (_LISTS, "not set(positions) <= set(roster.committee)")),
     ),
-    "view of the sharers not signed": ((round4_unmasking, "_verify_views", _nothing),),
-    "signature not bound to the context": (
-        (round3_consistency_check, "signed_survivors", _survivors_without_context),
-        (round4_unmasking, "signed_survivors", _survivors_without_context),
+    "signatures from outside of the committee": (
+        altered(round4_unmasking, _CERTIFICATE, (_LISTS, "positions != sorted(set(positions))")),
     ),
+    "first signature alone verified": (
+        altered(
+            round4_unmasking,
+            _CERTIFICATE,
+            ("for item in message.endorsements:", "for item in message.endorsements[:1]:"),
+        ),
+    ),
+    "view of the sharers not signed": ((round4_unmasking, "_verify_views", nothing),),
+    "signs other sharers": (altered(client, "confirm_survivors", ("message.sharers != state.sharers", "False")),),
     "advertised keys not certified": ((Authority, "verify", _any_certificate),),
     "input not spent": ((member.ClientInput, "spend", _spend_nothing),),
+    "masks left out": ((round2_masked_input, "_apply_masks", _mask_half),),
+    "self mask left out": (
+        altered(
+            round2_masked_input,
+            "_apply_masks",
+            ("vector.apply(add, subtract", "vector.apply(add[1:], subtract"),
+        ),
+    ),
+    "both shares shown": (
+        altered(
+            round4_unmasking,
+            "_show",
+            ("share_place(roster, dealer, masked.key_set.position).digest_of(hidden, other)", "bytes(hidden.expose())"),
+        ),
+    ),
+    "the other share shown": (
+        altered(round4_unmasking, "revealed_secret", ("position in contributors", "position not in contributors")),
+    ),
+    "seeds of all edges shown": (
+        altered(round4_unmasking.AnsweredFor, "by", ("has_edges and n not in contributors", "has_edges")),
+    ),
+    "a latch that claims nothing": ((MemoryLatch, "claim", nothing),),
 }
-FLOORS_OFF: tuple[Replacement, ...] = ((SessionConfiguration, "require_population", _nothing),)
+_NO_VIEWS = DEFECTS["view of the sharers not signed"]
+DEFECTS |= {
+    f"{name}, nor views": (*DEFECTS[name], *_NO_VIEWS)
+    for name in ("list not compared with the sharers", "signature not bound to the sharers")
+}
+FLOORS_OFF: tuple[Replacement, ...] = ((SessionConfiguration, "require_population", nothing),)
 """Clients that take parameters which they refuse otherwise: the checks are then all that is left."""
-
-
-@contextmanager
-def planted(*replacements: Replacement) -> Iterator[None]:
-    """Have the library be defective in these ways."""
-    with ExitStack() as stack:
-        for place, name, instead in replacements:
-            stack.enter_context(mock.patch.object(place, name, instead))
-        yield

@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import RLock
 from typing import Any
 
+import ideal
 from secagg.crypto.secret import Confined, Secret
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.member import Member
@@ -42,7 +43,7 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:  # noqa: ANN401 -- anythin
             copied = Secret(value.kind, b"")
             copied._buffer[:] = value._buffer  # noqa: SLF001
             copied._wiped = value._wiped  # noqa: SLF001
-        case Confined() | InsecureSeededCoins():
+        case Confined() | InsecureSeededCoins() | ideal.IdealSealingPair():
             copied = object.__new__(type(value))
             made[id(value)] = copied
             for name in _fields(value):

@@ -7,30 +7,50 @@ to a length is tried; sequences that lead to the same state are continued once.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
 from itertools import combinations
 from math import gcd
 from typing import Any
-from unittest import mock
 
+from report import Report
 from secagg.contract import Layout, RingSegment
-from secagg.errors import PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
+from secagg.privacy.noise import NoiseKind
+from secagg.protocols.enclave.trusted.buffer import Buffer, BufferState, Entry, ReleaseRules
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 
-COHORT = 2
+COHORT, LARGEST_COHORT, HEAVIEST = 2, 3, 5
 HEAVY = (2, 3)
 """The honest clients whose weight is twice that of the other one."""
 VERSIONS = (0, 1)
 MODELS = {version: bytes([version]) * 32 for version in VERSIONS}
 RELABELLED = (2, MODELS[1])
 """The host's third number, for a model that it has announced under another."""
-Replacement = tuple[str, Callable[..., Any]]
+LAST = (3, bytes([3]) * 32)
+"""Of its fourth model nobody has an update, and those of the third number are one model old by then."""
+OTHER_MODEL = bytes([9]) * 32
+"""What the host gives to one client as the newest model."""
+BUDGET = 1
+"""In how many releases a client may be, where the enclave adds noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the enclave is configured to do."""
+
+    with_noise: bool = False
+    ages: tuple[int, ...] = (3, 2)
+    """What an update counts that is so many models old."""
+    is_large: bool = False
+    """Whether the host has a fourth model and the corrupted client a third upload."""
+
+
+USUAL, LARGE, WITH_NOISE, ALIKE = Setting(), Setting(is_large=True), Setting(with_noise=True), Setting(ages=(1, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,100 +68,104 @@ class Taken:
     upload: Upload
     weight: int
     age_weight: int
+    age: int
+    """How many models older it is than what the buffer updates."""
 
 
 @dataclass(slots=True)
 class Host:
-    """A state: the rules, what is in the buffer, and what was released."""
+    """A state: the rules, what is in the buffer and of which model that is, and what was released."""
 
     rules: ReleaseRules
     buffer: frozenset[Taken] = frozenset()
+    version: int = -1
     released: tuple[frozenset[Taken], ...] = ()
+    is_destroyed: bool = False
 
     def key(self) -> object:
         """Return what tells states apart: everything that the rules remember, and everything that came out."""
-        remembered = {name: value for name, value in vars(self.rules).items() if name != "_configuration"}
-        return repr(sorted((name, _ordered(value)) for name, value in remembered.items())), self.buffer, self.released
+        if self.rules.state is BufferState.DESTROYED:
+            return self.rules.state
+        remembered = [_frozen(value) for name, value in vars(self.rules).items() if name != "_configuration"]
+        return tuple(remembered), self.buffer, self.released, self.is_destroyed
 
 
-@dataclass(slots=True)
-class Report:
-    """What came out of a case."""
-
-    schedules: int = 0
-    """States that were reached; each by at least one sequence of calls."""
-    calls: int = 0
-    refused: int = 0
-    revealing: int = 0
-    fault: str | None = None
-    trace: tuple[str, ...] = ()
-    defect: str = field(default="")
-
-
-def uploads() -> list[Upload]:
+def uploads(setting: Setting) -> list[Upload]:
     """Return the uploads that exist: three honest clients' for each model, and those that a corrupted one makes."""
+    newest = VERSIONS[-1]
+    heavy = 1 if setting.with_noise else 3
     made = [
-        Upload(Entry(ClientId(client), bytes([client, version]) * 8, version, MODELS[version]), 1 + (client in HEAVY))
+        Upload(_entry(client, version, MODELS[version]), heavy if client in HEAVY else 1)
         for client in (1, 2, 3)
         for version in VERSIONS
     ]
-    # The corrupted client signs what it likes, twice for the newest model and once for the old one; it weighs the most.
+    # The corrupted client signs what it likes, with the largest weight, and once with more than anybody may have.
+    made += [Upload(_entry(4, newest, MODELS[newest], b"+"), HEAVIEST + 1)]
+    signed = ((0, b"", heavy), (newest, b"", 1 if setting.with_noise else HEAVIEST), (0, b"-", heavy))
     made += [
-        Upload(Entry(ClientId(4), bytes([4, number]) * 8, version, MODELS[version]), 3)
-        for number, version in ((0, 1), (1, 1), (2, 0))
+        Upload(_entry(4, version, MODELS[version], mark), weight)
+        for version, mark, weight in signed[: 2 + setting.is_large]
     ]
-    # What an honest client would seal a second time, if the host could give its model another number.
+    # What an honest client would seal a second time, if the host could give its model another number, and what it
+    # would seal for a model that nobody else has.
     version, digest = RELABELLED
-    made += [Upload(Entry(ClientId(client), bytes([client, version]) * 8, version, digest), 2) for client in HEAVY]
+    made += [Upload(_entry(client, version, digest), heavy) for client in HEAVY]
+    made += [Upload(_entry(2, newest, OTHER_MODEL), heavy)]
     return made
 
 
-def explore(depth: int, replacements: tuple[Replacement, ...] = ()) -> Report:
-    """Try every sequence of this many calls, up to the first release that tells too much."""
-    report = Report()
-    with ExitStack() as stack:
-        for name, instead in replacements:
-            stack.enter_context(mock.patch.object(ReleaseRules, name, instead))
-        start = Host(ReleaseRules(_configuration()))
-        seen, frontier = {start.key()}, [(start, tuple[str, ...]())]
-        for _ in range(depth):
-            following = list[tuple[Host, tuple[str, ...]]]()
-            for host, trace in frontier:
-                for name, act in _calls():
-                    after = Host(_copied(host.rules), host.buffer, host.released)
-                    report.calls += 1
-                    try:
-                        act(after)
-                    except SecAggError:
-                        report.refused += 1
-                    key = after.key()
-                    if key in seen:
-                        continue
-                    seen.add(key)
-                    report.revealing += len(after.released) > len(host.released)
-                    found = _fault(after.released)
-                    following.append((after, (*trace, name)))
-                    if found is not None:
-                        report.fault, report.trace, report.schedules = found, (*trace, name), len(seen)
-                        return report
-            frontier = following
-        report.schedules = len(seen)
+def _entry(client: int, version: int, digest: bytes, mark: bytes = b"") -> Entry:
+    return Entry(ClientId(client), bytes([client, version, digest[0]]) + mark, version, digest)
+
+
+def explore(setting: Setting) -> Report:
+    """Try every call in every state until nothing new is reached, up to the first release that tells too much."""
+    report, calls = Report(), list(_calls(setting))
+    start = Host(ReleaseRules(_configuration(setting)))
+    seen, frontier = {start.key()}, [(start, tuple[str, ...]())]
+    while frontier:
+        following = list[tuple[Host, tuple[str, ...]]]()
+        for host, trace in frontier:
+            for name, act in calls:
+                after = Host(
+                    _copied(host.rules), host.buffer, host.version, host.released, is_destroyed=host.is_destroyed
+                )
+                report.calls += 1
+                try:
+                    act(after)
+                except (SecAggError, IndexError, ValueError):
+                    # What no rule refuses can fail all the same, and then nothing was done.
+                    report.refused += 1
+                key = after.key()
+                if key in seen:
+                    continue
+                seen.add(key)
+                report.revealing += len(after.released) > len(host.released)
+                found = _fault(after, setting)
+                following.append((after, (*trace, name)))
+                if found is not None:
+                    report.fault, report.trace, report.schedules = found, (*trace, name), len(seen)
+                    return report
+        frontier = following
+    report.schedules = len(seen)
     return report
 
 
-def _calls() -> Iterator[tuple[str, Callable[[Host], None]]]:
-    for version, digest in (*MODELS.items(), RELABELLED):
+def _calls(setting: Setting) -> Iterator[tuple[str, Callable[[Host], None]]]:
+    for version, digest in (*MODELS.items(), RELABELLED, LAST)[: 3 + setting.is_large]:
         yield f"open {version}", lambda host, version=version, digest=digest: _open(host, version, digest)  # type: ignore[misc]
-    for upload in uploads():
+    for upload in uploads(setting):
         name = f"take {upload.entry.client} of model {upload.entry.version}"
         yield name, lambda host, upload=upload: _take(host, upload)  # type: ignore[misc]
     yield "release", _release
     yield "give up", _give_up
+    yield "destroy", _destroy
 
 
 def _open(host: Host, version: int, digest: bytes) -> None:
     host.rules.open(version, digest)
-    host.buffer = frozenset()
+    # The sums begin anew; what another buffer held is lost.
+    host.buffer, host.version = frozenset(), version
 
 
 def _take(host: Host, upload: Upload) -> None:
@@ -150,7 +174,7 @@ def _take(host: Host, upload: Upload) -> None:
     host.rules.require_weight(upload.weight, upload.entry.client)
     weight = upload.weight * age_weight
     host.rules.enter(upload.entry, weight, age_weight)
-    host.buffer |= {Taken(upload, weight, age_weight)}
+    host.buffer |= {Taken(upload, weight, age_weight, host.version - upload.entry.version)}
 
 
 def _release(host: Host) -> None:
@@ -171,23 +195,54 @@ def _give_up(host: Host) -> None:
     host.buffer = frozenset()
 
 
-def _fault(released: tuple[frozenset[Taken], ...]) -> str | None:
-    for sum_ in released:
-        clients = {taken.upload.entry.client for taken in sum_}
-        if len(clients) < COHORT:
-            return f"a sum over {sorted(map(str, clients))} alone"
-        total, largest = sum(taken.weight for taken in sum_), max(taken.weight for taken in sum_)
-        if largest * COHORT > total:
-            return "a sum in which one client outweighs the others"
-        ages = [taken.age_weight for taken in sum_]
-        if min(ages.count(age) for age in ages) < COHORT:
-            return "a sum in which one client's age stands alone"
-        weights = [taken.weight // gcd(*(taken.weight for taken in sum_)) for taken in sum_]
-        if any(sum(weight % modulus != 0 for weight in weights) == 1 for modulus in range(2, max(weights) + 1)):
-            return "a sum whose remainder is one client's"
-    for one, other in combinations(released, 2):
+def _destroy(host: Host) -> None:
+    host.rules.destroy()
+    host.buffer, host.is_destroyed = frozenset(), True
+
+
+def _fault(host: Host, setting: Setting) -> str | None:
+    if host.is_destroyed and host.rules.state is not BufferState.DESTROYED:
+        return "a buffer after the keys are gone"
+    for sum_ in host.released:
+        found = _fault_of_all(sum_, setting.ages) or (None if setting.with_noise else _fault_without_noise(sum_))
+        if found is not None:
+            return found
+    for one, other in combinations(host.released, 2):
         if _values(one) & _values(other):
             return "one update in two sums, whose difference tells of the rest"
+    often = Counter(taken.upload.entry.client for sum_ in host.released for taken in sum_)
+    if setting.with_noise and any(times > BUDGET for times in often.values()):
+        return "a client in more releases than its privacy budget has"
+    return None
+
+
+def _fault_of_all(sum_: frozenset[Taken], counts: tuple[int, ...]) -> str | None:
+    clients = {taken.upload.entry.client for taken in sum_}
+    models = {(taken.upload.entry.version, taken.upload.entry.model_digest) for taken in sum_}
+    found = (
+        (len(clients) < COHORT, f"a sum over {sorted(map(str, clients))} alone"),
+        (len(sum_) > LARGEST_COHORT, "a sum over more than it has room for"),
+        (
+            any(not 0 <= taken.age < len(counts) or taken.age_weight != counts[taken.age] for taken in sum_),
+            "an update that counts as one of another age",
+        ),
+        (any(taken.upload.weight > HEAVIEST for taken in sum_), "an update with a weight that nobody may have"),
+        (len(dict(models)) < len(models), "a sum of updates of two models that have one number"),
+        (len({digest for _, digest in models}) < len(models), "a sum of updates of one model under two numbers"),
+    )
+    return next((sentence for is_wrong, sentence in found if is_wrong), None)
+
+
+def _fault_without_noise(sum_: frozenset[Taken]) -> str | None:
+    total, largest = sum(taken.weight for taken in sum_), max(taken.weight for taken in sum_)
+    if largest * COHORT > total:
+        return "a sum in which one client outweighs the others"
+    ages = [taken.age_weight for taken in sum_]
+    if min(ages.count(age) for age in ages) < COHORT:
+        return "a sum in which one client's age stands alone"
+    weights = [taken.weight // gcd(*(taken.weight for taken in sum_)) for taken in sum_]
+    if any(sum(weight % modulus != 0 for weight in weights) == 1 for modulus in range(2, max(weights) + 1)):
+        return "a sum whose remainder is one client's"
     return None
 
 
@@ -196,104 +251,48 @@ def _values(sum_: frozenset[Taken]) -> set[tuple[ClientId, bytes]]:
     return {(taken.upload.entry.client, taken.upload.entry.model_digest) for taken in sum_}
 
 
-def _configuration() -> EnclaveConfiguration:
+def _configuration(setting: Setting) -> EnclaveConfiguration:
+    noise = Noise(
+        kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction(1),), l2_bounds=(1,), releases_per_client=BUDGET
+    )
     return EnclaveConfiguration(
         task=b"model",
         suite=Suite.CLASSIC,
         authority=b"a" * 32,
         layout=Layout((RingSegment(20, 1),)),
         minimum_cohort=COHORT,
-        maximum_cohort=3,
-        maximum_weight=3,
-        staleness_weights=(3, 2),
+        maximum_cohort=LARGEST_COHORT,
+        maximum_weight=1 if setting.with_noise else HEAVIEST,
+        staleness_weights=setting.ages,
+        noise=noise if setting.with_noise else None,
         expiry=1 << 31,
     )
 
 
-def _copied(rules: ReleaseRules) -> ReleaseRules:
-    """Return rules that remember the same."""
-    made = copy.copy(rules)
-    for name, value in vars(rules).items():
-        if name != "_configuration":
-            setattr(made, name, copy.deepcopy(value) if name == "_buffer" else copy.copy(value))
+def _copied(rules: Any) -> Any:  # noqa: ANN401 -- rules, or what they remember of a buffer
+    """Return the same, sharing nothing that changes."""
+    made = object.__new__(type(rules))
+    for name in _fields(rules):
+        value = getattr(rules, name)
+        if isinstance(value, set | dict | list):
+            value = value.copy()
+        elif isinstance(value, Buffer):
+            value = _copied(value)
+        setattr(made, name, value)
     return made
 
 
-def _ordered(value: Any) -> str:  # noqa: ANN401 -- anything that the rules remember
-    if isinstance(value, set):
-        return repr(sorted(map(repr, value)))
-    if hasattr(value, "__dataclass_fields__"):
-        return repr([(name, _ordered(getattr(value, name))) for name in value.__dataclass_fields__])
-    if isinstance(value, dict):
-        return repr(sorted(map(repr, value.items())))
-    return repr(value)
+def _fields(value: Any) -> Iterable[str]:  # noqa: ANN401 -- rules, or what they remember of a buffer
+    return value.__slots__ if isinstance(value, Buffer) else vars(value)
 
 
-# --- Defects ----------------------------------------------------------------------------------------------------------
-
-_OPEN, _ENTER, _CLOSE = ReleaseRules.open, ReleaseRules.enter, ReleaseRules.close
-
-
-def _forget_at_the_end(self: ReleaseRules) -> None:
-    _CLOSE(self)
-    self._upload_ids.clear()
-    self._answered.clear()
-
-
-def _forget_versions(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
-    self._versions.clear()
-
-
-def _forget_who(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
-    self.require_open().clients.clear()
-    self._answered.clear()
-
-
-def _count_weights_only(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
-    self.require_open().ages.clear()
-    self.require_open().ages[1] = COHORT
-
-
-def _forget_the_largest(self: ReleaseRules, entry: Entry, weight: int, age_weight: int) -> None:
-    _ENTER(self, entry, weight, age_weight)
-    weights = self.require_open().weights
-    weights[1] = weights.total()
-    for larger in [weight for weight in weights if weight > 1]:
-        del weights[larger]
-
-
-def _any_number(self: ReleaseRules) -> None:
-    self.require_open()
-
-
-def _any_arithmetic(self: ReleaseRules) -> None:
-    buffer = self.require_open()
-    if buffer.contributors < COHORT or min(buffer.ages.values()) < COHORT:
-        raise ThresholdNotMet(needed=COHORT, present=0, what="uploads")
-    if max(buffer.weights) * COHORT > buffer.total_weight:
-        self.close()
-        raise PeerMisbehaved("one client weighs too much", reason=Reason.WEIGHTS_UNEVEN)
-
-
-def _forget_digests(self: ReleaseRules, version: int, model_digest: bytes) -> None:
-    _OPEN(self, version, model_digest)
-    self._versions.clear()
-
-
-def _stay_open(self: ReleaseRules) -> None:
-    self.require_open()
-
-
-DEFECTS: dict[str, tuple[Replacement, ...]] = {
-    "enclave: uploads forgotten between buffers": (("close", _forget_at_the_end),),
-    "enclave: a client counts twice": (("enter", _forget_who),),
-    "enclave: ages not counted": (("enter", _count_weights_only),),
-    "enclave: largest weight forgotten": (("enter", _forget_the_largest),),
-    "enclave: common factors not looked for": (("require_releasable", _any_arithmetic),),
-    "enclave: a model under two numbers": (("open", _forget_digests), ("enter", _forget_versions)),
-    "enclave: cohort not checked": (("require_releasable", _any_number),),
-    "enclave: a release leaves its buffer open": (("close", _stay_open),),
-}
+def _frozen(value: Any) -> object:  # noqa: ANN401 -- anything that the rules remember
+    match value:
+        case set() | list():
+            return frozenset(value)
+        case dict():
+            return frozenset(value.items())
+        case Buffer():
+            return tuple(_frozen(getattr(value, name)) for name in _fields(value))
+        case _:
+            return value

@@ -9,19 +9,20 @@ library's own, since to a server that only handles what it was given they are na
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 
-from secagg.crypto import aead, key_agreement
+from secagg.crypto import aead, hybrid_key_agreement, key_agreement
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
+from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed
 from secagg.identifiers import AttemptContext
 from secagg.parameters import Suite
-from secagg.protocols.pairwise_mask import round2_masked_input
+from secagg.protocols.pairwise_mask import masking, round2_masked_input
 from secagg.protocols.two_servers import client as indexing_client
 from secagg.protocols.two_servers.uploads import envelope, opened_upload
 from secagg.session import certificates as identity
@@ -32,6 +33,7 @@ _SIGNED = set[tuple[bytes, bytes, bytes]]()
 _SEALED = dict[tuple[bytes, bytes, bytes, bytes], bytes]()
 _PLAINTEXTS = dict[bytes, bytes]()
 _SEALED_TO = dict[tuple[bytes, bytes, bytes], bytes]()
+_EXPANDED = set[tuple[bytes, int]]()
 
 
 class IdealSignatureKey:
@@ -122,15 +124,17 @@ class IdealSealing:
 class IdealSealingKey:
     """What seals to one receiver: a sealed seed is a name for the seed, the receiver, and what it is bound to."""
 
-    def __init__(self, _: Suite, encoded: bytes, **__: object) -> None:
+    def __init__(self, suite: Suite, encoded: bytes, **_: object) -> None:
         self.encoded = encoded
+        is_hybrid = suite is Suite.HYBRID
+        self.overhead = hybrid_key_agreement.SEALING_OVERHEAD_BYTES if is_hybrid else CLASSIC_OVERHEAD_BYTES
 
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
         seed = bytes(plaintext.expose())
         name = _name(b"sealed to", self.encoded, info, seed)
-        length = len(seed) + CLASSIC_OVERHEAD_BYTES
+        length = len(seed) + self.overhead
         sealed = (name * (length // len(name) + 1))[:length]
-        _SEALED_TO[self.encoded, info, sealed] = seed
+        _SEALED_TO[self.encoded, info, sealed] = _PLAINTEXTS[sealed] = seed
         return sealed
 
 
@@ -151,9 +155,49 @@ class IdealSealingPair:
         self.is_wiped = True
 
 
+class IdealHybridKey(IdealSealingKey):
+    """A public key of the hybrid suite."""
+
+    def __init__(self, encoded: bytes, _: object = ()) -> None:
+        super().__init__(Suite.HYBRID, encoded)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IdealHybridKey) and self.encoded == other.encoded
+
+    def __hash__(self) -> int:
+        return hash(self.encoded)
+
+
+class IdealHybridPair(IdealSealingPair):
+    """A key pair of the hybrid suite, which opens what was sealed to it."""
+
+    def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
+        super().__init__(Suite.HYBRID, root, attempt)
+        self.role = role
+        name = _name(b"hybrid", role.value.encode(), bytes(root.expose()), attempt.digest)
+        self.public_key: IdealSealingKey = IdealHybridKey(name * (hybrid_key_agreement.HYBRID_PUBLIC_KEY_BYTES // 32))
+
+
 @contextmanager
-def installed() -> Iterator[None]:
-    """Have the library use ideal cryptography; what was signed and sealed before is forgotten."""
+def masks_expanded() -> Iterator[set[tuple[bytes, int]]]:
+    """Note the key and the sign of every mask that is expanded meanwhile."""
+    _EXPANDED.clear()
+    yield _EXPANDED
+
+
+def _expand(_: object, __: object, *, add: Iterable[Secret], subtract: Iterable[Secret], **___: object) -> None:
+    """Stand in for the expansion of masks: a mask is a name for its key, and adding it is being seen with its sign."""
+    for sign, keys in ((1, add), (-1, subtract)):
+        _EXPANDED.update((bytes(key.expose()), sign) for key in keys)
+
+
+@contextmanager
+def installed(*, with_masks: bool = False) -> Iterator[None]:
+    """Have the library use ideal cryptography; what was signed and sealed before is forgotten.
+
+    Args:
+        with_masks: expand masks as the library does, for sums that come out.
+    """
     _SIGNED.clear()
     _SEALED.clear()
     _PLAINTEXTS.clear()
@@ -168,6 +212,9 @@ def installed() -> Iterator[None]:
         (round2_masked_input, "upload_digest", lambda _: UPLOADED),
         (indexing_client, "sealing_key", IdealSealingKey),
         (opened_upload, "sealing_pair", IdealSealingPair),
+        (hybrid_key_agreement, "HybridKeyPair", IdealHybridPair),
+        (hybrid_key_agreement, "HybridPublicKey", IdealHybridKey),
+        *(() if with_masks else ((masking, "accumulate", _expand),)),
     )
     with ExitStack() as stack:
         for module, name, ideal in places:

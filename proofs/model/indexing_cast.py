@@ -150,7 +150,7 @@ def exchange(_: object, upload: Upload, entry: Entry, *__: object) -> IdealExcha
 class Place:
     """One round of one layout: its configuration, and what can be sent there."""
 
-    def __init__(self, round_number: int, *, width: int = WIDTH) -> None:
+    def __init__(self, round_number: int, *, width: int = WIDTH, room: int = 6) -> None:
         """Fix who takes part."""
         self.round_number = round_number
         self.layout = Layout((RingSegment(width, 1),))
@@ -163,7 +163,7 @@ class Place:
             server_keys=(self.server_keys[0].public_key, self.server_keys[1].public_key),
             layout=self.layout,
             minimum_cohort=COHORT,
-            maximum_cohort=6,
+            maximum_cohort=room,
             maximum_rejections=REJECTIONS,
             weights=(1, 2),
             expiry=1 << 31,
@@ -319,13 +319,13 @@ def total_of(totals: ClassTotals, weight: int) -> int:
 
 def copied(server: IndexingServer) -> IndexingServer:
     """Return a server that remembers the same, and shares nothing with it that either changes."""
-    made, state = _shallow(server), _shallow(server._state)  # noqa: SLF001
-    rules, release, opener = _shallow(state.rules), _shallow(state._release), _shallow(state.opener)  # noqa: SLF001
+    made, state = shallow(server), shallow(server._state)  # noqa: SLF001
+    rules, release, opener = shallow(state.rules), shallow(state._release), shallow(state.opener)  # noqa: SLF001
     for name in ("_entries", "_standing", "_clients", "_waiting"):
         setattr(rules, name, dict(getattr(rules, name)))
     rules._numbers = Counter(rules._numbers)  # noqa: SLF001
-    opener._pair = _shallow(opener._pair)  # noqa: SLF001
-    totals = _shallow(state.totals)
+    opener._pair = shallow(opener._pair)  # noqa: SLF001
+    totals = shallow(state.totals)
     totals._totals = {  # noqa: SLF001
         weight: type(total)(total.histograms, [vector.copy() for vector in total.vectors])
         for weight, total in totals._totals.items()  # noqa: SLF001
@@ -387,7 +387,8 @@ def _copied_upload(upload: Any) -> OpenedUpload:  # noqa: ANN401 -- an upload th
     )
 
 
-def _shallow(kept: Any) -> Any:  # noqa: ANN401 -- anything with a dictionary; the library's own refuse to be copied
+def shallow(kept: Any) -> Any:  # noqa: ANN401 -- anything with a dictionary; the library's own refuse to be copied
+    """Return the same, for which other things can be set."""
     made = object.__new__(type(kept))
     vars(made).update(vars(kept))
     return made

@@ -2,26 +2,28 @@
 
 A secret is known from ``threshold`` of its shares, those of corrupted holders included (``shamir.v``). Of the uploads
 exactly the sums over open components are revealed (``masks.v``: uploads_hide, uploads_reveal). This file computes both
-by themselves and not with the library's ``revealed_sets``.
+by themselves and not with the library's ``revealed_sets``, from the masks that were seen to go into each upload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
-from sessions import GENUINE, REPLAYED, Set, Setup, Shown
+from sessions import PAIR, KeyOwner, Mask, MaskName
+from sessions import SELF as SELF_MASK
+from setups import GENUINE, IMPOSTOR, REPLAYED, Set, Setup, Shown
 
-SELF, ROOT = "self-mask seed", "mask root"
+SELF, ROOT, EDGE = "self-mask seed", "mask root", "seed of an edge"
 Owner = tuple[int, int]
 """Whose secret or upload: a client, in an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One share of a secret that the server holds: of which of an owner's two, and from which holder."""
+    """A share that the server holds: of which secret of an owner, from which holder; or the seed of their edge."""
 
     secret: str
     owner: Owner
@@ -30,24 +32,38 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A masked input: whose, under which roster, and with whom its owner masked."""
+    """A masked input: whose, under which roster, with whom its owner should have masked, and which masks it has."""
 
     owner: Owner
     shown: Shown
     sharers: Set
+    masks: frozenset[Mask]
     input_name: tuple[int, int]
     """Which input: a client, and the attempt in which it was first uploaded."""
 
 
-def known_secrets(setup: Setup, shares: Iterable[Share]) -> tuple[frozenset[Owner], frozenset[Owner]]:
-    """Return whose self-mask seeds and whose mask roots the shares determine."""
-    holders = dict[tuple[str, Owner], set[int]]()
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The secrets that the server has enough shares of."""
+
+    seeds: frozenset[Owner]
+    roots: frozenset[Owner]
+    edges: frozenset[frozenset[Owner]]
+
+
+def known_secrets(setup: Setup, shares: Iterable[Share]) -> Known:
+    """Return what the shares determine."""
+    holders, edges = dict[tuple[str, Owner], set[int]](), set[frozenset[Owner]]()
     for share in shares:
-        holders.setdefault((share.secret, share.owner), set()).add(share.holder)
+        if share.secret == EDGE:
+            edges.add(frozenset({share.owner, (share.holder, share.owner[1])}))
+        else:
+            holders.setdefault((share.secret, share.owner), set()).add(share.holder)
     known = {key for key, held in holders.items() if len(held) >= setup.threshold}
-    return (
+    return Known(
         frozenset(owner for secret, owner in known if secret == SELF),
         frozenset(owner for secret, owner in known if secret == ROOT),
+        frozenset(edges),
     )
 
 
@@ -62,17 +78,17 @@ def leaked_to_corrupted(setup: Setup, owner: Owner, shown: Shown) -> list[Share]
     ]
 
 
-def fault(setup: Setup, uploads: Sequence[Upload], seeds: frozenset[Owner], roots: frozenset[Owner]) -> str | None:
+def fault(setup: Setup, uploads: Sequence[Upload], known: Known, names: Mapping[bytes, MaskName]) -> str | None:
     """Return what the server has learned that it must not, in words; nothing if it has not."""
-    both = sorted(seeds & roots)
+    both = sorted(known.seeds & known.roots)
     if both:
         return f"both secrets of client {both[0][0]}"
-    revealed = _open_components(setup, uploads, seeds, roots)
+    revealed = _open_components(setup, uploads, known, names)
     least = setup.cohort - len(setup.corrupted)
     rows = [frozenset(upload.input_name for upload in component) for component in revealed]
-    names = sorted({name for row in rows for name in row})
+    inputs = sorted({name for row in rows for name in row})
     for size in range(1, least):
-        for few in combinations(names, size):
+        for few in combinations(inputs, size):
             if _combines_to(rows, frozenset(few)):
                 return f"a combination of the inputs of only {[client for client, _ in few]}"
     if setup.quorum:
@@ -83,25 +99,21 @@ def fault(setup: Setup, uploads: Sequence[Upload], seeds: frozenset[Owner], root
 
 
 def _open_components(
-    setup: Setup, uploads: Sequence[Upload], seeds: frozenset[Owner], roots: frozenset[Owner]
+    setup: Setup, uploads: Sequence[Upload], known: Known, names: Mapping[bytes, MaskName]
 ) -> list[frozenset[Upload]]:
-    by_owner = {upload.owner: upload for upload in uploads}
-    joined = {upload: set[Upload]() for upload in uploads}
-    hidden = {upload for upload in uploads if upload.owner not in seeds}
+    """Return the uploads that are joined by masks which the server does not know, where no other such mask is left."""
+    holders = dict[Mask, Upload]()
     for upload in uploads:
-        client, attempt = upload.owner
-        for peer in upload.sharers - {client}:
-            kind = upload.shown.kind(peer)
-            if peer in setup.corrupted or kind not in {GENUINE, REPLAYED} or upload.owner in roots:
-                continue
-            holder_of_key = (peer, attempt if kind == GENUINE else 1 - attempt)
-            if holder_of_key in roots:
-                continue
-            other = by_owner.get((peer, attempt)) if kind == GENUINE else None
-            if other is not None and other.shown == upload.shown and client in other.sharers:
-                joined[upload].add(other)
-            else:
+        holders |= dict.fromkeys(upload.masks, upload)
+    joined = {upload: set[Upload]() for upload in uploads}
+    hidden = set[Upload]()
+    for (key, sign), upload in holders.items():
+        if not _is_known(setup, names.get(key), known):
+            other = holders.get((key, -sign))
+            if other is None or other is upload:
                 hidden.add(upload)
+            else:
+                joined[upload].add(other)
     components, left = list[frozenset[Upload]](), set(uploads)
     while left:
         component, frontier = set[Upload](), {left.pop()}
@@ -112,6 +124,24 @@ def _open_components(
         if not component & hidden:
             components.append(frozenset(component))
     return components
+
+
+def _is_known(setup: Setup, name: MaskName | None, known: Known) -> bool:
+    """Whether the server can expand a mask; one that nobody can name, it cannot."""
+    if name is None:
+        return False
+    kind, owners = name
+    if any(party == IMPOSTOR or number in setup.corrupted for number, party, _ in owners):
+        return True
+    ends = frozenset(map(_owner, owners))
+    if kind == SELF_MASK:
+        return ends <= known.seeds
+    return kind == PAIR and bool(ends & known.roots or ends in known.edges)
+
+
+def _owner(keys: KeyOwner) -> Owner:
+    number, _, attempt = keys
+    return number, attempt
 
 
 def _combines_to(rows: Sequence[frozenset[tuple[int, int]]], few: frozenset[tuple[int, int]]) -> bool:

@@ -15,8 +15,9 @@ import ideal
 import one_message_clients
 import one_message_files
 import one_message_holders
-from defects import Replacement, planted
+from defects import Replacement, nothing, planted
 from one_message_cast import PATCHES, Cast, MemoryJournal, Setting, remembered_decoding
+from report import Report
 from secagg.contract import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.errors import PeerMisbehaved, Reason
@@ -28,7 +29,6 @@ from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import CertifiedList, ListSignature, UploadList
 from secagg.protocols.one_message.parameters import CHECK_WORDS, ThresholdRule
 from secagg.protocols.one_message.sharing import HeldShare
-from two_servers import Report
 
 ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED
 TWO_SUMS = ((1, (0, 1)), (2, (0, 1)), (3, (0, 1)))
@@ -101,10 +101,6 @@ def cases() -> tuple[Case, ...]:
 
 
 # --- Defects ----------------------------------------------------------------------------------------------------------
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """Check nothing."""
 
 
 class LosesLists(MemoryJournal):
@@ -286,19 +282,19 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
     ("the journal is written after the reply", THREE, (), WritesLater),
     ("a sum has several lists", _FOUR, ((Placements, _FREE, _one_list_of_an_upload),)),
     ("an upload is on several lists", Setting(3, 1, CERTIFIED, sums=2), ((Placements, _FREE, _one_list_of_a_sum),)),
-    ("any lists", THREE, ((Placements, _FREE, _nothing),)),
+    ("any lists", THREE, ((Placements, _FREE, nothing),)),
     ("lists of any size", THREE, ((Holder, "_require_whole", _any_size),)),
     ("uploads that do not name their sum", THREE_SUMS, _IN_SEVERAL_SUMS),
     ("uploads of two rounds on one list", replace(TWO_ROUNDS, uploads=TWO_SUMS[:2]), _IN_SEVERAL_SUMS),
     ("a part of a list", _SIGNED, ((Holder, "_require_whole", _part_of_it), (Holder, "_place", _place_part))),
     ("answers made anew", THREE, ((Holder, "_place", _answers_anew),)),
     ("a quorum of the majority", _SIGNED_BY_THREE, _QUORUMS),
-    ("certificates not verified", _SIGNED_BY_THREE, ((holder, _CERTIFICATE, _nothing),)),
+    ("certificates not verified", _SIGNED_BY_THREE, ((holder, _CERTIFICATE, nothing),)),
     ("certificates of any number", _SIGNED_BY_THREE, ((holder, _CERTIFICATE, _any_number),)),
     ("one signer counted often", _SIGNED_BY_THREE, ((holder, _CERTIFICATE, _often),)),
     ("signatures on any list", _SIGNED, ((ListSignature, "parts", property(lambda _: ())),)),
-    ("a dealer's polynomial not checked", BAD_CLIENTS, ((HeldShare, "require_on", _nothing),)),
-    ("uploads' signatures not verified", BAD_CLIENTS, ((holder, "require_signed", _nothing),)),
+    ("a dealer's polynomial not checked", BAD_CLIENTS, ((HeldShare, "require_on", nothing),)),
+    ("uploads' signatures not verified", BAD_CLIENTS, ((holder, "require_signed", nothing),)),
     ("a journal older than its head", _FILES, ((FileJournal, "_whole_entries", _any_entries),)),
     ("a journal that was put back", _FILES, ((FileJournal, "_changed", lambda *_: bytes(8)),)),
     ("a journal of before a restart", _FILES, ((FileJournal, "_kept_secret", _any_boot),)),
@@ -308,7 +304,7 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
         ((FileJournal, "_kept_secret", _any_record), (journal, "bind", _chain_of_any_epoch)),
     ),
     ("updates not spent", _CLIENT, ((Ledger, "spend", _not_spent),)),
-    ("rounds not counted", _CLIENT, ((Ledger, "charge", _nothing),)),
+    ("rounds not counted", _CLIENT, ((Ledger, "charge", nothing),)),
     ("epochs not counted", _CLIENT, ((Ledger, "charge", _any_epoch),)),
     ("a ledger that is not stored", _CLIENT, ((Ledger, "_write", _in_memory),)),
 )

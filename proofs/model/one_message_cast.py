@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ideal
-from indexing_cast import signing_key_of
+from indexing_cast import shallow, signing_key_of
 from secagg import fields
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
@@ -56,10 +56,7 @@ TASK, MODEL = b"a task", bytes([7]) * 32
 SUM_IDS = (b"the first sum...", b"the second sum..", b"the third sum...")
 LAYOUT = Layout((RingSegment(20, 1),))
 CAPACITY = 8
-CROOKED = {
-    8: "off its polynomial for the last holder",
-    9: "of two polynomials",
-}
+CROOKED = {8: "off its polynomial for the last holder", 9: "of two polynomials"}
 """Dealers that do not keep to one polynomial."""
 
 
@@ -350,9 +347,9 @@ def _shifted(share: Secret, by: int) -> Secret:
 
 def copied(holder: Holder) -> Holder:
     """Return a holder that will answer as this one would; the library refuses to copy what holds secrets."""
-    made: Any = _shallow(holder)
+    made: Any = shallow(holder)
     made._work = {t0: _copied_work(work) for t0, work in made._work.items()}  # noqa: SLF001
-    made._placements = _shallow(made._placements)  # noqa: SLF001
+    made._placements = shallow(made._placements)  # noqa: SLF001
     placed = vars(made._placements)  # noqa: SLF001
     placed.update({name: dict(kept) for name, kept in placed.items()})
     made._journal = made._journal.copied()  # noqa: SLF001
@@ -362,16 +359,10 @@ def copied(holder: Holder) -> Holder:
 def _copied_work(work: Any) -> Any:  # noqa: ANN401 -- what a holder has of one T0
     accepted = dict[bytes, Any]()
     for upload, one in work.accepted.items():
-        share = _shallow(one.share)
+        share = shallow(one.share)
         share._words = share._words.copy()  # noqa: SLF001
         accepted[upload] = replace(one, share=share)
     return replace(work, accepted=accepted, signed=dict(work.signed), answered=dict(work.answered))
-
-
-def _shallow(kept: Any) -> Any:  # noqa: ANN401 -- anything with a dictionary
-    made = object.__new__(type(kept))
-    vars(made).update(vars(kept))
-    return made
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 from one_message_cast import SUM_IDS, Cast, Setting
+from report import Report, steps_to
 from secagg.errors import SecAggError
 from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.protocols.one_message.parameters import ThresholdRule
-from two_servers import Report
 
 CLIENT = 1
 UPDATES = "uv"
@@ -72,19 +72,11 @@ def explore() -> Report:
             fault = _fault(after[1])
             if fault is not None or len(after[1]) > MOST_UPLOADS:
                 report.fault = fault or "a client uploaded more often than it should"
-                report.trace, report.schedules = _trace(came_from, after), len(came_from)
+                report.trace, report.schedules = steps_to(came_from, after), len(came_from)
                 return report
             frontier.append(after)
     report.schedules = len(came_from)
     return report
-
-
-def _trace(came_from: Mapping[World, tuple[World, str] | None], world: World) -> tuple[str, ...]:
-    names = list[str]()
-    while (before := came_from[world]) is not None:
-        world, name = before
-        names.append(name)
-    return tuple(reversed(names))
 
 
 def _fault(said: Iterable[Uploaded]) -> str | None:

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from one_message_cast import Cast, Name, Setting
+from report import Report, steps_to
 from secagg.errors import SecAggError
 from secagg.protocols.one_message.journal import Entry, FileJournal
 from secagg.protocols.one_message.messages import Answer
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
-from two_servers import Report
 
 LENGTH = 8
 MOST_STARTS = 1
@@ -90,7 +90,7 @@ def explore() -> Report:
                     report.revealing += bool(after.answered)
                     report.fault = _fault(after)
                     if report.fault is not None:
-                        report.trace, report.schedules = _trace(came_from, after), len(came_from)
+                        report.trace, report.schedules = steps_to(came_from, after), len(came_from)
                         return report
             frontier = following
     report.schedules = len(came_from)
@@ -107,14 +107,6 @@ def _fault(world: World) -> str | None:
     if world.is_elsewhere:
         return "a holder went on in an epoch with the secret and the records of another"
     return None
-
-
-def _trace(came_from: Mapping[World, tuple[World, str] | None], world: World) -> tuple[str, ...]:
-    names = list[str]()
-    while (before := came_from[world]) is not None:
-        world, name = before
-        names.append(name)
-    return tuple(reversed(names))
 
 
 class _Search:

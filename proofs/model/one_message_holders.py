@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from driven_server import STARTS_AGAIN
 from one_message_cast import Cast, MemoryJournal, Names, copied
 from one_message_catalogue import Asked, Catalogue, ListName, Need, renamed
 from one_message_knowledge import Knowledge
+from report import Report, steps_to
 from secagg.errors import SecAggError
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.messages import Answer, ListSignature
 from secagg.protocols.one_message.sharing_field import FIELD, holder_point, multiply, transfer_matrix
 from secagg.wire import MessageKind, message_kind
-from two_servers import STARTS_AGAIN, Report
 
 MOST_FACTS = 4
 """So much is given away by a holder at most: two signatures and two answers, or answers for as many sums. One that
@@ -107,7 +108,7 @@ class Driven:
         ends = dict[Facts, tuple[int, Facts]]()
         for world in came_from:
             ends.setdefault(world[1], world)
-        stories = {facts: self._trace(came_from, world) for facts, world in ends.items()}
+        stories = {facts: steps_to(came_from, world) for facts, world in ends.items()}
         found = dict[Facts, tuple[Done, ...]]()
         for facts, trace in stories.items():
             for clients in self.catalogue.renamings:
@@ -118,14 +119,7 @@ class Driven:
     def _note(self, fault: str | None, came_from: CameFrom, world: tuple[int, Facts]) -> None:
         if fault is not None and self.fault is None:
             self.fault = f"a holder {fault}"
-            self.report.trace = _shown(self._trace(came_from, world))
-
-    def _trace(self, came_from: CameFrom, world: tuple[int, Facts]) -> tuple[Done, ...]:
-        steps = list[Done]()
-        while (before := came_from[world]) is not None:
-            world, done = before
-            steps.append(done)
-        return tuple(reversed(steps))
+            self.report.trace = _shown(steps_to(came_from, world))
 
     def _alike(self, state: int, facts: Facts) -> tuple[int, ...]:
         """Return what a state and facts have in common with those of clients with other numbers."""

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import defects
 import ideal
-from schedules import Catalogue, Explorer, Report
-from sessions import Setup
+from defects import DEFECTS, FLOORS_OFF, planted
+from paths import Catalogue
+from report import Report
+from schedules import Explorer
+from secagg.parameters import Suite
+from setups import Setup
 
 ONE = Catalogue()
 SUBSETS = Catalogue("subsets")
 KEYS = Catalogue("keys")
 FOLLOWING = Catalogue(agreed=True)
-ALL_SHARE = Catalogue(sharers=lambda _, __, ___: False)
+ALL_SHARE = Catalogue(sharers=lambda *_: False)
+KEYS_ALL_SHARE = replace(KEYS, sharers=ALL_SHARE.sharers)
 ONE_OTHER_VIEW = Catalogue(sharers=lambda _, client, __: client == 4, sizes=frozenset({3}))  # noqa: PLR2004
 """One client is shown other sharers than the others are, and a certificate is about three of five."""
 COMMITTEE = frozenset({0, 1})
 CERTIFIED_BEFORE = Catalogue(
-    sharers=lambda _, __, ___: False, lists=lambda _, client, attempt: attempt == 1 or client in COMMITTEE
+    sharers=ALL_SHARE.sharers, lists=lambda _, client, attempt: attempt == 1 or client in COMMITTEE
 )
-CORRUPTED = frozenset({4})
 FIVE = Setup(5, 2, 3, cohort=4)
 VIEWS = Setup(5, 2, 2, cohort=3, committee=3)
+OUTSIDERS = Setup(5, 3, 2, cohort=4, committee=3, corrupted=frozenset({3, 4}))
 TWICE = Setup(5, 2, 2, cohort=4, committee=2, attempts=2)
+SAFE_FIVE = Setup(5, 3, 3)
+SIX, SEVEN = Setup(6, 4, 4, 5, corrupted=frozenset({5})), Setup(7, 5, 5, 6, corrupted=frozenset({5, 6}))
+FOUR = Setup(4, 2, 3)
+THREE_TWICE = Setup(3, 2, 2, attempts=2, rounds=True)
+UNBOUND = "signature not bound to the context"
+
+
+COVERED_BY_VIEWS = ("list not compared with the sharers", "signature not bound to the sharers")
+"""Checks that the neighbours' views make too, and each case is without a fault as long as these are verified: whoever
+is listed signed a view, which names the sharers, and has itself among them. Without either each is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,50 +55,86 @@ class Case:
 
     def explore(self) -> Report:
         """Run it."""
-        off = () if self.floors else defects.FLOORS_OFF
-        planted = defects.DEFECTS[self.defect] if self.defect else ()
-        with ideal.installed(), defects.planted(*planted, *off):
+        off = () if self.floors else FLOORS_OFF
+        with ideal.installed(), planted(*DEFECTS.get(self.defect, ()), *off):
             return Explorer(self.setup, self.catalogue).explore()
 
 
 def _released() -> list[Case]:
+    redundant = [
+        Case(f"redundant: {name}", VIEWS, ONE_OTHER_VIEW, defect=name, floors=False) for name in COVERED_BY_VIEWS
+    ]
     return [
-        Case("any sets, 5 clients", Setup(5, 3, 3), ONE),
-        Case("any rosters and keys, 4 clients", Setup(4, 3, 3), KEYS),
-        Case("any rosters and keys, 5 clients, 1 corrupted", Setup(5, 4, 4, corrupted=CORRUPTED), KEYS),
-        Case("any rosters and keys, 5 clients, 2 corrupted", Setup(5, 4, 4, corrupted=frozenset({3, 4})), KEYS),
-        Case("any rosters and keys, 3 clients, 2 attempts", Setup(3, 2, 2, attempts=2), KEYS),
-        Case("any sets, 4 clients, 2 attempts", Setup(4, 2, 3, attempts=2), ALL_SHARE, floors=False),
-        Case("any rosters, 4 clients, threshold 2", Setup(4, 2, 3), SUBSETS, floors=False),
+        *redundant,
+        Case("any sets, 5 clients", SAFE_FIVE, ONE),
+        Case("any sets, 6 clients, 1 corrupted", SIX, ONE),
+        Case("any sets, 7 clients, 2 corrupted", SEVEN, ONE),
+        Case("any rosters and keys, 5 clients", SAFE_FIVE, KEYS_ALL_SHARE),
+        Case("any rosters and keys, 6 clients, 1 corrupted", SIX, KEYS_ALL_SHARE),
+        # Every deviation is refused at once, so that one schedule is left.
+        Case("all but one refused: any rosters and keys, 3 clients, two rounds", THREE_TWICE, KEYS),
+        Case("any sets, 5 clients, restarts", replace(SAFE_FIVE, restarts=True), ONE),
+        Case("any sets, 5 clients, hybrid suite", replace(SAFE_FIVE, suite=Suite.HYBRID), ONE),
+        Case("any sets, 4 clients, 2 attempts", replace(FOUR, attempts=2), ALL_SHARE, floors=False),
+        Case("any sets, 4 clients, two rounds", replace(FOUR, attempts=2, rounds=True), ALL_SHARE, floors=False),
+        Case("any rosters, 4 clients, threshold 2", FOUR, SUBSETS, floors=False),
         Case(
             "any sets, 4 clients, 1 corrupted, threshold 2",
-            Setup(4, 2, 3, corrupted=frozenset({3})),
+            replace(FOUR, corrupted=frozenset({3})),
             KEYS,
             floors=False,
         ),
         Case("lists of 4 of 5, threshold 2", FIVE, ALL_SHARE, floors=False),
+        Case("lists of 4 of 5, threshold 2, restarts", replace(FIVE, restarts=True), ALL_SHARE, floors=False),
         Case("one other view, a committee of 3 of 5", VIEWS, ONE_OTHER_VIEW, floors=False),
+        Case("a committee of 3 of 5, 2 corrupted outside", OUTSIDERS, ALL_SHARE, floors=False),
         Case("a committee of 2 of 5, 2 attempts", TWICE, CERTIFIED_BEFORE, floors=False),
         Case("semi_honest, the server follows", Setup(5, 3), FOLLOWING),
-        Case("semi_honest, the server follows, 1 corrupted", Setup(5, 3, corrupted=CORRUPTED), FOLLOWING),
+        Case("semi_honest, the server follows, 1 corrupted", Setup(5, 3, corrupted=frozenset({4})), FOLLOWING),
     ]
+
+
+def _planted(name: str, setup: Setup, catalogue: Catalogue, defect: str | None = None, *, floors: bool = False) -> Case:
+    return Case(name, setup, catalogue, name if defect is None else defect, floors=floors, attacked=True)
 
 
 def _attacked() -> list[Case]:
-    found = [
-        Case("no latch", FIVE, ALL_SHARE, "no latch"),
-        Case("no consistency check", FIVE, ALL_SHARE, "no consistency check"),
-        Case("list's size", FIVE, ALL_SHARE, "no check of the list's size"),
-        Case("unbound list", FIVE, ALL_SHARE, "signature not bound to the list"),
-        Case("views", VIEWS, ONE_OTHER_VIEW, "view of the sharers not signed"),
-        Case("context", TWICE, CERTIFIED_BEFORE, "signature not bound to the context"),
-        Case("keys", Setup(4, 3, 3), KEYS, "advertised keys not certified"),
-        Case("spent input", Setup(5, 3, 3, attempts=2), ALL_SHARE, "input not spent"),
-        Case("quorum too small", Setup(5, 2, 2, cohort=4), ALL_SHARE),
-        Case("quorum too small for 1 corrupted", Setup(5, 2, 3, corrupted=CORRUPTED), ALL_SHARE),
-        Case("semi_honest, the server deviates", Setup(5, 2, cohort=4), ALL_SHARE),
+    hybrid = replace(FIVE, suite=Suite.HYBRID)
+    return [
+        _planted("no latch", FIVE, ALL_SHARE),
+        _planted("no consistency check", FIVE, ALL_SHARE),
+        _planted("no check of the list's size", FIVE, ALL_SHARE),
+        _planted("itself not looked for in the list", FIVE, ALL_SHARE),
+        _planted("list not compared with the sharers, nor views", VIEWS, ONE_OTHER_VIEW),
+        _planted("signature not bound to the list", FIVE, ALL_SHARE),
+        _planted("signature not bound to the sharers, nor views", VIEWS, ONE_OTHER_VIEW),
+        *(
+            _planted(f"signature not bound to the context{of}", setup, CERTIFIED_BEFORE, defect=UNBOUND)
+            for of, setup in (("", TWICE), (", two rounds", replace(TWICE, rounds=True)))
+        ),
+        _planted("signatures not counted", FIVE, ALL_SHARE),
+        _planted("one signature counts often", FIVE, ALL_SHARE),
+        _planted("signatures from outside of the committee", OUTSIDERS, ALL_SHARE),
+        _planted("first signature alone verified", FIVE, ALL_SHARE),
+        _planted("view of the sharers not signed", VIEWS, ONE_OTHER_VIEW),
+        _planted("signs other sharers", FIVE, ALL_SHARE),
+        _planted("advertised keys not certified", Setup(4, 3, 3), KEYS),
+        _planted("input not spent", Setup(5, 3, 3, attempts=2), ALL_SHARE, floors=True),
+        _planted("masks left out", FIVE, ALL_SHARE),
+        _planted("self mask left out", FIVE, ALL_SHARE),
+        _planted("both shares shown", FIVE, ALL_SHARE),
+        _planted("the other share shown", FIVE, ALL_SHARE),
+        _planted("seeds of all edges shown", hybrid, ALL_SHARE),
+        _planted("a latch that claims nothing", replace(FIVE, restarts=True), ALL_SHARE),
+        _planted("quorum too small", Setup(5, 2, 2, cohort=4), ALL_SHARE, defect=""),
+        _planted(
+            "quorum too small for 1 corrupted",
+            Setup(5, 2, 3, corrupted=frozenset({4})),
+            ALL_SHARE,
+            defect="",
+        ),
+        _planted("semi_honest, the server deviates", Setup(5, 2, cohort=4), ALL_SHARE, defect=""),
     ]
-    return [Case(c.name, c.setup, c.catalogue, c.defect, floors=False, attacked=True) for c in found]
 
 
 def cases() -> list[Case]:

@@ -28,7 +28,10 @@ _MAXIMUM_OFFER_BYTES: Final = 1 << 22
 
 @dataclass(slots=True)
 class ServerRecord:
-    """The memory of one server in one session."""
+    """The memory of one server in one session.
+
+    Claim PM-11: the model checker ends a server's process at any time, and goes on from the record that was stored.
+    """
 
     plan: SessionPlan
     state: ServerState = ServerState.AWAITING_KEY_ADVERTISEMENTS

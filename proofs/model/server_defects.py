@@ -1,0 +1,226 @@
+"""Defects of the two servers: each check taken out by itself, and functions and journals that forget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from defects import Replacement, altered
+from indexing_cast import MemoryJournal
+from secagg.errors import PeerError
+from secagg.protocols.two_servers.journal import Event
+from secagg.protocols.two_servers.release import Release
+from secagg.protocols.two_servers.round_rules import Entry, RoundRules, RoundState
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_state import ServerState
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+CHECKS: dict[str, tuple[type, str, str, str]] = {
+    "a client has one upload": (RoundRules, "require_new", "known is not None", "False"),
+    "the round has room": (
+        RoundRules,
+        "require_new",
+        "len(self._entries) - self.number_of(Standing.REJECTED) >= self.maximum_cohort",
+        "False",
+    ),
+    "an upload comes while the round collects": (
+        IndexingServer,
+        "receive",
+        "self._rules.state is not RoundState.COLLECTING",
+        "False",
+    ),
+    "the rules collect": (RoundRules, "require_new", "self.require(RoundState.COLLECTING)", "pass"),
+    "few uploads are rejected": (RoundRules, "list_to_sign", "rejected > self.maximum_rejections", "False"),
+    "enough of one weight": (
+        RoundRules,
+        "list_to_sign",
+        "if of_weight[entry.weight] >= self.minimum_cohort",
+        "if of_weight[entry.weight]",
+    ),
+    "somebody is on the list": (RoundRules, "list_to_sign", "if not counted:", "if False:"),
+    "a decision comes in its turn": (
+        IndexingServer,
+        "settle",
+        'self._require_turn("a conclusion", RoundState.COLLECTING)',
+        "pass",
+    ),
+    "uploads move while the rules collect": (RoundRules, "_move", "self.require(RoundState.COLLECTING)", "pass"),
+    "an upload that was asked about is decided": (
+        IndexingServer,
+        "settle",
+        "self._rules.standing(item[0]) is Standing.ASKED",
+        "item[0] in self._pending",
+    ),
+    "an upload is added that was asked about": (
+        RoundRules,
+        "require_asked",
+        "self._standing.get(upload_id) is not Standing.ASKED",
+        "False",
+    ),
+    "one list is signed": (IndexingServer, "close", "self._release.signed_list is None", "True"),
+    "a list is signed while the round collects": (
+        IndexingServer,
+        "close",
+        "self._rules.require(RoundState.COLLECTING)",
+        "pass",
+    ),
+    "the rules list while they collect": (RoundRules, "list_to_sign", "self.require(RoundState.COLLECTING)", "pass"),
+    "lists are the same": (
+        Release,
+        "require_same_list",
+        "(theirs.entries_digest, theirs.contributors) != (ours.entries_digest, ours.contributors)",
+        "False",
+    ),
+    "lists are of one length": (
+        Release,
+        "require_same_list",
+        "(theirs.entries_digest, theirs.contributors) != (ours.entries_digest, ours.contributors)",
+        "theirs.entries_digest != ours.entries_digest",
+    ),
+    "a share follows an agreement": (
+        IndexingServer,
+        "open",
+        'self._require_turn("a commitment", RoundState.AGREED)',
+        "pass",
+    ),
+    "one commitment is heard": (Release, "read_commitment", "self.peer_commitment not in (None, theirs)", "False"),
+    "an upload is asked about once": (
+        IndexingServer,
+        "_say",
+        "pending.asked is not None and pending.asked[0] != heard",
+        "False",
+    ),
+    "an upload is spoken of once": (IndexingServer, "_say", "pending.asked[1] != digest", "False"),
+}
+"""Checks of the rules and of the operator, by what each makes sure of: where it stands, and what stands there then."""
+
+
+def without(*names: str) -> tuple[Replacement, ...]:
+    """Take checks out, several of one function as well."""
+    changes = dict[tuple[type, str], list[tuple[str, str]]]()
+    for name in names:
+        place, function, old, new = CHECKS[name]
+        changes.setdefault((place, function), []).append((old, new))
+    return tuple(altered(place, function, *pairs) for (place, function), pairs in changes.items())
+
+
+# --- Functions and journals that forget -------------------------------------------------------------------------------
+
+_REQUIRE, _OPEN, _LIST = RoundRules.require, IndexingServer.open, RoundRules.list_to_sign
+_ONLY_ASKED = ServerState._take  # noqa: SLF001
+
+
+def still_collecting(self: RoundRules, *states: RoundState) -> None:
+    """Collect after the list was signed."""
+    if RoundState.COLLECTING not in states or self.state is not RoundState.SIGNED:
+        _REQUIRE(self, *states)
+
+
+def still_its_turn(self: Any, received: str, *states: RoundState) -> None:  # noqa: ANN401 -- a server
+    """Hear about uploads after the list was signed."""
+    if RoundState.COLLECTING not in states or self._rules.state is not RoundState.SIGNED:
+        _TURN(self, received, *states)
+
+
+def close_again(self: Any) -> bytes:  # noqa: ANN401 -- a server
+    """Sign whatever list stands now."""
+    signed = self._release.sign(self._rules.list_to_sign())
+    if signed != self._release.signed_list:
+        self._state.write(Event.SIGNED, signed)
+    return self._release.signed_list  # type: ignore[no-any-return]
+
+
+def everybody(self: RoundRules) -> tuple[Entry, ...]:
+    """List whoever was taken."""
+    self.require(RoundState.COLLECTING)
+    return tuple(sorted(self.taken())) or _LIST(self)
+
+
+def enough_in_all(self: RoundRules) -> tuple[Entry, ...]:
+    """Count clients, whatever they weigh."""
+    _LIST(self)
+    return everybody(self)
+
+
+def open_early(self: Any, peer_commitment: bytes) -> bytes:  # noqa: ANN401 -- a server
+    """Open before the other server has signed."""
+    if self._rules.state is RoundState.SIGNED:
+        state = self._state
+        state._agree(b"", self._release.encode_share(state._nonce_key, state.totals, self._rules.counted))  # noqa: SLF001
+    return _OPEN(self, peer_commitment)
+
+
+def another_of_the_client(self: RoundRules, entry: Entry) -> bool:
+    """Take whatever upload is not known yet."""
+    self.require(RoundState.COLLECTING)
+    return entry.upload_id not in self._entries
+
+
+def take_again(self: Any, upload_id: bytes) -> None:  # noqa: ANN401 -- a state
+    """Add an upload when it is written down, and once more where the record is read back."""
+    pending = self.pending[upload_id]
+    pending.add_to(self.totals)
+    _ONLY_ASKED(self, upload_id)
+
+
+def ask_again(self: Any, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:  # noqa: ANN401
+    """Forget what was asked."""
+    self._pending[upload_id].asked = None
+    return _SAID(self, upload_id, heard, say)
+
+
+def take_anyway(self: Any, upload_id: bytes, heard: bytes | None, decide: Callable[..., bytes]) -> bytes | None:  # noqa: ANN401
+    """Take an upload whatever the check says."""
+    if heard is None:
+        return _DECIDED(self, upload_id, heard, decide)
+    with suppress(PeerError):
+        return _decided_by(self, upload_id, heard, decide)
+    return heard
+
+
+def _decided_by(self: Any, upload_id: bytes, heard: bytes, decide: Callable[..., bytes]) -> bytes:  # noqa: ANN401
+    pending = self._pending[upload_id]
+    self._revive(pending)
+    return decide(pending.exchange, heard)
+
+
+_TURN: Any = IndexingServer._require_turn  # noqa: SLF001
+_SAID: Any = IndexingServer._say  # noqa: SLF001
+_DECIDED: Any = IndexingServer._decide  # noqa: SLF001
+
+
+class _Losing(MemoryJournal):
+    """A journal that loses records of one kind."""
+
+    lost: Event
+
+    def append(self, event: Event, *fields: bytes) -> None:
+        """Write a record down, or not."""
+        if event is not self.lost:
+            super().append(event, *fields)
+
+
+class LosesAsked(_Losing):
+    """Forgets what was asked."""
+
+    lost = Event.ASKED
+
+
+class LosesSigned(_Losing):
+    """Forgets what was signed."""
+
+    lost = Event.SIGNED
+
+
+class LosesOpened(_Losing):
+    """Forgets against what a share was opened."""
+
+    lost = Event.OPENED
+
+
+class LosesFailed(_Losing):
+    """Forgets that a round was given up."""
+
+    lost = Event.FAILED

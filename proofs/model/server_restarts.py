@@ -1,0 +1,176 @@
+"""An honest server of pairwise masks whose process ends at any time, and goes on from the record that it stored.
+
+The library's own ``Server`` is driven with the library's own clients. Its platform stores a record whenever a round is
+closed, before a message of the next is sent, as ``close_round`` asks; between two records answers come, are lost with
+the process, and come again. Every sequence is tried, until nothing new is reached.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+import ideal
+from defects import Replacement, altered, planted
+from report import Report, steps_to
+from secagg.contract import Payload
+from secagg.errors import SecAggError
+from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.member import ClientInput
+from secagg.protocols.pairwise_mask.plan import SessionPlan
+from secagg.protocols.pairwise_mask.server import Server
+from secagg.protocols.pairwise_mask.server_record import ServerRecord
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.session.latch import MemoryLatch
+from secagg.wire import message_kind
+from sessions import Clients, client_id
+from setups import GENUINE, LAYOUT, Party, Setup
+
+
+class World(NamedTuple):
+    """What the process holds, what is stored, and what each client was sent."""
+
+    held: bytes
+    stored: bytes
+    sent: tuple[tuple[bytes, ...], ...]
+
+
+class Adding(Clients):
+    """Clients with inputs of which no two sets have one sum."""
+
+    def client(
+        self, party: Party, attempt: int, client_input: ClientInput | None = None, latch: MemoryLatch | None = None
+    ) -> Client:
+        """Return a client with its own input."""
+        mine = ClientInput(Payload(LAYOUT, (np.full(1, 1 << party[0], np.uint8),)))
+        return super().client(party, attempt, client_input or mine, latch)
+
+
+@dataclass
+class Search:
+    """One session, with every loss of its server."""
+
+    clients: Adding
+    report: Report = field(default_factory=Report)
+
+    def explore(self) -> Report:
+        """Try everything, up to the first fault."""
+        setup, report = self.clients.setup, self.report
+        configuration = self.clients.configurations[0]
+        plan = SessionPlan(configuration, self.clients.opening(0), 0, 0, 40)
+        first = Server(plan).snapshot()
+        start = World(first, first, ((),) * setup.population)
+        came_from: dict[World, tuple[World, str] | None] = {start: None}
+        frontier = [start]
+        while frontier:
+            world = frontier.pop(0)
+            for name, after, fault in self._after(world):
+                if fault is not None:
+                    report.fault, report.trace = fault, (*steps_to(came_from, world), name)
+                    report.schedules = len(came_from)
+                    return report
+                if after not in came_from:
+                    came_from[after] = world, name
+                    frontier.append(after)
+        report.schedules = len(came_from)
+        return report
+
+    def _after(self, world: World) -> Iterator[tuple[str, World, str | None]]:
+        for number in range(self.clients.setup.population):
+            yield from self._exchanged(world, number)
+        closing = Server.restore(world.held)
+        self.report.calls += 1
+        if closing.state is ServerState.AWAITING_UNMASKING_SHARES:
+            yield "unmask", world, self._fault_in_sum(closing)
+        else:
+            try:
+                closing.close_round()
+            except SecAggError:
+                self.report.refused += 1
+            else:
+                stored = closing.snapshot()
+                yield "close the round", World(stored, stored, world.sent), None
+        yield "the process ends", world._replace(held=world.stored), None
+
+    def _exchanged(self, world: World, number: int) -> Iterator[tuple[str, World, str | None]]:
+        """Send a client the message of the open round, and have its answer come, or come late, or not at all."""
+        taking = Server.restore(world.held)
+        message = taking.message_to(client_id(number))
+        if message is None:
+            return
+        before, offer = world.sent[number], self.clients.offers[0]
+        received = before if message in {*before, offer} else (*before, message)
+        if len(set(map(message_kind, received))) < len(received):
+            yield f"send to client {number}", world, "a client is sent two messages of one kind"
+            return
+        # A client that refuses a message, because too few are left for it, has answered those before.
+        answers = self.clients.run((number, GENUINE), 0, received)
+        sent = (*world.sent[:number], received, *world.sent[number + 1 :])
+        yield f"client {number} is sent a message, and its answer is lost", world._replace(sent=sent), None
+        for reply in answers.replies:
+            self.report.calls += 1
+            try:
+                taking.receive(client_id(number), reply)
+            except SecAggError:
+                self.report.refused += 1
+        yield f"client {number} answers, with what it said before", World(taking.snapshot(), world.stored, sent), None
+
+    def _fault_in_sum(self, closing: Server) -> str | None:
+        contributors = closing.contributors
+        have_all_answered = all(closing.has_settled(client) for client in contributors)
+        try:
+            aggregate = closing.unmask()
+        except SecAggError:
+            self.report.refused += 1
+            return "a sum that does not come out although everybody answered" if have_all_answered else None
+        self.report.revealing += 1
+        due = sum(1 << (client.value - 1) for client in contributors)
+        if int(aggregate.values[0][0]) != due or aggregate.contributors != len(contributors):
+            return "a sum that is not that of its contributors"
+        if closing.revealed != frozenset({contributors}):
+            return "a sum over others than its contributors"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A search, and what is planted."""
+
+    name: str
+    setup: Setup
+    defects: tuple[Replacement, ...] = ()
+    attacked: bool = False
+
+    def explore(self) -> Report:
+        """Run it."""
+        logging.disable(logging.WARNING)
+        with ideal.installed(with_masks=True), planted(*self.defects):
+            return Search(Adding(self.setup)).explore()
+
+
+THREE, CURIOUS = Setup(3, 2, 2), Setup(3, 2)
+DEFECTS: dict[str, tuple[Replacement, ...]] = {
+    "a record without the sum": (
+        altered(ServerRecord, "encode", ('b"" if self.total is None else b"".join(self.total.pack())', 'b""')),
+    ),
+    "a record whose sum is added twice": (
+        altered(
+            ServerRecord,
+            "decode",
+            ("record.total.add_packed(packed)", "record.total.add_packed(packed); record.total.add_packed(packed)"),
+        ),
+    ),
+}
+
+
+def cases() -> tuple[Case, ...]:
+    """Return every case: the server as it is, then with each defect."""
+    return (
+        Case("server's record: 3 clients", THREE),
+        Case("server's record: 3 clients, semi_honest", CURIOUS),
+        *(Case(f"server's record: {name}", CURIOUS, defects, attacked=True) for name, defects in DEFECTS.items()),
+    )
