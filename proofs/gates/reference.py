@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import time
 
-from gates.coq_text import THEORIES, source_of, without_comments
+from gates.coq_text import HOLES, THEORIES, source_of, without_comments
 from gates.packages import provide
 from gates.report import BUILT, require, run, say, text_of
 from gates.scripts import run_part
-from gates.theories import COQC, HOLES, check_theories
+from gates.theories import COQC, check_theories
 
 PACKAGES = ("ocaml-nox", "ocaml-findlib", "libzarith-ocaml-dev")
 SUBSTITUTED = re.compile(r"\bExtract\s+(?:Inlined\s+)?(?:Constant|Inductive)\b")
