@@ -27,6 +27,7 @@ from secagg.protocols.one_message.lattice.ring_products import limb_bits, limb_c
 from secagg.protocols.one_message.parameters import Parameters
 from tests.adversaries.test_one_message_dealers import coefficient, listed, lying
 from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.planted import always
 
 LAYOUT = Layout((RingSegment(6, 2),))
 LIAR, CHOSEN, TRIES = 1, 16, 1 << 16
@@ -74,7 +75,7 @@ def test_a_lie_that_leaves_no_noise_is_told_from_the_truth(
     """
     delta = crafted_lie()
     if not is_defended:
-        monkeypatch.setattr(Parameters, "witnesses", 0)
+        monkeypatch.setattr(Parameters, "witnesses", property(always(0)))
     world = InsecureSum(SumSetup(layout=LAYOUT))
     parameters = world.offer().agree().parameters
     assert (parameters.coefficients == COEFFICIENTS) is not is_defended
