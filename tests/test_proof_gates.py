@@ -217,7 +217,9 @@ def test_a_search_that_lost_its_schedules_is_not_expected(pins: Any) -> None:
 
 
 def test_a_defect_that_is_found_by_another_fault_is_not_expected(pins: Any) -> None:
-    assert not pins.Outcome("no latch", 1, 0, "both secrets of client 3", planted=True).complaint()
+    as_pinned = str(pins.pinned()["no latch"]["fault"]).replace("#", "3")
+    assert as_pinned.startswith("both secrets of client 3")
+    assert not pins.Outcome("no latch", 1, 0, as_pinned, planted=True).complaint()
     sums = pins.Outcome("no latch", 1, 0, "two sums in one session, over [[0, 1], [2, 3]]", planted=True)
     assert "found `two sums in one session, over #`" in sums.complaint()
     assert "found `nothing`" in pins.Outcome("no latch", 1, 0, None, planted=True).complaint()
@@ -296,6 +298,8 @@ def _row_of(claim: dict[str, Any]) -> str:
         evidence.append(f"{len(cases)} case{'s' * (len(cases) > 1)} of `model/`")
     if queries := claim.get("queries"):
         evidence.append(f"{len(queries)} queries of `symbolic/`")
+    if compared := claim.get("compared"):
+        evidence.append(f"compared: {compared[0] if len(compared) == 1 else f'{len(compared)} kinds of inputs'}")
     return f"| {claim['id']} | {claim['claim'].replace('|', chr(92) + '|')} | {'; '.join(evidence)} |"
 
 
