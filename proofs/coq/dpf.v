@@ -149,7 +149,8 @@ Lemma same_place depth lanes a b :
   (path depth (a %/ lanes)%N == path depth (b %/ lanes)%N) && (a %% lanes == b %% lanes)%N = (a == b).
 Proof.
 move=> a_lt b_lt; apply/andP/eqP => [[/eqP /path_inj leaves /eqP rest]|-> //].
-by rewrite (divn_eq a lanes) (divn_eq b lanes) rest; congr (_ * _ + _)%N; move: leaves; rewrite !modn_small // ltn_divLR; lia.
+rewrite (divn_eq a lanes) (divn_eq b lanes) rest; congr (_ * _ + _)%N.
+by move: leaves; rewrite !modn_small // ltn_divLR; lia.
 Qed.
 
 (* From any seeds, at every depth, with any number of lanes a leaf.                     *)

@@ -253,7 +253,8 @@ set tried := map _ _; case result: (first_within _ _ _ _ _ _ _) => [found|].
   move: same_found found_near => -> /=; rewrite -!map_comp (off_errors fits) => q_near.
   have -> : p = q.
     by apply: (@unique_within t radius pairs) => //; rewrite ?unzip1_zip ?size_zip ?sizes ?minnn.
-  by exists [seq combine (weights (unzip1 chosen) x) (unzip2 chosen) | x <- targets] => //; rewrite -map_comp; apply: eq_map.
+  exists [seq combine (weights (unzip1 chosen) x) (unzip2 chosen) | x <- targets] => //.
+  by rewrite -map_comp; apply: eq_map.
 pose agreed := [seq pair <- pairs | p.[value pair.1] == value pair.2].
 have agreed_size : (t <= size agreed)%N.
   by rewrite agreeing size_zip sizes minnn; move: near enough; rewrite -/pairs; lia.
@@ -379,11 +380,14 @@ Qed.
 
 Theorem binomial_coefficients_hide holders (share : F -> F) secret secret' :
   uniq (0 :: holders) -> (size holders < t)%N ->
-  #|[set c : 'rV[F]_t | ((binomial_sharing c).[0] == secret) && all (fun a => (binomial_sharing c).[a] == share a) holders]|
-  = #|[set c : 'rV[F]_t | ((binomial_sharing c).[0] == secret') && all (fun a => (binomial_sharing c).[a] == share a) holders]|.
+  #|[set c : 'rV[F]_t | ((binomial_sharing c).[0] == secret)
+      && all (fun a => (binomial_sharing c).[a] == share a) holders]|
+  = #|[set c : 'rV[F]_t | ((binomial_sharing c).[0] == secret')
+      && all (fun a => (binomial_sharing c).[a] == share a) holders]|.
 Proof.
 move=> distinct few; pose turned (c : 'rV[F]_t) : 'rV_t := poly_rV (binomial_sharing c).
-have moved z : #|[set c : 'rV[F]_t | ((binomial_sharing c).[0] == z) && all (fun a => (binomial_sharing c).[a] == share a) holders]|
+have moved z : #|[set c : 'rV[F]_t | ((binomial_sharing c).[0] == z)
+      && all (fun a => (binomial_sharing c).[a] == share a) holders]|
     = #|[set c : 'rV[F]_t | explains holders share z c]|.
   rewrite -(card_imset _ binomial_sharing_inj); apply: eq_card => c; rewrite inE.
   have [back turnedK backK] := injF_bij binomial_sharing_inj; apply/imsetP/idP => [[d]|explained].
