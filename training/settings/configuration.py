@@ -280,11 +280,16 @@ def _require_ranges(run: Configuration) -> None:
         ("local.epochs", run.local.epochs, 1, 10**4),
         ("local.batch", run.local.batch, 1, 10**6),
         ("local.rate", run.local.rate, 1e-12, 1e6),
+        ("local.momentum", run.local.momentum, 0, 1),
+        ("local.weight_decay", run.local.weight_decay, 0, 1e6),
+        ("local.clip", 1 if run.local.clip is None else run.local.clip, 1e-12, 1e12),
+        ("local.proximal", run.local.proximal, 0, 1e6),
         ("server.rate", run.server.rate, 1e-12, 1e6),
         ("server.falling", run.server.falling, 0, 1),
         ("server.averaged", run.server.averaged, 0, 10**6),
         ("server.momentum", run.server.momentum, 0, 1),
         ("server.second_momentum", run.server.second_momentum, 0, 1),
+        ("server.adaptivity", run.server.adaptivity, 1e-30, 1e6),
         ("server.maximum_weight", run.server.maximum_weight, 1, 1 << 16),
         ("compression.stages", compression.stages, 1, 8),
         ("compression.cohort_bits", compression.cohort_bits, 1e-6, 1e6),
@@ -323,10 +328,7 @@ def _require_ranges(run: Configuration) -> None:
     if source is Source.PRIOR and scheme is Scheme.SCALAR:
         raise InvalidParameters("scalar quantization has no prior: take compression.calibration = 'stat'")
     if source is Source.STAT and scheme is Scheme.PRODUCT:
-        raise InvalidParameters(
-            "a codebook shaped by the aggregate collapses: take compression.calibration = 'prior' for product "
-            "quantization"
-        )
+        raise InvalidParameters("a codebook of the aggregate collapses: take compression.calibration = 'prior' for pq")
     if compression.vector_bits and compression.source not in SECURE_SOURCES:
         raise InvalidParameters(
             "compression.vector_bits takes scales from what clients add to the secure sum: take compression.scheme = "
