@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::Deprecatio
 MODEL: dict[str, Any] = {"w": np.zeros((40, 50), dtype=np.float32)}
 NOISE: dict[str, Any] = {"noise": 2.0, "norm": 0.5}
 LEAST = CLIENTS - 1
-STEPS = {"fraction_bits": 12, "minimum_cohort": LEAST}
+STEPS: dict[str, Any] = {"fraction_bits": 12, "minimum_cohort": LEAST}
 
 
 def of(grid: MemoryGrid, settings: SecAggSettings) -> Any:
@@ -37,7 +38,7 @@ def deviation_of(arrays: dict[str, Any], plain: float) -> float:
 
 def due() -> float:
     """Return the deviation of the mean's noise: five clients add what three of them owe."""
-    return 2 * 2 * 0.5 * (CLIENTS / (LEAST - 1)) ** 0.5 / CLIENTS
+    return 2 * 2 * 0.5 * sqrt(CLIENTS / (LEAST - 1)) / CLIENTS
 
 
 def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any) -> None:

@@ -72,5 +72,5 @@ def test_an_empty_vector_and_zeros_have_none() -> None:
 def test_a_vector_whose_norm_has_more_than_63_bits_is_clipped_too() -> None:
     ring = Ring(61)
     vector = ring.from_integers(np.full(20_000, ring.least, dtype=np.int64))
-    clip_into(ring, vector, 1000)
-    assert 0 < squared_norm(ring, vector) <= 1000**2
+    clip_into(ring, vector, 3)
+    assert squared_norm(ring, vector) <= 3**2
