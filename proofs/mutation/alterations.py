@@ -54,7 +54,7 @@ class Mutant:
     """Its qualified name."""
     change: str
     digest: str
-    """Of the function as it is and of the change: another function has other digests."""
+    """Of the function, without its docstring, and of the change: another function has other digests."""
     first: int
     last: int
     """The lines of the file that a test has to reach."""
@@ -73,7 +73,7 @@ def mutants(path: str, *, arithmetic: bool) -> Iterator[Mutant]:
     for name, function in functions(ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))):
         if function.name in SHOWN_ONLY:
             continue
-        source, seen = ast.unparse(function), Counter[str]()
+        source, seen = ast.unparse(_undocumented(function)), Counter[str]()
         for place, node in enumerate(_nodes(function)):
             for step, (change, _) in enumerate(_changes(node, arithmetic=arithmetic)):
                 seen[change] += 1
@@ -115,6 +115,14 @@ def code_in(code: CodeType, name: str, first: int) -> CodeType:
             return inner
         waiting += [constant for constant in inner.co_consts if isinstance(constant, CodeType)]
     raise LookupError(f"no code of {name} in line {first}")
+
+
+def _undocumented(function: ast.FunctionDef) -> ast.FunctionDef:
+    """Return the function without its docstring: other words are no other decision."""
+    bare = copy.deepcopy(function)
+    if ast.get_docstring(bare) is not None:
+        bare.body = bare.body[1:] or [ast.Pass()]
+    return bare
 
 
 def _nodes(function: ast.FunctionDef) -> list[ast.AST]:

@@ -19,7 +19,7 @@ import pytest
 
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, NoJournal
 from secagg.protocols.one_message.messages import Receipt, UploadList, Verdict
@@ -33,7 +33,7 @@ from tests.harness.one_message_sums import NOW, InsecureSum, SumSetup
 __all__ = ["closed_journals"]
 
 
-def forgetful(world: InsecureSum, position: int) -> Holder:
+def forgetful(world: InsecureSum, position: int, journal: NoJournal | None = None) -> Holder:
     """Return the holder at a position with a memory of one round; its keys are those that were offered."""
     coins = world.setup.coins_of(f"holder {position}")
     root = Secret.random("holder root", 32, coins)
@@ -42,7 +42,7 @@ def forgetful(world: InsecureSum, position: int) -> Holder:
         position,
         root=root,
         nonce=bytes(coins.draw(32)),
-        journal=NoJournal(),
+        journal=journal or NoJournal(),
         floors=world.floors,
         clock=world.clock,
         signing_key=world.holder_keys[position],
@@ -226,9 +226,9 @@ def test_a_holder_that_answered_what_others_certified_signs_no_other_list(
     assert not any(word.any() for word in accepted_words(standing.holder))
     if is_restarted:
         standing.restart()
-    assert standing.holder.respond(request) == answer
     with pytest.raises(PeerMisbehaved, match="one list"):
         standing.holder.respond(smaller.encode())
+    assert standing.holder.respond(request) == answer
 
 
 def test_a_holder_that_signed_another_list_answers_none_that_others_certified(tmp_path: Path) -> None:
@@ -236,3 +236,31 @@ def test_a_holder_that_signed_another_list_answers_none_that_others_certified(tm
     standing.holder.respond(smaller.encode())
     with pytest.raises(PeerMisbehaved, match="one list"):
         standing.holder.respond(request)
+
+
+# --- Whose epoch it is ------------------------------------------------------------------------------------------------
+
+
+def test_a_holder_begins_no_epoch_but_its_authoritys_and_its_own() -> None:
+    world, other = InsecureSum(), InsecureSum(SumSetup(seed=b"another authority"))
+    key = world.holder_keys[0]
+    forged = replace(world.record, signature=other.record.signature)
+    with pytest.raises(AuthenticationFailed):
+        world.holder_with(forged, 0, key=key)
+    with pytest.raises(InvalidParameters, match="another authority"):
+        world.holder_with(other.record, 0, key=other.holder_keys[0])
+    with pytest.raises(InvalidParameters, match="another holder stands"):
+        world.holder_with(world.record, 1, key=key)
+
+
+def test_a_round_is_begun_in_the_journal_before_anything_is_forgotten() -> None:
+    world, begun = InsecureSum(SumSetup(round_number=1)), list[tuple[Event, bytes]]()
+
+    class Restarted(NoJournal):
+        def restart(self, event: Event, *parts: bytes) -> None:
+            begun.append((event, parts[0]))
+
+    holder = forgetful(world, 0, Restarted())
+    world.holders[0] = holder
+    holder.respond(world.offer().encode())
+    assert begun == [(Event.BEGUN, (1).to_bytes(8, "big"))]
