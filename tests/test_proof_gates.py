@@ -217,7 +217,7 @@ def test_a_search_that_lost_its_schedules_is_not_expected(pins: Any) -> None:
 
 
 def test_a_defect_that_is_found_by_another_fault_is_not_expected(pins: Any) -> None:
-    assert not pins.Outcome("no latch", 1, 0, "both secrets of client 3", planted=True).complaint()
+    assert not pins.Outcome("no latch", 1, 0, "both secrets of client 3; not met: signs_once", planted=True).complaint()
     sums = pins.Outcome("no latch", 1, 0, "two sums in one session, over [[0, 1], [2, 3]]", planted=True)
     assert "found `two sums in one session, over #`" in sums.complaint()
     assert "found `nothing`" in pins.Outcome("no latch", 1, 0, None, planted=True).complaint()
