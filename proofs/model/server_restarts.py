@@ -67,7 +67,7 @@ class Search:
         came_from: dict[World, tuple[World, str] | None] = {start: None}
         frontier = [start]
         while frontier:
-            world = frontier.pop(0)
+            world = frontier.pop()
             for name, after, fault in self._after(world):
                 if fault is not None:
                     report.fault, report.trace = fault, (*steps_to(came_from, world), name)
