@@ -330,11 +330,11 @@ def test_counts_in_the_documents_are_those_of_the_ledger(repository: Path, weake
     written = (proofs / "README.md").read_text(encoding="utf-8").splitlines()
     missing = [row for row in rows if row not in written]
     assert not missing, "write into proofs/README.md, under `At a glance`:\n" + "\n".join(missing)
-    rows = (
+    counts = (
         f"| {BEHIND} | {len(ledger)} | `proofs/claims.toml`, `test_claims.py` |",
         f"| theorems without axioms | {theorems} | `proofs/coq/statements.v` |",
         f"| {SEARCHED} | {len(clean)}, {len(cases) - len(clean)} | `proofs/model/` |",
     )
     written = (repository / "tests" / "README.md").read_text(encoding="utf-8").splitlines()
-    missing = [row for row in rows if row not in written]
+    missing = [row for row in counts if row not in written]
     assert not missing, "write into tests/README.md:\n" + "\n".join(missing)

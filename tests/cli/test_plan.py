@@ -57,8 +57,10 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
         *("depth 0", "depth 0, checked"),
     ]
     assert rows[0][:2] == ["peak code, 1 of 645", "enclave"]
-    # Fourteen forms by two that take indices, and six schemes by others.
-    assert len(rows) == 16 + 6 * sum(IndexSegment not in find(name).segments for name in names())
+    # Sixteen rows of two that take indices, six schemes by others, and rounded values by those that round.
+    protocols = [find(name) for name in names()]
+    others, rounding = sum(IndexSegment not in one.segments for one in protocols), sum(one.rounds for one in protocols)
+    assert len(rows) == 16 + 6 * others + rounding
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
@@ -121,7 +123,8 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
         "bytes of the packed values": 2_712_500,
         # A seed and two proofs, in two envelopes with the header and both sealed seeds.
         "bytes up": 15 + 2_712_500 + 16 + 1735 + 2 * (124 + 48 + 2 * 80 + 64 + 16),
-        "bytes down": 32 * 4 * 4 + 288,
+        # The codebook; two offers of 144 with their frame, and the configuration with the round's number.
+        "bytes down": 32 * 4 * 4 + 2 * 144 + 16 + 225,
         # Three times an id and a length, and a share of seven heads; and server 1's half.
         "bytes between servers": 2 * 31_676 + 122 + 2_712_500 + 2_075,
         "bytes between servers in total": 100 * (2 * 31_676 + 122 + 2_712_500 + 2_075),
@@ -134,7 +137,9 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
         "trust": find("two-servers").trust,
         "status": "available",
     }
-    assert plan["left out"] == []
+    assert [sentence.split(":")[0] for sentence in plan["left out"]] == [
+        *("two-servers, dithered quantization", "coded-mask, dithered quantization"),
+    ]
     assert plan["advice"][0].startswith("Masking the decoded codeword is cheaper")
 
 

@@ -53,7 +53,7 @@ def halves(
             RoundStamp(context=made.context, round_number=at, server=server),
             opener(server, setup).sealing_key,
             setup.signing_key_of(f"server {server.index}"),
-        ).encode(made)
+        ).encode()
         for server in SERVERS
     ]
     client = InsecureIndexingRound(setup).clients[number - 1]
