@@ -14,7 +14,7 @@ import pytest
 
 @pytest.fixture
 def alterations(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(repository / "proofs" / "mutation"))
+    monkeypatch.syspath_prepend(str(repository / "proofs" / "mutation"))  # pyright: ignore[reportUnknownMemberType]
     import alterations  # type: ignore[import-not-found] # noqa: PLC0415
 
     return alterations  # type: ignore[no-any-return]

@@ -43,13 +43,13 @@ def tree(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def weakenings(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(repository / "proofs")
+    monkeypatch.syspath_prepend(repository / "proofs")  # pyright: ignore[reportUnknownMemberType]
     return importlib.import_module("gates.weakenings")
 
 
 @pytest.fixture
 def pins(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(repository / "proofs" / "model")
+    monkeypatch.syspath_prepend(repository / "proofs" / "model")  # pyright: ignore[reportUnknownMemberType]
     return importlib.import_module("pins")
 
 

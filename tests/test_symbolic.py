@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -50,7 +50,7 @@ def models(repository: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
 
 
 @contextmanager
-def noting() -> Iterator[Bound]:
+def noting() -> Generator[Bound]:
     """Note all that is bound to a label meanwhile."""
     bound: Bound = defaultdict(set)
     original = labels.bind
@@ -127,7 +127,7 @@ def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tup
         world.ask(server, server.requests())
     agreement = Offer.decode(server.offer).agree()
     context, keys = agreement.record.context.digest, {key.sealing_key for key in agreement.epoch.keys}
-    meaning = {
+    meaning: dict[str, Callable[[bytes], bool]] = {
         "statement": lambda part: part == agreement.record.statement,
         "record": lambda part: part == context,
         "authority": lambda part: part == agreement.record.authority,
@@ -156,7 +156,7 @@ def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tup
         session.host.release()
     offer, configuration = session.enclave.offer, session.configuration
     named = {offer.context.digest, offer.epoch, offer.receipt_key, configuration.authority}
-    meaning = {
+    meaning: dict[str, Callable[[bytes], bool]] = {
         "configuration": lambda part: part == configuration.encode(),
         "attempt": lambda part: part == offer.context.digest,
         "epoch": lambda part: part == offer.epoch,

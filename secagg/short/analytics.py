@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def heavy_hitters(
         raise InvalidParameters(f"longest is a number of bytes, 1 or more; got {longest!r}")
     named = _by_name(values)
     # What a client has stands in no error: it is what nobody is to see.
-    if not all(isinstance(value, str) for value in named.values()):
+    if not all(isinstance(value, str) for value in cast("Iterable[object]", named.values())):
         raise InvalidParameters("a client has something else than a string; turn it into one, or take a histogram")
     if any("\0" in value for value in named.values()):
         raise InvalidParameters("a client has a string with a null character, which marks the end of strings here")
