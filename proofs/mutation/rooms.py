@@ -186,12 +186,17 @@ ROOMS: Final = (
             "operators/relaying_server.py",
             "operators/server_keys.py",
         ),
-        _in(
-            "tests/protocols/two_servers",
-            "test_server.py",
-            "test_server_messages.py",
-            "test_standing_rules.py",
-            "test_standing_server.py",
+        (
+            *_in(
+                "tests/protocols/two_servers",
+                "test_server.py",
+                "test_server_keys.py",
+                "test_server_messages.py",
+                "test_standing_rules.py",
+                "test_standing_server.py",
+                "test_point_function_halves.py",
+            ),
+            *_in("tests/adversaries", "test_two_servers_cheating.py", "test_two_servers_secrets.py"),
         ),
         _TWO_SERVERS_ATTACKS,
     ),
@@ -335,7 +340,10 @@ ROOMS: Final = (
     Room(
         "two servers: client, configuration, floors",
         _in("protocols/two_servers", "client.py", "configuration.py", "floors.py"),
-        _in("tests/protocols/two_servers", "test_client.py", "test_configuration.py", "test_floors.py"),
+        (
+            *_in("tests/protocols/two_servers", "test_client.py", "test_configuration.py", "test_floors.py"),
+            "tests/adversaries/test_two_servers_noise.py",
+        ),
         _TWO_SERVERS_ATTACKS,
     ),
     Room(

@@ -164,6 +164,7 @@ CALLS: dict[str, tuple[Callable[[Round], object], set[str], type[SecAggError]]] 
     "agree": (lambda made: made.zero.agree(made.heard["list"]), CLOSED, UnexpectedMessage),
     "open": (lambda made: made.zero.open(made.heard["commitment"]), AGREED, UnexpectedMessage),
     "combine": (lambda made: made.zero.combine(made.heard["share"]), {"opened"}, UnexpectedMessage),
+    "opened share": (lambda made: made.zero.opened_share(), {"opened"}, UnexpectedMessage),
     "close": (lambda made: made.zero.close(), COLLECTING | CLOSED, Misuse),
     "give_up": (lambda made: made.zero.give_up("tired"), ALWAYS, Misuse),
     "wipe": (lambda made: made.zero.wipe(), ALWAYS, Misuse),
