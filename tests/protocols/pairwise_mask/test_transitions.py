@@ -140,7 +140,7 @@ def test_a_role_moves_where_its_table_says_and_nowhere_else(
                 if kind is due and chosen in following:
                     assert advance(state, kind, chosen) is chosen
                     continue
-                with pytest.raises(InternalError):
+                with pytest.raises(InternalError, match=f" to {chosen}$"):
                     advance(state, kind, chosen)
             if kind is due and len(following) == 1:
                 assert {advance(state, kind)} == following
