@@ -341,6 +341,13 @@ def test_fine_bits_that_nobody_rounds_are_refused() -> None:
         configuration(layout=Layout((IndexSegment(3, 4), RingSegment(20, 6, fine_bits=2))))
 
 
+def test_noise_that_the_servers_cannot_add_is_refused() -> None:
+    with pytest.raises(Misuse, match="noise is a ServerNoise"):
+        configuration(weights=(1,), noise=(4, 4, 4, 4))
+    with pytest.raises(InvalidParameters, match="every client weighs 1"):
+        configuration(noise=noise(4, 4, 4, 4))
+
+
 def test_a_forced_depth_is_that_of_every_codebook() -> None:
     layout = Layout((IndexSegment(300, 2), IndexSegment(5, 2)))
     made = configuration(layout=layout, depth=3)

@@ -360,7 +360,9 @@ def crooked(made: Round, number: int) -> tuple[Upload, Upload]:
 
 
 @pytest.mark.parametrize("setup", [SETUP, replace(SETUP, depth=1)])
-def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(setup: IndexingSetup) -> None:
+def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(
+    setup: IndexingSetup, caplog: pytest.LogCaptureFixture
+) -> None:
     made = Round(setup)
     made.send(1, 2)
     crooked(made, 3)
@@ -369,6 +371,7 @@ def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(setup: Inde
         assert set(server.rejected) == {ClientId(3)}
         assert server.waiting() == ()
     assert "contradict" in made.one.rejected[ClientId(3)]
+    assert "rejects an upload of client/3: " in caplog.text
     results = made.finish()
     is_ideal(made, [1, 2], results)
     assert [set(result.rejected) for result in results] == [{ClientId(3)}] * 2
