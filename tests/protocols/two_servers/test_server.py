@@ -508,6 +508,15 @@ def test_a_server_opens_against_one_commitment() -> None:
     assert made.zero.open(commitment) == share
 
 
+def test_a_share_is_not_told_again_when_the_round_was_given_up() -> None:
+    made = at("opened")
+    assert made.zero.opened_share()
+    made.zero.give_up("tired")
+    error = is_refused(made, made.zero.opened_share, UnexpectedMessage, Reason.WRONG_KIND)
+    assert isinstance(error, PeerError)
+    assert error.culprits == {ONE}
+
+
 def test_another_share_than_was_committed_to_is_refused() -> None:
     made = at("opened")
     share = made.one.open(made.zero.agree(made.one.close()))
