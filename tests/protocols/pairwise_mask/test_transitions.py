@@ -149,6 +149,17 @@ def test_a_role_moves_where_its_table_says_and_nowhere_else(
                     advance(state, kind)
 
 
+def test_a_step_that_a_table_lacks_is_refused() -> None:
+    awaiting, shares = ClientState.AWAITING_OFFER, ClientState.AWAITING_DELIVERED_SHARES
+    for state, kind, chosen, said in (
+        (awaiting, MessageKind.SESSION_OFFER, ClientState.COMPLETED, "completed"),
+        (awaiting, MessageKind.SURVIVOR_SET, None, "awaiting_advertised_keys"),
+        (shares, MessageKind.DELIVERED_SHARES, None, "one state"),
+    ):
+        with pytest.raises(InternalError, match=f"no {kind.name} leads from {state} to {said}"):
+            advance(state, kind, chosen)
+
+
 # --- The client -------------------------------------------------------------------------------------------------------
 
 
