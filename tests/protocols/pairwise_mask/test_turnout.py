@@ -65,6 +65,17 @@ def test_a_round_is_enough_at_the_cohort_and_complete_without_who_was_dropped(mo
     assert [outgoing.receiver for outgoing in server.outgoing()] == list(session.client_ids)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_who_left_without_a_word_has_no_message(mode: SecurityMode) -> None:
+    session = session_of(6, mode)
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    gone = session.client_ids[3]
+    session.drop(gone)
+    session.step()
+    assert session.server.message_to(gone) is None
+    assert session.server.message_to(session.client_ids[2]) is not None
+
+
 def test_exactly_the_cohort_goes_on() -> None:
     session = session_of(6)
     advertising(session, 6)
@@ -100,6 +111,20 @@ def test_advertisers_whom_the_parameters_do_not_protect_end_the_session() -> Non
     with pytest.raises(InvalidParameters):
         session.server.close_round()
     assert session.server.state is ServerState.ABORTED
+
+
+def test_a_finished_session_forgets_what_was_collected() -> None:
+    session = session_of(6)
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.drop(session.client_ids[0])
+    session.finish()
+    server = session.server
+    record, collected = server._record, server._collected  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert server.awaited == set()
+    assert server.turnout is Turnout.COMPLETE
+    assert record.total is None
+    for kept in (record.answers, record.shares, collected.answers, collected.relayed):
+        assert not kept
 
 
 def test_an_aborted_session_forgets_what_was_collected() -> None:
