@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.session.roles import Turnout
+from secagg.wire import MessageKind, Writer
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 MODES = list(SecurityMode)
@@ -74,6 +75,10 @@ def test_who_left_without_a_word_has_no_message(mode: SecurityMode) -> None:
     session.step()
     assert session.server.message_to(gone) is None
     assert session.server.message_to(session.client_ids[2]) is not None
+    for client in (gone, STRANGER):
+        with pytest.raises(PeerMisbehaved, match="no longer, part of this round") as caught:
+            session.server.receive(client, Writer(MessageKind.MASKED_INPUT).finish())
+        assert caught.value.reason is Reason.NOT_ELIGIBLE
 
 
 def test_exactly_the_cohort_goes_on() -> None:
@@ -88,6 +93,8 @@ def test_before_the_first_round_is_closed_everybody_is_sent_the_offer() -> None:
     assert list(server.outgoing()) == []
     assert server.awaited == set()
     assert server.message_to(STRANGER) == server.offer
+    with pytest.raises(Misuse, match="no roster before the first round is closed"):
+        _ = server.roster
     server.drop(STRANGER)
     assert server.message_to(STRANGER) is None
 
