@@ -108,6 +108,10 @@ def test_a_stronger_offer_is_admitted(cohort: int, threshold: int, modulus_bits:
     admit(floors(), cohort=cohort, threshold=threshold, modulus_bits=modulus_bits, length=length)
 
 
+def test_the_strongest_offer_that_can_be_is_admitted() -> None:
+    admit(floors(), cohort=500, threshold=500, modulus_bits=MAXIMUM_MODULUS_BITS, length=1)
+
+
 @pytest.mark.parametrize("value", [float("nan"), 1e9, "1000", None, True])
 @pytest.mark.parametrize("offered", ["cohort", "threshold", "modulus_bits", "length", "population"])
 def test_an_offer_that_is_no_integer_is_refused(offered: str, value: object) -> None:
@@ -218,6 +222,12 @@ def test_usual_floors_fit_the_number_of_clients(clients: int, mode: SecurityMode
 @pytest.mark.parametrize("clients", [1, 0, -3])
 def test_usual_floors_for_nobody_are_refused(clients: int) -> None:
     with pytest.raises(InvalidParameters, match="maximum_population"):
+        ClientFloors.usual(clients)
+
+
+@pytest.mark.parametrize("clients", [True, 100.0, "100", None])
+def test_usual_floors_are_for_a_number_of_clients(clients: Any) -> None:
+    with pytest.raises(InvalidParameters, match="integers"):
         ClientFloors.usual(clients)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -213,7 +214,11 @@ def test_liars_cost_one_search_each_and_nobody_else_a_name(
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_a_share_that_is_no_field_element_excludes_its_holder(mode: SecurityMode) -> None:
+def test_a_share_that_is_no_field_element_excludes_its_holder(
+    mode: SecurityMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
     def overflow(answer: UnmaskingShares, _: AnsweredFor) -> UnmaskingShares:
         return replace(answer, shares=b"\xff" * 32 + answer.shares[32:])
 
@@ -227,6 +232,8 @@ def test_a_share_that_is_no_field_element_excludes_its_holder(mode: SecurityMode
     assert error.reason is Reason.SHARE_OUT_OF_RANGE
     assert error.culprits == ({liar} if mode is SecurityMode.ACTIVE else suspects(liar))
     assert session.server.faults == [error]
+    assert f"{liar} is excluded: " in caplog.text
+    assert "reveals the sums of 1 sets of clients, of sizes [9]" in caplog.text
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
@@ -474,7 +481,7 @@ def blamed(mode: SecurityMode, client: ClientId) -> frozenset[Party]:
 @pytest.mark.parametrize("stays", [True, False])
 @pytest.mark.parametrize("mode", SecurityMode)
 def test_garbage_in_place_of_a_seed_evicts_its_receiver_and_convicts_its_sender(
-    mode: SecurityMode, *, stays: bool
+    mode: SecurityMode, caplog: pytest.LogCaptureFixture, *, stays: bool
 ) -> None:
     """The victim complains and leaves; its mask is removed with the seed that the sender shows, or needs no seed."""
     session = InsecurePairwiseSession(nine(mode, Suite.HYBRID))
@@ -495,6 +502,7 @@ def test_garbage_in_place_of_a_seed_evicts_its_receiver_and_convicts_its_sender(
     # The victim's root is recovered, and opens nothing either.
     assert [fault.culprits for fault in verdict] == [blamed(mode, cheat)]
     assert not session.refusals
+    assert f"{victim} leaves: it cannot use the seeds of its edges with {cheat}" in caplog.text
 
 
 def test_a_client_that_complains_of_a_good_seed_is_found_out() -> None:

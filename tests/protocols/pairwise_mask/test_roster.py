@@ -94,6 +94,14 @@ def test_a_second_encoding_and_an_id_out_of_range_are_refused(encoded: bytes, se
     assert caught.value.reason is Reason.NOT_CANONICAL
 
 
+def test_a_list_of_more_than_the_limit_is_refused() -> None:
+    encoded = encode_clients([ClientId(value) for value in range(3)])
+    assert len(decode_clients(encoded, 3)) == 3
+    with pytest.raises(MalformedMessage, match="more than 2 clients") as caught:
+        decode_clients(encoded, 2)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
 # --- The roster -------------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +144,12 @@ def test_a_client_is_found_where_it_stands(clients: list[ClientId], wanted: int)
         assert roster.position_of(client) == position
     assert (roster.position_of(ClientId(wanted)) is None) == (ClientId(wanted) not in clients)
     assert list(roster.set_of([1, 3])) == [1, 3]
+
+
+def test_a_client_that_is_absent_stands_nowhere() -> None:
+    clients = [ClientId(value) for value in (2, 4, 6, 8)]
+    roster = roster_of(some_configuration(), encode_clients(clients), ROOT, OPENING)
+    assert [roster.position_of(ClientId(value)) for value in (1, 3, 7, 9, GREATEST)] == [None] * 5
 
 
 @pytest.mark.parametrize("population", [0, 1])

@@ -430,6 +430,12 @@ def test_a_committee_that_the_corrupted_may_fill_is_refused() -> None:
         require_committee(50, 10**9, 50, 50)
 
 
+def test_a_committee_that_is_large_enough_is_not_asked_to_grow() -> None:
+    require_committee(50, 48, 50, 50)
+    with pytest.raises(InvalidParameters, match=r"it takes 50$"):
+        require_committee(50, 48, 50, 49)
+
+
 # --- Tails ------------------------------------------------------------------------------------------------------------
 
 
@@ -576,6 +582,38 @@ def test_an_offer_out_of_range_is_refused(change: dict[str, Any], sentence: str)
     for mode in SecurityMode:
         with pytest.raises(InvalidParameters, match=sentence):
             least_threshold(SPARSE, mode, **offer)
+
+
+@pytest.mark.parametrize("bound", [corrupted_neighbours, corrupted_in_window])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((2, 0, 2, 40), "degree"),
+        ((1, 0, 0, 40), "population"),
+        ((100.0, 5, 22, 40), "population"),
+        ((100, -1, 22, 40), "corrupted"),
+        ((100, True, 22, 40), "corrupted"),
+        ((100, 5, 21, 40), "the degree of a sparse graph is even"),
+        ((100, 5, 22, 0), "bits"),
+        ((100, 5, 22, MAXIMUM_BITS + 1), "bits"),
+    ],
+)
+def test_a_bound_for_no_lattice_is_refused(bound: Any, arguments: tuple[Any, ...], sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=f"^{sentence}"):
+        bound(*arguments)
+
+
+@pytest.mark.parametrize("corrupted", [-1, -100, True, 5.0])
+def test_a_full_graph_takes_a_number_of_corrupted_clients(corrupted: Any) -> None:
+    """With fewer than none the threshold would fall below half of the clients."""
+    for mode in SecurityMode:
+        with pytest.raises(InvalidParameters, match=r"^corrupted"):
+            least_threshold(FULL, mode, population=100, degree=99, corrupted=corrupted)
+
+
+def test_a_threshold_may_be_the_degree() -> None:
+    assert least_threshold(FULL, ACTIVE, population=100, degree=99, corrupted=97) == 99
+    assert least_threshold(SPARSE, SEMI_HONEST, population=9, degree=8, corrupted=7) == 8
 
 
 @pytest.mark.parametrize("degree", [98, 100, 99.0])

@@ -140,13 +140,24 @@ def test_a_role_moves_where_its_table_says_and_nowhere_else(
                 if kind is due and chosen in following:
                     assert advance(state, kind, chosen) is chosen
                     continue
-                with pytest.raises(InternalError):
+                with pytest.raises(InternalError, match=f" to {chosen}$"):
                     advance(state, kind, chosen)
             if kind is due and len(following) == 1:
                 assert {advance(state, kind)} == following
             else:
                 with pytest.raises(InternalError):
                     advance(state, kind)
+
+
+def test_a_step_that_a_table_lacks_is_refused() -> None:
+    awaiting, shares = ClientState.AWAITING_OFFER, ClientState.AWAITING_DELIVERED_SHARES
+    for state, kind, chosen, said in (
+        (awaiting, MessageKind.SESSION_OFFER, ClientState.COMPLETED, "completed"),
+        (awaiting, MessageKind.SURVIVOR_SET, None, "awaiting_advertised_keys"),
+        (shares, MessageKind.DELIVERED_SHARES, None, "one state"),
+    ):
+        with pytest.raises(InternalError, match=f"no {kind.name} leads from {state} to {said}"):
+            advance(state, kind, chosen)
 
 
 # --- The client -------------------------------------------------------------------------------------------------------

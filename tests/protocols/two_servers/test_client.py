@@ -204,6 +204,11 @@ def test_a_round_has_a_number(round_number: Any) -> None:
     shares_nothing(InvalidParameters, "round number", round_number=round_number)
 
 
+def test_rounds_count_from_0() -> None:
+    session = InsecureIndexingRound(replace(SETUP, round_number=0))
+    assert session.share(1, weight=3)[0].header.round_number == 0
+
+
 def test_what_is_shared_is_an_update_for_a_configuration() -> None:
     shares_nothing(Misuse, payload=b"an update")
     shares_nothing(Misuse, configuration=ROUND.configuration.encode())

@@ -13,7 +13,12 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.parameters import Suite
 from secagg.privacy.noise import NoiseKind
-from secagg.protocols.two_servers.configuration import MAXIMUM_TOTAL_WEIGHT, IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.configuration import (
+    MAXIMUM_SEGMENTS,
+    MAXIMUM_TOTAL_WEIGHT,
+    IndexingConfiguration,
+    SharingMode,
+)
 from secagg.protocols.two_servers.lanes.groups import FieldLanes, RingLanes
 from secagg.protocols.two_servers.noise import ServerNoise
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
@@ -118,8 +123,21 @@ def test_a_cut_or_extended_encoding_is_refused(kind: str) -> None:
     assert caught.value.reason is Reason.TRAILING_BYTES
 
 
-WEIGHTS_AT = -(1 + 4 + 4 + 8)
-"""Where the number of weights stands, from the end of an encoding with two."""
+EXPIRY_AT = -(8 + 1)
+WEIGHTS_AT = EXPIRY_AT - (1 + 4 + 4)
+"""Where the number of weights stands, from the end of an encoding with two and without noise."""
+
+
+def with_weights(count: int, weights: tuple[int, ...]) -> bytes:
+    """Return an encoding that declares so many weights, and has these."""
+    encoded = KINDS["checked"].encode()
+    written = bytes([count]) + b"".join(weight.to_bytes(4, "big") for weight in weights)
+    return encoded[:WEIGHTS_AT] + written + encoded[EXPIRY_AT:]
+
+
+def test_weights_stand_where_the_tests_alter_them() -> None:
+    assert with_weights(2, (1, 5)) == KINDS["checked"].encode()
+    assert IndexingConfiguration.decode(with_weights(3, (1, 5, 6))).weights == (1, 5, 6)
 
 
 @pytest.mark.parametrize(
@@ -143,19 +161,15 @@ def test_values_out_of_range_do_not_decode(place: int, value: int) -> None:
 
 @pytest.mark.parametrize(("count", "weights"), [(0, ()), (65, tuple(range(1, 66))), (255, tuple(range(1, 256)))])
 def test_a_number_of_weights_out_of_range_does_not_decode(count: int, weights: tuple[int, ...]) -> None:
-    encoded = KINDS["checked"].encode()
-    written = bytes([count]) + b"".join(weight.to_bytes(4, "big") for weight in weights)
     with pytest.raises(MalformedMessage):
-        IndexingConfiguration.decode(encoded[:WEIGHTS_AT] + written + encoded[-8:])
+        IndexingConfiguration.decode(with_weights(count, weights))
 
 
 @pytest.mark.parametrize("weights", [(5, 1), (5, 5), (0, 5), (1, 1 << 31), (1 << 32) - 1])
 def test_weights_that_no_configuration_has_do_not_decode(weights: Any) -> None:
     pair = (1, weights) if isinstance(weights, int) else weights
-    encoded = KINDS["checked"].encode()
-    written = b"\2" + b"".join(weight.to_bytes(4, "big") for weight in pair)
     with pytest.raises(MalformedMessage) as caught:
-        IndexingConfiguration.decode(encoded[:WEIGHTS_AT] + written + encoded[-8:])
+        IndexingConfiguration.decode(with_weights(2, pair))
     assert caught.value.reason is Reason.NOT_CANONICAL
 
 
@@ -227,7 +241,21 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "expiry": ([1, 253402300799], [0, -1, 253402300800, 1.5, None]),
     "weights": (
         [(1,), (3,), (1, 2, 3), tuple(range(1, 65)), (14563,)],
-        [(), [1], (0,), (-1,), (2, 1), (1, 1), tuple(range(1, 66)), (1, True), (1.0,), (1 << 24,), None],
+        [
+            (),
+            [1],
+            (0,),
+            (-1,),
+            (0, 5),
+            (-1, 5),
+            (2, 1),
+            (1, 1),
+            tuple(range(1, 66)),
+            (1, True),
+            (1.0,),
+            (1 << 24,),
+            None,
+        ],
     ),
     "depth": ([None, 0, 1, 2], [3, -1, True, 1.0, 255]),
 }
@@ -300,6 +328,24 @@ def test_codebooks_and_blocks_beyond_the_kernels_are_refused(segment: IndexSegme
 @pytest.mark.parametrize("segment", [IndexSegment(4096, 1), IndexSegment(2, 1 << 26)])
 def test_the_largest_codebook_and_number_of_blocks_are_accepted(segment: IndexSegment) -> None:
     configuration(layout=Layout((segment,)))
+
+
+def test_the_most_segments_are_accepted_and_no_more() -> None:
+    configuration(layout=Layout((RingSegment(3, 1),) * MAXIMUM_SEGMENTS))
+    with pytest.raises(InvalidParameters, match="1025 segments, and two servers take 1024"):
+        configuration(layout=Layout((RingSegment(3, 1),) * (MAXIMUM_SEGMENTS + 1)))
+
+
+def test_fine_bits_that_nobody_rounds_are_refused() -> None:
+    with pytest.raises(InvalidParameters, match="segment 1 has 2 fine bits"):
+        configuration(layout=Layout((IndexSegment(3, 4), RingSegment(20, 6, fine_bits=2))))
+
+
+def test_noise_that_the_servers_cannot_add_is_refused() -> None:
+    with pytest.raises(Misuse, match="noise is a ServerNoise"):
+        configuration(weights=(1,), noise=(4, 4, 4, 4))
+    with pytest.raises(InvalidParameters, match="every client weighs 1"):
+        configuration(noise=noise(4, 4, 4, 4))
 
 
 def test_a_forced_depth_is_that_of_every_codebook() -> None:

@@ -164,6 +164,7 @@ CALLS: dict[str, tuple[Callable[[Round], object], set[str], type[SecAggError]]] 
     "agree": (lambda made: made.zero.agree(made.heard["list"]), CLOSED, UnexpectedMessage),
     "open": (lambda made: made.zero.open(made.heard["commitment"]), AGREED, UnexpectedMessage),
     "combine": (lambda made: made.zero.combine(made.heard["share"]), {"opened"}, UnexpectedMessage),
+    "opened share": (lambda made: made.zero.opened_share(), {"opened"}, UnexpectedMessage),
     "close": (lambda made: made.zero.close(), COLLECTING | CLOSED, Misuse),
     "give_up": (lambda made: made.zero.give_up("tired"), ALWAYS, Misuse),
     "wipe": (lambda made: made.zero.wipe(), ALWAYS, Misuse),
@@ -359,7 +360,9 @@ def crooked(made: Round, number: int) -> tuple[Upload, Upload]:
 
 
 @pytest.mark.parametrize("setup", [SETUP, replace(SETUP, depth=1)])
-def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(setup: IndexingSetup) -> None:
+def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(
+    setup: IndexingSetup, caplog: pytest.LogCaptureFixture
+) -> None:
     made = Round(setup)
     made.send(1, 2)
     crooked(made, 3)
@@ -368,6 +371,7 @@ def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(setup: Inde
         assert set(server.rejected) == {ClientId(3)}
         assert server.waiting() == ()
     assert "contradict" in made.one.rejected[ClientId(3)]
+    assert "rejects an upload of client/3: " in caplog.text
     results = made.finish()
     is_ideal(made, [1, 2], results)
     assert [set(result.rejected) for result in results] == [{ClientId(3)}] * 2
@@ -502,6 +506,15 @@ def test_a_server_opens_against_one_commitment() -> None:
     other = commitment[:-1] + bytes([commitment[-1] ^ 1])
     is_refused(made, lambda: made.zero.open(other), PeerMisbehaved, Reason.ALREADY_ANSWERED)
     assert made.zero.open(commitment) == share
+
+
+def test_a_share_is_not_told_again_when_the_round_was_given_up() -> None:
+    made = at("opened")
+    assert made.zero.opened_share()
+    made.zero.give_up("tired")
+    error = is_refused(made, made.zero.opened_share, UnexpectedMessage, Reason.WRONG_KIND)
+    assert isinstance(error, PeerError)
+    assert error.culprits == {ONE}
 
 
 def test_another_share_than_was_committed_to_is_refused() -> None:

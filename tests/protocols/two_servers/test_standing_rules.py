@@ -167,8 +167,8 @@ def test_a_round_that_cannot_be_written_down_is_not_begun() -> None:
 def test_tasks_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing_rules, "MAXIMUM_TASKS", 1)
     rounds = StandingRounds(FLOORS, NoJournal())
+    accept(rounds, OFFERED, 0, NOW)
     accept(rounds, OFFERED, 1, NOW)
-    accept(rounds, OFFERED, 2, NOW)
     with pytest.raises(InvalidParameters, match="1 tasks were begun with this journal"):
         accept(rounds, changed(task=b"flower run 8"), 1, NOW)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -76,12 +77,14 @@ class ListStore:
 
     def __init__(self) -> None:
         self.journal = ListJournal()
+        self.is_open = False
 
     def open(self) -> ListJournal:
+        self.is_open = True
         return self.journal
 
     def close(self) -> None:
-        pass
+        self.is_open = False
 
     def erase(self) -> None:
         self.journal = ListJournal()
@@ -142,6 +145,11 @@ class Pair:
 
     def begin(self) -> None:
         self.offers = self.zero.begin()
+
+    def running(self) -> IndexingServer:
+        server = self.standing._server  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        assert server is not None
+        return server
 
     def halves(self, number: int) -> bytes:
         return encode_halves(
@@ -215,6 +223,14 @@ def test_halves_of_two_uploads_are_counted_by_nobody() -> None:
         pair.zero.receive(crossed)
     with pytest.raises(ThresholdNotMet):
         pair.zero.finish()
+
+
+def test_an_id_that_server_1_continues_is_refused() -> None:
+    pair = Pair()
+    pair.begin()
+    pair.zero._ask = lambda message: pair.ask(message) + b"\0"  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(MalformedMessage):
+        pair.zero.receive(pair.halves(1))
 
 
 def test_nothing_is_released_below_the_cohort() -> None:
@@ -299,19 +315,23 @@ def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
             )
 
 
-def test_an_error_that_nobody_thought_of_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_thought_of_ends_the_round(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pair = Pair()
     pair.begin()
     monkeypatch.setattr("secagg.protocols.two_servers.server.IndexingServer.propose", _divide_by_zero)
-    answer = refused(pair.standing.answer(encode_batch_request([])))
+    with caplog.at_level(logging.ERROR):
+        answer = refused(pair.standing.answer(encode_batch_request([])))
     assert isinstance(answer, InternalError)
     assert "ZeroDivisionError" in str(answer)
+    assert "_divide_by_zero" in caplog.text, "its operator is told where"
     assert isinstance(refused(pair.standing.answer(encode_batch_request([]))), Misuse)
 
 
-def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last() -> None:
-    setup = IndexingSetup(population=16)
-    pair = Pair(setup)
+def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.protocols.two_servers.operators.relaying_server.BATCH", 2)
+    pair = Pair()
     pair.begin()
 
     def other_batch(message: bytes) -> bytes:
@@ -319,10 +339,37 @@ def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last() 
         return encode_batch_request([bytes(32)]) if is_request else message
 
     pair.alter = other_batch
-    for number in range(1, 17):
+    for number in (1, 2):
         pair.zero.receive(pair.halves(number))
+    asked = [message_kind(message) for message in pair.heard].count(MessageKind.PROPOSE_UPLOADS)
+    assert asked == 1, "a full batch is decided at once"
+    pair.alter = None
     with pytest.raises(Misuse, match="uploads that wait"):
         pair.zero.finish()
+
+
+def test_what_a_standing_server_does_is_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pair = Pair()
+    pair.begin()
+    pair.begin()
+    pair.standing.answer(encode_batch_request([bytes(32)]))
+    for number in (1, 2):
+        pair.zero.receive(pair.halves(number))
+    pair.zero.finish()
+    for said in ("begins round 7", "resumes round 7", "server 1 refuses: ", "released a sum over 2 clients"):
+        assert caplog.text.count(said) == 1
+
+
+def test_a_round_that_ends_is_overwritten_and_its_journal_closed() -> None:
+    pair = Pair()
+    pair.standing.close()
+    pair.begin()
+    server, store = pair.running(), pair.journals[1]
+    assert store.is_open
+    pair.standing.close()
+    assert not store.is_open
+    assert "failed" in repr(server)
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
@@ -379,6 +426,17 @@ def test_a_round_is_begun_once_and_goes_on_with_the_same_offer() -> None:
         with pytest.raises(PeerMisbehaved, match="round 7 is over, and each is begun once"):
             pair.zero.begin()
         pair.start()
+
+
+def test_a_round_that_is_over_leaves_no_file_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    pair, store = Pair(), RoundFile(tmp_path / "round")
+    pair.journals = pair.journals[0], store  # type: ignore[assignment]
+    pair.start()
+    pair.begin()
+    pair.standing.end_round()
+    with pytest.raises(PeerMisbehaved, match="is over"):
+        pair.zero.begin()
+    assert not store.path.exists()
 
 
 def test_a_round_whose_journal_is_gone_does_not_begin_anew() -> None:

@@ -1,0 +1,151 @@
+"""A server between two messages: whom it awaits, whether closing can succeed, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
+from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.session.roles import Turnout
+from secagg.wire import MessageKind, Writer
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
+
+MODES = list(SecurityMode)
+STRANGER = ClientId(1)
+ROUNDS = {
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: "advertisers",
+    ServerState.AWAITING_ENCRYPTED_SHARES: "clients that shared keys",
+    ServerState.AWAITING_MASKED_INPUTS: "contributors",
+    ServerState.AWAITING_SURVIVOR_SIGNATURES: "signatures of the committee",
+}
+
+
+def session_of(minimum_cohort: int, mode: SecurityMode = SecurityMode.ACTIVE) -> InsecurePairwiseSession:
+    """Return a session of eight, whose threshold of 5 protects at least six."""
+    return InsecurePairwiseSession(SessionSetup(population=8, mode=mode, minimum_cohort=minimum_cohort))
+
+
+def advertising(session: InsecurePairwiseSession, count: int) -> None:
+    session.deliver(session.pending[:count])
+    session.pending = session.pending[count:]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("cohort", "least"), [(3, 6), (7, 7)])
+def test_advertisers_are_enough_when_they_are_a_cohort_that_is_protected(
+    mode: SecurityMode, cohort: int, least: int
+) -> None:
+    session = session_of(cohort, mode)
+    for count in range(8):
+        expected = Turnout.ENOUGH if count >= least else Turnout.TOO_FEW
+        assert [session.server.turnout for _ in range(2)] == [expected] * 2, count
+        advertising(session, 1)
+    assert session.server.turnout is Turnout.COMPLETE
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_round_is_enough_at_the_cohort_and_complete_without_who_was_dropped(mode: SecurityMode) -> None:
+    session = session_of(6, mode)
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    server, (gone, *others) = session.server, session.client_ids
+    assert server.awaited == set(session.client_ids)
+    server.drop(gone)
+    session.deliver(session.pending[:1])
+    assert server.message_to(gone) is None
+    for count, (client, outgoing) in enumerate(zip(others, session.pending[1:], strict=True)):
+        assert server.turnout is (Turnout.ENOUGH if count >= 6 else Turnout.TOO_FEW), count
+        assert server.awaited == set(others[count:])
+        assert [server.has_settled(one) for one in session.client_ids] == [True] * (count + 1) + [False] * (7 - count)
+        assert server.message_to(client) == outgoing.message
+        session.deliver([outgoing])
+    assert server.turnout is Turnout.COMPLETE
+    assert server.awaited == set()
+    assert server.message_to(STRANGER) is None
+    assert [outgoing.receiver for outgoing in server.outgoing()] == list(session.client_ids)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_left_without_a_word_has_no_message(mode: SecurityMode) -> None:
+    session = session_of(6, mode)
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    gone = session.client_ids[3]
+    session.drop(gone)
+    session.step()
+    assert session.server.message_to(gone) is None
+    assert session.server.message_to(session.client_ids[2]) is not None
+    for client in (gone, STRANGER):
+        with pytest.raises(PeerMisbehaved, match="no longer, part of this round") as caught:
+            session.server.receive(client, Writer(MessageKind.MASKED_INPUT).finish())
+        assert caught.value.reason is Reason.NOT_ELIGIBLE
+
+
+def test_exactly_the_cohort_goes_on() -> None:
+    session = session_of(6)
+    advertising(session, 6)
+    session.pending = list(session.server.close_round())
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+
+
+def test_before_the_first_round_is_closed_everybody_is_sent_the_offer() -> None:
+    server = session_of(6).server
+    assert list(server.outgoing()) == []
+    assert server.awaited == set()
+    assert server.message_to(STRANGER) == server.offer
+    with pytest.raises(Misuse, match="no roster before the first round is closed"):
+        _ = server.roster
+    server.drop(STRANGER)
+    assert server.message_to(STRANGER) is None
+
+
+@pytest.mark.parametrize("state", ROUNDS)
+def test_a_round_that_nobody_answered_ends_the_session(state: ServerState) -> None:
+    session = session_of(6)
+    session.reach(state)
+    with pytest.raises(ThresholdNotMet) as caught:
+        session.server.close_round()
+    assert (caught.value.present, caught.value.needed) == (0, 5 if "signatures" in ROUNDS[state] else 6)
+    assert ROUNDS[state] in str(caught.value)
+    assert session.server.state is ServerState.ABORTED
+    assert session.server.turnout is Turnout.COMPLETE
+    assert session.server.message_to(session.client_ids[0]) is None
+
+
+def test_advertisers_whom_the_parameters_do_not_protect_end_the_session() -> None:
+    session = session_of(3)
+    advertising(session, 5)
+    with pytest.raises(InvalidParameters):
+        session.server.close_round()
+    assert session.server.state is ServerState.ABORTED
+
+
+def test_a_finished_session_forgets_what_was_collected() -> None:
+    session = session_of(6)
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.drop(session.client_ids[0])
+    session.finish()
+    server = session.server
+    record, collected = server._record, server._collected  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert server.awaited == set()
+    assert server.turnout is Turnout.COMPLETE
+    assert record.total is None
+    for kept in (record.answers, record.shares, collected.answers, collected.relayed):
+        assert not kept
+
+
+def test_an_aborted_session_forgets_what_was_collected() -> None:
+    session = session_of(6)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.deliver(session.pending)
+    server = session.server
+    record, collected = server._record, server._collected  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert record.total is not None
+    vectors = record.total.vectors
+    assert any(vector.any() for vector in vectors)
+    server.abort()
+    assert not any(vector.any() for vector in vectors)
+    assert record.total is None
+    assert not record.shares
+    assert not collected.relayed
+    assert server.awaited == set()
