@@ -136,6 +136,11 @@ def test_a_client_takes_no_part_below_its_floors(floor: dict[str, Any], sentence
     assert charged.count(SUBJECT.task) == 0
 
 
+def test_floors_that_are_just_met_let_a_client_take_part() -> None:
+    met = replace(FLOORS, minimum_cohort=6, minimum_modulus_bits=7, maximum_length=9, maximum_population=9)
+    assert member(CLIENTS[0], met).join(SUBJECT, update_of(CLIENTS[0])).answer(opened().invitation)
+
+
 @pytest.mark.parametrize(
     "floor",
     [

@@ -339,6 +339,15 @@ def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave() -> None:
         is_not_relayed(session, upload.encode(), PeerError)
 
 
+def test_a_host_without_sums_asks_its_enclave_for_nothing() -> None:
+    """One that started again in front of an enclave whose buffer is open: what it relayed would be lost."""
+    session = InsecureEnclaveSession(EnclaveSetup())
+    upload, host = session.seal(1), Host(session.configuration, RefusingConnection())
+    for call in (lambda: host.relay(upload), lambda: host.receive(upload.encode())):
+        with pytest.raises(Misuse, match="no buffer is open"):
+            call()
+
+
 class FlippingConnection:
     """A connection that alters one bit of what an enclave releases, and leaves the rest as it is."""
 
