@@ -498,6 +498,13 @@ def test_a_host_without_an_open_buffer_does_nothing(call: str) -> None:
     assert session.enclave.state is BufferState.CLOSED
 
 
+def test_an_enclave_without_an_open_buffer_blames_no_client() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    altered = replace(session.seal(1).sealed, signature=bytes(64)).encode()
+    with pytest.raises(Misuse):
+        session.enclave.receive(altered)
+
+
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
