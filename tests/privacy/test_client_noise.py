@@ -202,7 +202,7 @@ def test_the_greatest_and_the_least_multiplier_are_taken() -> None:
 def test_a_multiplier_that_is_the_only_one_is_named() -> None:
     settings = replace(SETTINGS, noise_multiplier=Fraction(1, 10**9), l2_bounds=(1,))
     with pytest.raises(InvalidParameters, match=r"take noise_multiplier = 0\.25 at least"):
-        planned(settings, Layout((RingSegment(10, 4),)), minimum_cohort=1, corrupted=0, capacity=462)
+        planned(settings, Layout((RingSegment(17, 4),)), minimum_cohort=1, corrupted=0, capacity=64_955)
 
 
 @KINDS
