@@ -71,6 +71,7 @@ _ONE_MESSAGE_TESTS: Final = (
     ),
     *_in(
         "tests/protocols/one_message",
+        "test_client.py",
         "test_journal.py",
         "test_receipts.py",
         "test_parameters.py",
