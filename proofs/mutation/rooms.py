@@ -81,6 +81,7 @@ _ONE_MESSAGE_TESTS: Final = (
         "test_committee.py",
         "test_buffers.py",
         "test_session.py",
+        "test_server.py",
         "test_vectors.py",
         "test_run.py",
     ),
