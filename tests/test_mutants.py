@@ -35,6 +35,11 @@ def test_every_room_names_files_and_tests_that_exist(rooms: tuple[Any, ...], rep
     assert len(files) == len(set(files)), "a file stands in two rooms, and its mutants would be counted twice"
 
 
+def test_every_room_names_cases_of_the_model_that_exist(rooms: tuple[Any, ...]) -> None:
+    for room in rooms:
+        assert [name for name, _ in room.cases()] == list(room.models)
+
+
 def test_every_explanation_is_of_a_mutant_that_exists(alterations: ModuleType, repository: Path) -> None:
     """A digest is of the function and of the change: explain it anew, or delete it, when the function changes."""
     listed = tomllib.loads((repository / "proofs/mutation/explained.toml").read_text(encoding="utf-8"))["survivor"]

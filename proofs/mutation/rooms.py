@@ -10,7 +10,6 @@ from typing import Any, Final
 from alterations import REPOSITORY
 
 MODEL: Final = REPOSITORY / "proofs" / "model"
-ENCLAVE_CALLS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,15 @@ class Room:
             return
         if str(MODEL) not in sys.path:
             sys.path.insert(0, str(MODEL))
-        import enclave_release  # noqa: PLC0415 -- where the model is asked
-        import pairwise  # noqa: PLC0415
-        from run import driven_cases  # noqa: PLC0415
+        import enclave_cases  # noqa: PLC0415 -- where the model is asked
+        import one_message_cases  # noqa: PLC0415
 
         known: dict[str, Callable[[], Any]] = {
-            case.name: case.explore for case in (*pairwise.cases(), *driven_cases()) if not case.attacked
+            case.name: case.explore
+            for model in (enclave_cases, one_message_cases)
+            for case in model.cases()
+            if not case.attacked
         }
-        known["enclave: as released"] = lambda: enclave_release.explore(ENCLAVE_CALLS, ())
         for name in self.models:
             yield name, _clean(known[name])
 
@@ -71,6 +71,7 @@ _ONE_MESSAGE_TESTS: Final = (
     ),
     *_in(
         "tests/protocols/one_message",
+        "test_client.py",
         "test_journal.py",
         "test_receipts.py",
         "test_parameters.py",
@@ -80,6 +81,7 @@ _ONE_MESSAGE_TESTS: Final = (
         "test_committee.py",
         "test_buffers.py",
         "test_session.py",
+        "test_server.py",
         "test_vectors.py",
         "test_run.py",
     ),
@@ -114,6 +116,7 @@ _PAIRWISE_ATTACKS: Final = _in(
     "test_rosters.py",
     "test_order_and_replays.py",
 )
+_OTHER_SESSIONS: Final = ("[enclave", "[one message", "[pairwise", "[plain", "[two servers")
 ROOMS: Final = (
     Room(
         "one message: holders",
@@ -238,7 +241,6 @@ ROOMS: Final = (
                 "test_accounting.py",
                 "test_client_noise.py",
                 "test_noise.py",
-                "test_norms.py",
                 "test_rounding.py",
                 "test_sensitivity.py",
             ),
@@ -301,8 +303,24 @@ ROOMS: Final = (
     Room(
         "enclave: inside",
         _in("protocols/enclave", "trusted/enclave.py", "trusted/histogram.py", "trusted/configuration.py"),
-        _in("tests/protocols/enclave", "test_enclave.py", "test_histogram.py", "test_configuration.py"),
-        (*_ENCLAVE_ATTACKS, "tests/protocols/enclave/test_buffer.py"),
+        (
+            *_in(
+                "tests/protocols/enclave",
+                "test_enclave.py",
+                "test_histogram.py",
+                "test_configuration.py",
+                "test_buffer.py",
+                "test_hostile_host.py",
+            ),
+            *_in(
+                "tests/adversaries",
+                "test_enclave_codewords.py",
+                "test_enclave_memory.py",
+                "test_enclave_releases.py",
+                "test_enclave_uploads.py",
+            ),
+        ),
+        _ENCLAVE_ATTACKS,
     ),
     Room(
         "one message: client, server, buffers",
@@ -336,7 +354,8 @@ ROOMS: Final = (
             "server.py",
             "session.py",
         ),
-        ("tests/protocols/coded_mask",),
+        ("tests/protocols/coded_mask", "tests/session/test_conduct.py", "tests/session/test_run.py"),
+        without=_OTHER_SESSIONS,
     ),
     Room(
         "two servers: client, configuration, floors",
@@ -355,8 +374,17 @@ ROOMS: Final = (
             "short_upload.py",
             "verified_enclave.py",
         ),
-        _in("tests/protocols/enclave", "test_client.py", "test_hostile_host.py", "test_verified_enclave.py"),
-        _ENCLAVE_ATTACKS,
+        (
+            *_in(
+                "tests/protocols/enclave",
+                "test_client.py",
+                "test_enclave.py",
+                "test_hostile_host.py",
+                "test_privacy.py",
+                "test_verified_enclave.py",
+            ),
+            *_ENCLAVE_ATTACKS,
+        ),
     ),
 )
 """In the order of what is at stake."""

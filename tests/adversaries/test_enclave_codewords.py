@@ -26,6 +26,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.chosen_norm import bounded_choices, least_squared
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
@@ -80,6 +81,21 @@ def test_the_longest_codewords_count_as_the_least_and_nobody_is_told(accumulatio
     assert not bounded.left_out
     assert (bounded.aggregate.contributors, bounded.aggregate.total_weight) == (4, 4)
     assert bounded.unbounded == (1,)
+
+
+def test_the_choices_that_were_counted_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[bytearray]()
+
+    def recording(*args: Any) -> list[bytearray]:
+        packed = bounded_choices(*args)
+        assert any(map(any, packed))
+        made.extend(packed)
+        return packed
+
+    monkeypatch.setattr(trusted, "bounded_choices", recording)
+    released(20, Accumulation.OBLIVIOUS, 1)
+    assert len(made) == 2 * len(CLIENTS)
+    assert not any(map(any, made))
 
 
 def opened(subject: Subject, settings: EnclaveSettings) -> EnclaveConfiguration:

@@ -188,23 +188,32 @@ def test_a_destroyed_enclave_opens_and_signs_nothing(suite: Suite) -> None:
 
 
 def test_an_enclave_without_evidence_keeps_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = list[Any]()
-    genuine = trusted.sealing_pair
+    pairs, keys = list[Any](), list[Any]()
+    genuine, signing = trusted.sealing_pair, trusted.SigningKey
 
     def recording(*args: Any) -> Any:
         pairs.append(genuine(*args))
         return pairs[-1]
 
+    def recording_key(*args: Any) -> Any:
+        keys.append(signing(*args))
+        return keys[-1]
+
     def no_hardware(_: bytes) -> object:
         raise OSError
 
     monkeypatch.setattr(trusted, "sealing_pair", recording)
+    monkeypatch.setattr(trusted, "SigningKey", recording_key)
     configuration = InsecureEnclaveSession(SETUP).configuration
     pairs.clear()
+    keys.clear()
     with pytest.raises(OSError):  # noqa: PT011 -- the driver's own
         Enclave(configuration, coins=SETUP.coins_of("enclave"), quote=no_hardware)
     with pytest.raises(Misuse) as caught:
         pairs[0].open("upload_secret", bytes(36 + 48), 36, b"info")
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    with pytest.raises(Misuse) as caught:
+        keys[0].sign(Label.ENCLAVE_RECEIPT, b"")
     assert caught.value.reason is Reason.ALREADY_SPENT
 
 

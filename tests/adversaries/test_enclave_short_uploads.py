@@ -200,6 +200,9 @@ def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
     session.host.open_buffer(0, MODEL.digest)
     with pytest.raises(PeerError):
         session.host.receive(shortened(session.seal(1)))
+    known = Host(session.configuration, session.enclave, certificates=certificates(session))
+    with pytest.raises(PeerError):
+        known.receive(shortened(session.seal(1, version=1)))
 
 
 # --- One seal ---------------------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ def test_an_l1_sensitivity_is_at_most_the_square_of_that_in_l2() -> None:
     assert part(5, 1).l1_bound == 5
     assert part(5, 1, l1=3).l1_bound == 3
     assert part(5, 1, l1=70).l1_bound == 5
+    assert part(0, 1, l1=0).l1_bound == 0
 
 
 def test_skellam_tends_to_the_gaussian() -> None:
@@ -286,6 +287,10 @@ def test_the_gap_of_sums_is_that_of_the_paper() -> None:
     assert gap_of_sum(Fraction(3, 10), 1) == 0
     exact = 10 * sum(exp(-2 * pi**2 * 0.3 * k / (k + 1)) for k in range(1, 5000))
     assert exact <= gap_of_sum(Fraction(3, 10), 5000) <= 1.01 * exact
+
+
+def test_the_loss_of_one_discrete_gaussian_is_exact() -> None:
+    assert rho_of_part(part(3, 7)) == Fraction(3, 14)
 
 
 def summed(variance: float, summands: int) -> Pmf:

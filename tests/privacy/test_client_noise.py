@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from math import sqrt
@@ -17,7 +18,16 @@ from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
 from secagg.privacy.accounting import epsilon
-from secagg.privacy.client_noise import MOST_NOISE, ClientNoise, NoiseSettings, clients_for, is_near, noise_in
+from secagg.privacy.client_noise import (
+    MOST_NOISE,
+    ClientNoise,
+    NoiseSettings,
+    clients_for,
+    deviations_in,
+    is_near,
+    noise_in,
+    said_epsilon,
+)
 from secagg.privacy.noise import NoiseKind
 from secagg.privacy.norm import squared_norm
 from secagg.privacy.sensitivity import Adjacency
@@ -98,6 +108,8 @@ def test_epsilon_is_that_of_the_variance_at_the_minimum_and_the_gap_at_the_capac
     without = [replace(part, gap=0.0) for part in noise.parts]
     assert noise.epsilon(1e-6) >= epsilon(NoiseKind.DISCRETE_GAUSSIAN, without, 1, 1e-6)
     assert noise.epsilon(1e-6, releases=10) > 3 * noise.epsilon(1e-6)
+    narrow = planned(replace(SETTINGS, l2_bounds=(3,)))
+    assert narrow.parts[0].gap == 0, "a sum of Skellam variables is one"
 
 
 # --- What is added to -------------------------------------------------------------------------------------------------
@@ -118,9 +130,10 @@ def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> N
     other = Layout((RingSegment(20, 5),))
     with pytest.raises(Misuse, match="layout that it was planned for"):
         planned().add_to(zeros(other), SystemCoins())
-    ring = LAYOUT.require_rings()[0].ring
+    changed = zeros()
+    changed.values[0][:] = 1 << 20
     with pytest.raises(CapacityExceeded):
-        planned().add_to(Payload(LAYOUT, (np.full(20_000, 1 << 20, ring.word),)), SystemCoins())
+        planned().add_to(changed, SystemCoins())
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
@@ -132,6 +145,7 @@ def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> N
         ({}, {"maximum_weight": 2}, "every client weighs 1"),
         ({}, {"corrupted": 60}, "raise minimum_cohort above the number of corrupted"),
         ({"noise_multiplier": Fraction(-1)}, {}, "is positive"),
+        ({"noise_multiplier": Fraction(0)}, {}, "is positive"),
         ({"l2_bounds": ()}, {}, "1 integers from 1 on"),
         ({"l2_bounds": (0,)}, {}, "1 integers from 1 on"),
         ({"l2_bounds": (12,), "noise_kind": NoiseKind.DISCRETE_GAUSSIAN}, {}, "share as DISCRETE_GAUSSIAN noise"),
@@ -172,6 +186,30 @@ def test_a_discrete_gaussian_that_is_too_narrow_names_the_multiplier_that_is_not
     planned(replace(settings, noise_multiplier=Fraction(found[1])))
     with pytest.raises(InvalidParameters):
         planned(replace(settings, noise_multiplier=Fraction(found[1]) * Fraction(99, 100)))
+
+
+def test_one_honest_contributor_is_enough_for_noise() -> None:
+    assert planned(corrupted=59).honest == 1
+
+
+def test_the_greatest_and_the_least_multiplier_are_taken() -> None:
+    """One client alone: the roots of the greatest and of the least variance, over the bound."""
+    for multiplier in (Fraction(1 << 15, 200), Fraction(1, 4 * 200)):
+        taken = replace(SETTINGS, noise_multiplier=multiplier)
+        planned(taken, minimum_cohort=1, corrupted=0, capacity=1)
+
+
+def test_a_multiplier_that_is_the_only_one_is_named() -> None:
+    settings = replace(SETTINGS, noise_multiplier=Fraction(1, 10**9), l2_bounds=(1,))
+    with pytest.raises(InvalidParameters, match=r"take noise_multiplier = 0\.25 at least"):
+        planned(settings, Layout((RingSegment(17, 4),)), minimum_cohort=1, corrupted=0, capacity=64_955)
+
+
+@KINDS
+def test_skellam_is_proposed_to_those_who_do_not_have_it(kind: NoiseKind) -> None:
+    with pytest.raises(InvalidParameters) as refused:
+        planned(replace(SETTINGS, noise_kind=kind, noise_multiplier=Fraction(1, 10**9)))
+    assert ("or noise_kind = skellam" in str(refused.value)) is (kind is NoiseKind.DISCRETE_GAUSSIAN)
 
 
 @given(data=st.data())
@@ -257,6 +295,31 @@ def test_a_cohort_that_noise_drowns_is_warned_with_the_figure() -> None:
     calm = planned(layout=layout, minimum_cohort=1000, capacity=1000, corrupted=0).sentences(1e-5)
     assert not any("warning" in line for line in calm)
     assert "replaced by zeros" in calm[0]
+    assert "after 1 sum with one client" in calm[0]
+
+
+def test_no_warning_is_given_on_the_line_itself() -> None:
+    noise = planned(layout=Layout((RingSegment(32, 15),)), minimum_cohort=5, capacity=5, corrupted=0)
+    assert noise.energy(5) == MOST_NOISE
+    assert not any("warning" in line for line in noise.sentences())
+
+
+def test_an_epsilon_is_said_to_be_unknown_where_the_accountant_is_missing_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InvalidParameters, match="delta is above 0"):
+        said_epsilon(planned(), delta=0)
+    monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
+    assert said_epsilon(planned()).startswith("epsilon unknown (")
+
+
+def test_the_deviations_of_a_session_are_its_noises_or_its_own() -> None:
+    class Session:
+        deviations = (2.0,)
+
+    assert deviations_in(planned()) == planned().deviations
+    assert deviations_in(Session()) == (2.0,)
+    assert deviations_in(object()) == ()
 
 
 def test_a_sum_is_near_another_up_to_ten_deviations_and_modulo_the_ring() -> None:

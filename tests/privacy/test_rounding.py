@@ -62,6 +62,29 @@ class LongCoins:
         return bytearray(count)
 
 
+def test_whole_values_stay_and_others_may_reach_the_bound() -> None:
+    assert rounded(np.array([3.0, 2.0]), 5, LongCoins()).tolist() == [3, 2]
+    assert rounded(np.array([2.5, 3.5]), 5, LongCoins()).tolist() == [3, 4]
+
+
+class WatchedCoins:
+    """Coins that keep what they handed out."""
+
+    def __init__(self) -> None:
+        self.handed_out = list[bytearray]()
+
+    def draw(self, count: int) -> bytearray:
+        self.handed_out.append(InsecureSeededCoins(b"watched").draw(count))
+        return self.handed_out[-1]
+
+
+def test_coins_are_overwritten() -> None:
+    coins = WatchedCoins()
+    rounded(np.full(100, 0.5), 100, coins)
+    assert coins.handed_out
+    assert not any(any(buffer) for buffer in coins.handed_out)
+
+
 def test_what_cannot_be_short_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="the least is 51"):
         unrounded_norm(50, 10_000)
@@ -95,6 +118,12 @@ def test_a_ring_that_holds_nothing_names_one_that_does() -> None:
     with pytest.raises(InvalidParameters, match="take 14 bits"):
         bound_for_ring(9, 1_000_000, 100, 4.0)
     assert bound_for_ring(14, 1_000_000, 100, 4.0)
+
+
+def test_a_bound_is_in_the_ring_even_where_a_sum_behind_a_rotation_would_be() -> None:
+    with pytest.raises(InvalidParameters, match="hold no sum of 1 updates"):
+        bound_for_ring(4, 10_000, 1, 0.0)
+    assert bound_for_ring(4, 150, 1, 0.0) == Ring(4).greatest == int(rounded_norm(0, 150)) + 1
 
 
 def test_sums_wrap_as_often_as_the_tail_says() -> None:

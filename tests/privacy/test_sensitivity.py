@@ -167,6 +167,10 @@ def test_tables_of_another_form_are_refused(bad: Any) -> None:
         of_decoded_sum([(1, bad)], 1, Adjacency.REPLACE)
 
 
+def test_nothing_that_counts_moves_nothing() -> None:
+    assert of_vector(0, 1, Adjacency.REPLACE) == of_histogram(0, 1, Adjacency.REPLACE) == 0
+
+
 @pytest.mark.parametrize("of", [of_vector, of_histogram])
 def test_numbers_below_zero_and_of_other_types_are_refused(of: Callable[..., int]) -> None:
     for first, weight in [(-1, 1), (1, -1), (1.0, 1), (1, True)]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.contract import Layout, Payload, RingSegment, ideal_aggregate
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.errors import (
     AuthenticationFailed,
+    CapacityExceeded,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -24,6 +26,7 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.coded_mask.client import Client
+from secagg.protocols.coded_mask.client import State as ClientState
 from secagg.protocols.coded_mask.client import _elements as elements_of  # pyright: ignore[reportPrivateUsage]
 from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.coded_mask.field import (
@@ -37,6 +40,7 @@ from secagg.protocols.coded_mask.field import (
 from secagg.protocols.coded_mask.messages import decode_body, decode_entries, encode_body, encode_entries
 from secagg.protocols.coded_mask.run import run
 from secagg.protocols.coded_mask.server import TRANSITIONS, Server, State
+from secagg.session.roles import Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
 
@@ -161,6 +165,24 @@ def test_drawn_elements_are_below_the_modulus(count: int) -> None:
     assert not count or 0 <= int(drawn.min()) <= int(drawn.max()) < FIELD
 
 
+class WatchedCoins:
+    """Coins that keep what they handed out."""
+
+    def __init__(self) -> None:
+        self.handed_out = list[bytearray]()
+
+    def draw(self, count: int) -> bytearray:
+        self.handed_out.append(InsecureSeededCoins(b"watched").draw(count))
+        return self.handed_out[-1]
+
+
+def test_coins_are_overwritten() -> None:
+    coins = WatchedCoins()
+    uniform(50, coins)
+    assert coins.handed_out
+    assert not any(any(buffer) for buffer in coins.handed_out)
+
+
 class AllOnes:
     """Coins whose every word is the modulus."""
 
@@ -186,16 +208,49 @@ def test_vectors_have_one_encoding(data: bytes) -> None:
         ({"model_digest": b""}, "and a digest 32"),
         ({"application_digest": b""}, "and a digest 32"),
         ({"nonce": b""}, "a nonce has 16 bytes"),
+        ({"task": b"t" * 257}, "a task has a name"),
         ({"population": 1}, "2 to 1024"),
+        ({"population": 2}, "1 <= privacy <= target - 2"),
+        ({"population": 1025}, "2 to 1024"),
         ({"privacy": 0}, "1 <= privacy <= target - 2"),
         ({"privacy": 5}, "1 <= privacy <= target - 2"),
         ({"target": 10}, "1 <= privacy <= target - 2"),
         ({"maximum_weight": 0}, "a weight is"),
+        ({"maximum_weight": 1 << 20}, "a weight is"),
+        ({"layout": Layout((IndexSegment(4, 1),))}, "holds indices"),
+        ({"layout": Layout((RingSegment(20, 3, 4),))}, "fine bits"),
     ],
 )
 def test_configurations_that_open_nothing(change: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidParameters, match=sentence):
         replace(USUAL, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"task": b"t"}, {"task": b"t" * 256}, {"population": 1024}, {"target": 9}, {"maximum_weight": (1 << 20) - 1}],
+)
+def test_the_ends_of_every_range_are_accepted(change: dict[str, object]) -> None:
+    configuration = replace(USUAL, **change)  # type: ignore[arg-type]
+    assert Configuration.decode(configuration.encode()) == configuration
+
+
+def test_an_offer_is_about_the_clients_own_subject() -> None:
+    subject = Subject(task=USUAL.task, round_number=3, layout=USUAL.layout, capacity=9)
+    configuration = replace(USUAL, application_digest=subject.terms_digest)
+    configuration.require_subject(subject)
+    configuration.require_subject(replace(subject, model_digest=bytes(32)))
+    with pytest.raises(InvalidParameters, match="another model"):
+        configuration.require_subject(replace(subject, model_digest=b"m" * 32))
+    with pytest.raises(CapacityExceeded):
+        replace(configuration, maximum_weight=2).require_subject(subject)
+
+
+def test_an_update_that_was_changed_after_it_was_made_is_checked_again() -> None:
+    payload = payload_of(USUAL, ClientId(10))
+    payload.values[1][:] = 1 << 5
+    with pytest.raises(CapacityExceeded):
+        USUAL.require_fitting(payload, 1)
 
 
 def test_an_offer_has_one_encoding() -> None:
@@ -237,6 +292,68 @@ def test_what_a_client_refuses() -> None:
         first.receive(asked[first.client])
 
 
+def test_a_roster_has_the_clients_own_key_and_as_many_as_must_stay() -> None:
+    clients = clients_of(USUAL)
+    keys = {one.client: decode_body(MessageKind.CODED_MASK_KEY, USUAL, one.advertisement) for one in clients}
+    first, *others = clients
+    stolen = keys | {first.client: keys[others[0].client]}
+    few = {one.client: keys[one.client] for one in clients[:5]}
+    missing = {one.client: keys[one.client] for one in others}
+    for roster in (missing, stolen, few):
+        with pytest.raises(PeerMisbehaved, match="as many as must stay"):
+            first.receive(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, roster))
+    enough = {one.client: keys[one.client] for one in clients[:6]}
+    first.receive(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, enough))
+
+
+def delivered_to(number: int) -> tuple[Client, dict[ClientId, bytes]]:
+    """Return a client that awaits pieces, and those that the server has for it."""
+    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
+    for name, client in clients.items():
+        server.receive(name, client.advertisement)
+    for name, message in server.close_stage().items():
+        server.receive(name, clients[name].receive(message))
+    name = ids(USUAL)[number]
+    return clients[name], decode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, server.close_stage()[name])
+
+
+def test_a_delivery_has_the_clients_own_piece_and_as_many_as_must_stay_all_of_the_roster() -> None:
+    kind, names = MessageKind.CODED_MASK_DELIVERY, ids(USUAL)
+    client, pieces = delivered_to(0)
+    with pytest.raises(PeerMisbehaved, match="is not on the roster"):
+        client.receive(encode_entries(kind, USUAL, {ClientId(1): pieces[names[1]], **dict(list(pieces.items())[:8])}))
+    for kept in (names[1:], names[:5]):
+        with pytest.raises(PeerMisbehaved, match="own piece, and as many"):
+            client.receive(encode_entries(kind, USUAL, {name: pieces[name] for name in kept}))
+    client.receive(encode_entries(kind, USUAL, {name: pieces[name] for name in names[:6]}))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_client_that_leaves_holds_no_secret(*, answers: bool) -> None:
+    _, clients, asked = stages(USUAL)
+    client = clients[ids(USUAL)[0]]
+    held: dict[str, Any] = vars(client)
+    pieces, pair = list(held["_pieces"].values()), held["_pair"]
+    assert len(pieces) == 9
+    assert all(piece.any() for piece in pieces)
+    client.receive(asked[client.client]) if answers else client.wipe()
+    assert not any(vector.any() for vector in (held["_mask"], *pieces))
+    assert not held["_pieces"]
+    assert client.state is ClientState.DONE
+    with pytest.raises(Misuse):
+        pair.open("piece of a mask", bytes(58), 10, b"")
+
+
+def test_a_client_that_leaves_before_its_upload_holds_no_mask() -> None:
+    client, pieces = delivered_to(0)
+    held: dict[str, Any] = vars(client)
+    assert held["_mask"].any()
+    client.wipe()
+    assert not held["_mask"].any()
+    with pytest.raises(UnexpectedMessage, match="nothing more"):
+        client.receive(encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, pieces))
+
+
 def test_pieces_that_were_moved_do_not_open() -> None:
     server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
     for name, client in clients.items():
@@ -267,6 +384,9 @@ def test_what_a_server_refuses() -> None:
     with pytest.raises(PeerMisbehaved, match="has answered") as refused:
         server.receive(first, clients[first].advertisement)
     assert refused.value.culprits == {first}
+    for message in (USUAL.encode(), encode_body(MessageKind.CODED_MASK_INPUT, USUAL, b"")):
+        with pytest.raises(UnexpectedMessage):
+            server.receive(first, message)
     with pytest.raises(PeerMisbehaved, match="all places"):
         server.receive(ClientId(1), clients[first].advertisement)
     with pytest.raises(Misuse):
@@ -291,7 +411,30 @@ def test_a_sum_is_opened_once_and_its_stages_close_in_order() -> None:
     server.open()
     with pytest.raises(Misuse, match="opened once"):
         server.open()
+    with pytest.raises(UnexpectedMessage):
+        server.receive(ids(USUAL)[0], asked[ids(USUAL)[0]])
     assert [TRANSITIONS[state][1] for state in State] == [*list(State)[1:], State.DONE]
+
+
+def test_a_server_that_ends_forgets_what_clients_sent() -> None:
+    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
+    held: dict[str, Any] = vars(server)
+    for name, client in clients.items():
+        server.receive(name, client.advertisement)
+    for name, message in server.close_stage().items():
+        server.receive(name, clients[name].receive(message))
+    assert held["_sealed"]
+    server.wipe()
+    assert not held["_sealed"]
+    server, clients, asked = stages(USUAL)
+    held = vars(server)
+    for name, message in asked.items():
+        server.receive(name, clients[name].receive(message))
+    assert held["_answers"]
+    assert held["_total"].any()
+    server.wipe()
+    assert not held["_answers"]
+    assert not held["_total"].any()
 
 
 def test_a_server_that_lies_learns_an_input() -> None:

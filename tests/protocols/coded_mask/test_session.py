@@ -136,6 +136,11 @@ def test_a_client_takes_no_part_below_its_floors(floor: dict[str, Any], sentence
     assert charged.count(SUBJECT.task) == 0
 
 
+def test_floors_that_are_just_met_let_a_client_take_part() -> None:
+    met = replace(FLOORS, minimum_cohort=6, minimum_modulus_bits=7, maximum_length=9, maximum_population=9)
+    assert member(CLIENTS[0], met).join(SUBJECT, update_of(CLIENTS[0])).answer(opened().invitation)
+
+
 @pytest.mark.parametrize(
     "floor",
     [
@@ -260,11 +265,50 @@ def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
         kept = joining.suspend()
         assert kept is not None
         copy = Secret("handle", bytes(kept.expose()))
+        machine: dict[str, Any] = vars(next(iter(vars(one)["_suspended"].values())))
         if subject is SUBJECT:
             one.join(subject, update_of(CLIENTS[0]), kept)
+            with pytest.raises(Misuse):
+                kept.expose()
             kept = copy
         with pytest.raises((InvalidParameters, Misuse), match=sentence):
             one.join(subject, update_of(CLIENTS[0]), kept)
+        assert bool(machine["_mask"].any()) is (subject is SUBJECT), "that of another round is wiped"
+
+
+def test_the_update_is_that_of_the_session_that_goes_on() -> None:
+    session, clients, one = opened(), joined(), member(CLIENTS[0])
+    clients[CLIENTS[0]] = one.join(SUBJECT)
+    reach(session, clients, 2)
+    message = session.message_to(CLIENTS[0])
+    assert message is not None
+    kept = clients[CLIENTS[0]].suspend()
+    assert kept is not None
+    clients[CLIENTS[0]] = one.join(SUBJECT, update_of(CLIENTS[0]), kept)
+    reach(session, clients, 2)
+    require_exact(session.release(), frozenset(CLIENTS))
+
+
+@pytest.mark.parametrize(
+    ("update", "sentence"),
+    [
+        (None, "brings the model, and this one did not"),
+        (LateUpdate(lambda: Update(payload_of(CLIENTS[0]), MODEL, 4)), r"an integer in 1\.\.3"),
+    ],
+)
+def test_an_update_that_is_none_or_does_not_fit_is_not_charged(update: LateUpdate | None, sentence: str) -> None:
+    session, clients, ledger = opened(), joined(), SpentUpdates()
+    clients[CLIENTS[0]] = member(CLIENTS[0], ledger=ledger).join(SUBJECT, update)
+    machine: Any = vars(clients[CLIENTS[0]])
+    reach(session, clients, 2)
+    message = session.message_to(CLIENTS[0])
+    assert message is not None
+    mask = vars(machine["_machine"])["_mask"]
+    with pytest.raises(InvalidParameters, match=sentence):
+        clients[CLIENTS[0]].answer(message)
+    assert ledger.count(SUBJECT.task) == 0
+    assert not mask.any(), "it has left, and holds nothing"
+    member(CLIENTS[0]).join(SUBJECT).abort()
 
 
 def test_a_simulation_that_ends_wipes_what_was_suspended() -> None:
@@ -304,6 +348,47 @@ def test_the_bytes_are_those_that_the_readme_counts(suite: Suite) -> None:
     run(measured, clients.values())
     found = {each.name: (each.bytes_down // 9, each.bytes_up // 9) for each in measured.figures[:-1]}
     assert found == expected
+
+
+def test_a_stage_has_enough_from_the_target_on() -> None:
+    session, clients = opened(), joined()
+    for number, client in enumerate(CLIENTS):
+        due = Turnout.ENOUGH if number >= 6 else Turnout.TOO_FEW
+        assert session.turnout is due
+        session.receive(client, clients[client].answer(session.invitation))
+    assert session.turnout is Turnout.COMPLETE
+
+
+def test_a_client_that_answers_wrongly_is_awaited_no_more() -> None:
+    session, clients = opened(), joined()
+    answer = clients[CLIENTS[0]].answer(session.invitation)
+    with pytest.raises(SecAggError):
+        session.receive(CLIENTS[0], answer[:-1])
+    assert CLIENTS[0] not in session.awaited
+    assert session.message_to(CLIENTS[0]) is None
+    with pytest.raises(PeerMisbehaved, match="has left"):
+        session.receive(CLIENTS[0], answer)
+
+
+def test_the_last_stage_is_not_closed_before_enough_have_answered() -> None:
+    session = opened()
+    reach(session, joined(), 3)
+    with pytest.raises(ThresholdNotMet):
+        session.close_stage()
+    assert session.stage is None
+
+
+def test_a_session_that_has_released_awaits_nobody_and_holds_nothing() -> None:
+    session = opened()
+    reach(session, joined(), 4)
+    assert session.awaited == frozenset()
+    server: dict[str, Any] = vars(vars(session)["_server"])
+    assert server["_answers"]
+    session.release()
+    assert not server["_answers"]
+    assert not vars(session)["_messages"]
+    with pytest.raises(Misuse, match="releases once"):
+        session.release()
 
 
 def test_a_message_of_nobody_changes_nothing() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
+from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
     CapacityExceeded,
@@ -31,6 +32,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.noise import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
+from secagg.protocols.enclave import client as client_module
 from secagg.protocols.enclave import floors as floors_module
 from secagg.protocols.enclave.budget import epsilon_of
 from secagg.protocols.enclave.client import Client
@@ -206,6 +208,8 @@ def test_the_floor_is_held_to_every_release_that_a_client_may_be_in() -> None:
         {"maximum_weight": 0},
         {"maximum_weight": True},
         {"maximum_weight": 1 << 32},
+        {"minimum_root_mean_square": 0},
+        {"minimum_root_mean_square": 1 << 40},
         {"authority": None},
         {"authority": bytes(32)},
         {"authority": b"a" * 31},
@@ -377,6 +381,8 @@ def test_a_bound_that_leaves_nothing_is_refused_whatever_the_values_are() -> Non
     session = InsecureEnclaveSession(replace(NOISED, l2_bounds=(30, 30)))
     stricter = replace(session.floors, minimum_root_mean_square=13)
     seals_nothing(session, InvalidParameters, "less than 13 steps", of={"floors": stricter})
+    four = InsecureEnclaveSession(replace(NOISED, layout=Layout((RingSegment(20, 4),)), l2_bounds=(2,)))
+    sealing(four, client_of(four))()
 
 
 def test_without_noise_no_norm_is_bounded() -> None:
@@ -588,6 +594,34 @@ def test_a_client_seals_no_update_twice_whatever_number_its_model_has(version: i
         sealing(session, client, model=ModelStamp(version=version, digest=bytes([version]) * 32))()
     assert caught.value.reason is Reason.ALREADY_SPENT
     assert client.ledger.seals == 1
+
+
+@pytest.mark.parametrize("setup", [NOISED, EnclaveSetup()], ids=["noised", "plain"])
+def test_an_update_is_sealed_again_where_its_client_allows_it_and_noise_protects_each(setup: EnclaveSetup) -> None:
+    session = InsecureEnclaveSession(setup)
+    client = client_of(session, ledger=SealLedger(setup.task, maximum_seals=9, repeats_allowed=True))
+    sealing(session, client)()
+    if setup is NOISED:
+        sealing(session, client)()
+        return
+    with pytest.raises(PeerMisbehaved, match="sealed before"):
+        sealing(session, client)()
+
+
+def test_what_is_sealed_is_in_no_other_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = list[bytearray]()
+
+    class Watched(Secret):
+        def __init__(self, name: str, material: bytes | bytearray) -> None:
+            if type(material) is bytearray:
+                buffers.append(material)
+            super().__init__(name, material)
+
+    monkeypatch.setattr(client_module, "Secret", Watched)
+    session = InsecureEnclaveSession(EnclaveSetup())
+    sealing(session, client_of(session))()
+    assert buffers
+    assert not any(any(buffer) for buffer in buffers)
 
 
 def test_a_client_seals_for_no_model_under_a_second_number() -> None:

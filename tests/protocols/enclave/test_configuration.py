@@ -26,6 +26,7 @@ from secagg.errors import (
 )
 from secagg.parameters import Suite
 from secagg.privacy.noise import NoiseKind
+from secagg.protocols.enclave.trusted import configuration as configuration_module
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import Accumulation
 
@@ -178,6 +179,26 @@ def test_counts_that_do_not_fit_are_refused_before_anything_is_allocated(count: 
             EnclaveConfiguration.decode(altered)
 
 
+def test_more_tables_than_a_message_may_have_are_not_read() -> None:
+    old = b"\x01\x02\0\0\0\x01"
+    for count, reason in ((1 << 16, Reason.TRUNCATED), ((1 << 16) + 1, Reason.LENGTH_OVER_LIMIT)):
+        with pytest.raises(MalformedMessage) as caught:
+            EnclaveConfiguration.decode(swapped("noised", old, old[:-4] + count.to_bytes(4, "big")))
+        assert caught.value.reason is reason
+
+
+def test_a_configuration_has_a_greatest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = KINDS["noised"].encode()
+    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded))
+    assert EnclaveConfiguration.decode(encoded).encode() == encoded
+    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded) - 1)
+    with pytest.raises(InvalidParameters, match="use smaller codebooks"):
+        replace(KINDS["noised"])
+    with pytest.raises(MalformedMessage) as caught:
+        EnclaveConfiguration.decode(encoded)
+    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+
+
 # --- Every field counts -----------------------------------------------------------------------------------------------
 
 OTHER_TABLES = ((TABLES[0][0], CodewordTable(3, np.array([[1], [2], [-4]], dtype=np.int64))),)
@@ -238,6 +259,7 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "maximum_cohort": ([3, 1 << 20], [2, 0, 1 << 32, 9.0, None]),
     "maximum_weight": ([1, 1 << 20], [0, -1, 1 << 32, 1.0, True, None]),
     "expiry": ([1, 253402300799], [0, -1, 253402300800, (1 << 40) - 1, 1 << 40, 1.5, None]),
+    "codeword_bound": ([0, 7, (1 << 40) - 1], [-1, 1 << 40, 7.0, True, None]),
     "staleness_weights": (
         [(1,), (65535,), (1,) * 1024, (1, 2, 1)],
         [(), [1], (0,), (65536,), (1,) * 1025, (1, True), (1.0,), None],
@@ -298,6 +320,11 @@ REFUSED: list[tuple[dict[str, Any], type[SecAggError], str]] = [
     ({"noise": replace(NOISE, l2_bounds=(1,)), "maximum_weight": 1}, InvalidParameters, "2 ring segments"),
     ({"form": ReleaseForm.HISTOGRAM}, InvalidParameters, "leave tables empty"),
     ({"layout": RINGS}, InvalidParameters, "leave tables empty"),
+    (
+        {"tables": (), "noise": replace(NOISE, variances=NOISE.variances[:2]), "maximum_weight": 1},
+        InvalidParameters,
+        "tables are a tuple of 1 tuples",
+    ),
     ({"maximum_cohort": 1 << 31, "maximum_weight": 1 << 15}, CapacityExceeded, "exceeds"),
 ]
 

@@ -339,6 +339,16 @@ def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave() -> None:
         is_not_relayed(session, upload.encode(), PeerError)
 
 
+def test_a_host_without_sums_asks_its_enclave_for_nothing() -> None:
+    """One that started again in front of an enclave whose buffer is open: what it relayed would be lost."""
+    session = InsecureEnclaveSession(EnclaveSetup())
+    upload, host = session.seal(1), Host(session.configuration, RefusingConnection())
+    with pytest.raises(Misuse, match="no buffer is open"):
+        host.relay(upload)
+    with pytest.raises(Misuse, match="no buffer is open"):
+        host.receive(upload.encode())
+
+
 class FlippingConnection:
     """A connection that alters one bit of what an enclave releases, and leaves the rest as it is."""
 
@@ -486,6 +496,13 @@ def test_a_host_without_an_open_buffer_does_nothing(call: str) -> None:
     with pytest.raises(Misuse):
         calls[call]()
     assert session.enclave.state is BufferState.CLOSED
+
+
+def test_an_enclave_without_an_open_buffer_blames_no_client() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    altered = replace(session.seal(1).sealed, signature=bytes(64)).encode()
+    with pytest.raises(Misuse):
+        session.enclave.receive(altered)
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------

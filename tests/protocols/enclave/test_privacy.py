@@ -125,6 +125,12 @@ def test_epsilon_falls_with_noise_and_grows_with_releases_and_weights_of_age() -
     assert of(staleness_weights=(4, 2)) == pytest.approx(of())
 
 
+def test_a_sensitivity_is_of_all_bounds_and_all_codebooks() -> None:
+    for tables, bounds in (((), (60, 20)), (noised().tables, (60,)), (noised().tables, (60, 20, 20))):
+        with pytest.raises(InvalidParameters, match=r"as many L2 bounds|tables are a tuple of 1"):
+            list(squared_sensitivities(LAYOUT, ReleaseForm.DECODED_SUM, tables, 1, bounds, Adjacency.REPLACE))
+
+
 def test_the_weight_of_age_is_part_of_the_sensitivity() -> None:
     light = list(squared_sensitivities(LAYOUT, ReleaseForm.HISTOGRAM, (), 1, (60, 20), Adjacency.REPLACE))
     heavy = list(squared_sensitivities(LAYOUT, ReleaseForm.HISTOGRAM, (), 4, (60, 20), Adjacency.REPLACE))

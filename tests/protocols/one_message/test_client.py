@@ -1,0 +1,171 @@
+"""What a client refuses before anything of its update leaves: other subjects, other updates, others' certificates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.contract.codewords import CodewordTable
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.ledger import Ledger
+from secagg.session.certificates import issue_certificate
+from secagg.session.roles import LateUpdate, Subject, Update
+from tests.harness.one_message_sums import MODEL, TASK, InsecureSum, SumSetup
+
+FIRST, SECOND = SumSetup().clients[:2]
+
+
+def is_refused(
+    sentence: str, *, update: Update | None = None, subject: Subject | None = None, offer: Offer | None = None
+) -> None:
+    world = InsecureSum(SumSetup(maximum_weight=3))
+    late = world.update(FIRST) if update is None else LateUpdate(lambda: update)
+    with pytest.raises((InvalidParameters, CapacityExceeded), match=sentence):
+        world.client(FIRST).upload((offer or world.offer()).encode(), subject or world.setup.subject, late)
+    if FIRST in world.stored:
+        assert not world.stored_upload(FIRST)
+
+
+@pytest.mark.parametrize("weight", [0, 4, True, 1.0])
+def test_a_weight_is_in_the_offers_range(weight: Any) -> None:
+    is_refused(r"a weight is an integer in 1\.\.3", update=Update(SumSetup().values_of(FIRST), MODEL, weight))
+
+
+def test_an_update_is_of_the_offers_layout_and_model_and_in_its_rings() -> None:
+    values = SumSetup().values_of(FIRST)
+    other = SumSetup(layout=Layout((RingSegment(20, 6), RingSegment(9, 4)))).values_of(FIRST)
+    is_refused("has another layout than the offer", update=Update(other, MODEL, 1))
+    is_refused("trained from another model", update=Update(values, bytes(32), 1))
+    values.values[1][:] = 1 << 9
+    is_refused(r"not below 2\^9", update=Update(values, MODEL, 1))
+
+
+def test_codebooks_are_not_summed() -> None:
+    tables = ((CodewordTable(1, np.array([[1], [2]], dtype=np.int64)),),)
+    is_refused("use a scheme without codebooks", subject=replace(SumSetup(maximum_weight=3).subject, tables=tables))
+
+
+def test_a_sum_is_not_heavier_than_the_codec_can_decode() -> None:
+    world = InsecureSum(SumSetup(maximum_weight=3))
+    small, offer = replace(world.setup.subject, capacity=47), world.offer()
+    terms = replace(offer.terms, application_digest=small.terms_digest)
+    is_refused("capacity is 47", subject=small, offer=replace(offer, terms=terms))
+
+
+def test_a_client_has_its_own_key_and_its_own_certificate_or_neither() -> None:
+    world = InsecureSum()
+    (key, certificate), (other, others) = world.certified(FIRST), world.certified(SECOND)
+    foreign = issue_certificate(world.authority, FIRST, other.public_key)
+    for changes, sentence in (
+        ({"signing_key": key, "certificate": None}, "or neither"),
+        ({"signing_key": None, "certificate": certificate}, "or neither"),
+        ({"signing_key": other, "certificate": others}, "for another client"),
+        ({"signing_key": key, "certificate": foreign}, "for another key"),
+    ):
+        brought: dict[str, Any] = changes
+        with pytest.raises(InvalidParameters, match=sentence):
+            Client(
+                FIRST,
+                floors=world.floors,
+                ledger=Ledger(TASK, lambda _: None, None),
+                coins=world.setup.coins_of("a client"),
+                clock=world.clock,
+                **brought,
+            )
+
+
+# --- Ledger and floors ------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_is_for_one_task_and_for_updates_in_their_rings() -> None:
+    stored = list[bytes]()
+    ledger = Ledger(TASK, stored.append)
+    ledger.charge(TASK, 1, 0)
+    with pytest.raises(Misuse, match="keep one for each task"):
+        Ledger(b"another", stored.append, stored[-1])
+    with pytest.raises(Misuse, match="keep one for each task"):
+        ledger.charge(b"another", 1, 1)
+    values = SumSetup().values_of(FIRST)
+    values.values[1][:] = 1 << 9
+    with pytest.raises(CapacityExceeded):
+        ledger.spend(values)
+    assert len(stored) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"authority": b"a" * 31},
+        {"authority": bytearray(32)},
+        {"minimum_cohort": 1, "assumed_corrupted_clients": 0},
+        {"minimum_cohort": 3, "assumed_corrupted_clients": 2},
+        {"least_holders": 1},
+        {"least_holders": 4.0},
+        {"assumed_corrupted": -1},
+        {"minimum_modulus_bits": 0},
+        {"maximum_length": 0},
+        {"maximum_capacity": 2},
+        {"least_security_bits": 0},
+        {"least_security_bits": True},
+    ],
+)
+def test_floors_that_protect_nobody_are_not_made(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters):
+        replace(InsecureSum().floors, **changes)
+
+
+def test_floors_may_be_the_least() -> None:
+    least: dict[str, Any] = {"least_holders": 2, "assumed_corrupted": 0, "minimum_modulus_bits": 1}
+    least |= {"maximum_length": 1, "maximum_capacity": 3, "least_security_bits": 1}
+    floors = replace(InsecureSum().floors, **least)
+    assert (floors.minimum_cohort, floors.assumed_corrupted_clients) == (3, 1)
+    assert replace(floors, minimum_cohort=2, assumed_corrupted_clients=0).minimum_cohort == 2
+
+
+def admitted(**floors: Any) -> None:
+    world = InsecureSum()
+    replace(world.floors, **floors).admit(world.offer().agree(), world.clock())
+
+
+JUST_MET: dict[str, Any] = {
+    "least_holders": 5,
+    "assumed_corrupted": 1,
+    "assumed_corrupted_clients": 1,
+    "minimum_cohort": 3,
+    "minimum_modulus_bits": 9,
+    "maximum_length": 9,
+    "maximum_capacity": 16,
+}
+
+
+def test_floors_that_are_just_met_admit_an_offer() -> None:
+    admitted(**JUST_MET)
+
+
+@pytest.mark.parametrize(
+    ("floor", "sentence"),
+    [
+        ({"suites": frozenset({Suite.HYBRID})}, "suite .* is not accepted"),
+        ({"modes": frozenset({SecurityMode.SEMI_HONEST})}, "mode active is not accepted"),
+        ({"authority": b"b" * 32}, "another authority"),
+        ({"least_holders": 6}, "5 holders are fewer than 6"),
+        ({"assumed_corrupted": 2}, "1 corrupted holders only"),
+        ({"assumed_corrupted_clients": 2, "minimum_cohort": 4}, "1 corrupted clients only"),
+        ({"minimum_cohort": 4}, "a cohort of 3 is below 4"),
+        ({"minimum_modulus_bits": 10}, "a ring of 9 bits is below 10"),
+        ({"maximum_length": 8}, "a vector of 9 is longer than 8"),
+        ({"maximum_capacity": 15}, "a list of 16 is longer than 15"),
+        ({"least_security_bits": 1 << 20}, "bits of security by our count"),
+    ],
+)
+def test_each_floor_is_the_clients_own(floor: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=sentence) as refused:
+        admitted(**floor)
+    assert refused.value.reason is Reason.BELOW_FLOOR
