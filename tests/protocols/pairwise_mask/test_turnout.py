@@ -140,8 +140,9 @@ def test_an_aborted_session_forgets_what_was_collected() -> None:
     session.deliver(session.pending)
     server = session.server
     record, collected = server._record, server._collected  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    assert record.total is not None
-    vectors = record.total.vectors
+    total = record.total
+    assert total is not None
+    vectors = total.vectors
     assert any(vector.any() for vector in vectors)
     server.abort()
     assert not any(vector.any() for vector in vectors)

@@ -66,6 +66,6 @@ def test_seeds_are_of_their_length() -> None:
 
 def test_keys_are_overwritten() -> None:
     with ServerKeys.random(ServerId(0), COINS) as keys:
-        assert not keys.signing_seed.is_wiped
-    assert keys.signing_seed.is_wiped
-    assert keys.exchange_seed.is_wiped
+        seeds = keys.signing_seed, keys.exchange_seed
+        assert [seed.is_wiped for seed in seeds] == [False, False]
+    assert [seed.is_wiped for seed in seeds] == [True, True]
