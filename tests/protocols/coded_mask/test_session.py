@@ -257,6 +257,11 @@ def test_what_a_client_suspends_ends_with_its_process() -> None:
         member(CLIENTS[0]).join(SUBJECT, update_of(CLIENTS[0]), kept)
 
 
+def inside(value: object) -> dict[str, Any]:
+    """Return what an object holds, of any type."""
+    return vars(value)
+
+
 def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
     session, one = opened(), member(CLIENTS[0])
     for subject, sentence in ((replace(SUBJECT, round_number=4), "another round"), (SUBJECT, "resumed before")):
@@ -265,7 +270,8 @@ def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
         kept = joining.suspend()
         assert kept is not None
         copy = Secret("handle", bytes(kept.expose()))
-        machine: dict[str, Any] = vars(next(iter(vars(one)["_suspended"].values())))
+        suspended: dict[bytes, Any] = vars(one)["_suspended"]
+        machine = inside(next(iter(suspended.values())))
         if subject is SUBJECT:
             one.join(subject, update_of(CLIENTS[0]), kept)
             with pytest.raises(Misuse):
@@ -299,11 +305,11 @@ def test_the_update_is_that_of_the_session_that_goes_on() -> None:
 def test_an_update_that_is_none_or_does_not_fit_is_not_charged(update: LateUpdate | None, sentence: str) -> None:
     session, clients, ledger = opened(), joined(), SpentUpdates()
     clients[CLIENTS[0]] = member(CLIENTS[0], ledger=ledger).join(SUBJECT, update)
-    machine: Any = vars(clients[CLIENTS[0]])
+    machine = inside(clients[CLIENTS[0]])
     reach(session, clients, 2)
     message = session.message_to(CLIENTS[0])
     assert message is not None
-    mask = vars(machine["_machine"])["_mask"]
+    mask = inside(machine["_machine"])["_mask"]
     with pytest.raises(InvalidParameters, match=sentence):
         clients[CLIENTS[0]].answer(message)
     assert ledger.count(SUBJECT.task) == 0
@@ -382,11 +388,11 @@ def test_a_session_that_has_released_awaits_nobody_and_holds_nothing() -> None:
     session = opened()
     reach(session, joined(), 4)
     assert session.awaited == frozenset()
-    server: dict[str, Any] = vars(vars(session)["_server"])
+    server = inside(inside(session)["_server"])
     assert server["_answers"]
     session.release()
     assert not server["_answers"]
-    assert not vars(session)["_messages"]
+    assert not inside(session)["_messages"]
     with pytest.raises(Misuse, match="releases once"):
         session.release()
 

@@ -228,7 +228,11 @@ def test_halves_of_two_uploads_are_counted_by_nobody() -> None:
 def test_an_id_that_server_1_continues_is_refused() -> None:
     pair = Pair()
     pair.begin()
-    pair.zero._ask = lambda message: pair.ask(message) + b"\0"  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+    def continued(message: bytes) -> bytes:
+        return pair.ask(message) + b"\0"
+
+    pair.zero._ask = continued  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(MalformedMessage):
         pair.zero.receive(pair.halves(1))
 
