@@ -79,6 +79,24 @@ EXPLAINED: Final[Mapping[str, str]] = {
         "the lowest bit of the seed was cleared before"
     ),
     "secagg.protocols.two_servers.lanes.fields.reduce: 2 to 3 in line 10": "more steps to the same remainder",
+    "secagg.protocols.one_message.lattice.coefficients.field_of: Add to BitOr in line 4": (
+        "there are two words, and a field that begins in the second one ends there"
+    ),
+    "secagg.protocols.one_message.lattice.coefficients.field_of: Add to Sub in line 5": (
+        "of two words the last is the second"
+    ),
+    "secagg.protocols.one_message.lattice.coefficients.field_of: Add to BitOr in line 5": (
+        "a field goes on from the first word alone"
+    ),
+    "secagg.protocols.one_message.lattice.coefficients.round_off: 64 to 65 in line 8": (
+        "64 bits and more are a whole word"
+    ),
+    "secagg.protocols.one_message.lattice.coefficients.center: 64 to 65 in line 2": (
+        "each word takes its own 64 bits of the offset, and what is above all words is taken by none"
+    ),
+    "secagg.protocols.one_message.lattice.coefficients.center: 64 to 65 in line 4": (
+        "the offset is not negative and below 2^64, so that no word takes more"
+    ),
 }
 """Survivors, by their name, and why each is no defect."""
 

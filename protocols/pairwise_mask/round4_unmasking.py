@@ -273,8 +273,8 @@ class RevealedShares:
             identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=suspects(client))
         step = shown_bytes(roster)
         for start in range(0, len(self._message.shares), step):
-            share = Secret("share", self._message.shares[start : start + ELEMENT_BYTES])
-            Share(1, share).check(culprits=settled.blame_for(sender))
+            with Secret("share", self._message.shares[start : start + ELEMENT_BYTES]) as share:
+                Share(1, share).check(culprits=settled.blame_for(sender))
 
     def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
         """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""
