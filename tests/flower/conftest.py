@@ -119,15 +119,17 @@ class Workplace:
 
     def processes(self) -> list[int]:
         """Return every process with this folder's mark in its environment, whatever its group or session."""
-        mark, found = f"FLWR_HOME={self.folder / 'home'}".encode(), list[int]()
+        mark = f"FLWR_HOME={self.folder / 'home'}".encode()
+        # The kernel fills in the environment a moment after a program starts: what was started here needs no mark.
+        found = {process.pid for process in self.started if process.poll() is None}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and int(folder.name) != os.getpid():
                 try:
                     if mark in (folder / "environ").read_bytes().split(b"\0"):
-                        found.append(int(folder.name))
+                        found.add(int(folder.name))
                 except OSError:
                     continue
-        return found
+        return sorted(found)
 
 
 def free_port() -> int:
