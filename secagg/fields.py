@@ -110,6 +110,15 @@ def sized(size: Sizing, row: str) -> Field:
     )
 
 
+def borrowed(size: Sizing, row: str) -> Field:
+    """Return the same without a copy: a view of what is sent, and of the message that was received."""
+    return Field(
+        lambda writer, value: writer.borrowed(value),
+        lambda reader, at: reader.view(size(at)),
+        row,
+    )
+
+
 def listed(item: Field, items: Callable[[At], Iterable[Any]], row: str) -> Field:
     """Return a tuple of fields, one for each thing in the message's place; each is read in that of its thing."""
 

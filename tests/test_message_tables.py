@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from secagg.fields import Placed, table_of
+from secagg.protocols.enclave import session as enclave
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.complaint import Complaint
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
@@ -15,10 +16,13 @@ from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, En
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, UnmaskingShares
+from secagg.protocols.two_servers import session as two_servers
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment
-from secagg.protocols.two_servers.operators.relay_messages import RoundOffers
+from secagg.protocols.two_servers.operators.relay_messages import BatchRequest, Beginning, RoundOffers
+from secagg.protocols.two_servers.operators.server_keys import OperatorKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, ServerOffer
+from secagg.protocols.two_servers.uploads.upload import Upload
 
 DECLARED: dict[str, tuple[type[Placed], ...]] = {
     "pairwise_mask": (
@@ -34,7 +38,20 @@ DECLARED: dict[str, tuple[type[Placed], ...]] = {
         UnmaskingShares,
         Complaint,
     ),
-    "two_servers": (IndexingConfiguration, ServerOffer, AcceptedList, OutputCommitment, OneHotCommitment, RoundOffers),
+    "two_servers": (
+        IndexingConfiguration,
+        OperatorKeys,
+        ServerOffer,
+        Beginning,
+        RoundOffers,
+        two_servers.Invitation,
+        Upload,
+        BatchRequest,
+        OneHotCommitment,
+        AcceptedList,
+        OutputCommitment,
+    ),
+    "enclave": (enclave.Invitation,),
 }
 
 

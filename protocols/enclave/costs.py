@@ -13,7 +13,7 @@ from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 
-from .session import encode_invitation
+from .session import Invitation
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.messages import (
     EPOCH_BYTES,
@@ -79,7 +79,8 @@ def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer)
         expiry=1,
     )
     model = ModelStamp(version=0, digest=bytes(_DIGEST_BYTES))
-    return encode_invitation(configuration, encode_attested_offer(offer, SIMULATED, b""), model, is_short=True)
+    attested = encode_attested_offer(offer, SIMULATED, b"")
+    return Invitation.of(configuration, attested, model, is_short=True).encode()
 
 
 def _empty_upload(sealed: int) -> SealedUpload:

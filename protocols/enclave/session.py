@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.contract import IndexSegment
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggError
+from secagg.errors import InvalidParameters, Reason, SecAggError
+from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.noise import NoiseKind
@@ -24,7 +25,7 @@ from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock
 from secagg.session.roles import LateUpdate, Released, Subject
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .attestation import Evidence
 from .client import Client
@@ -194,7 +195,7 @@ class EnclaveServerSession(OneStageServerSession):
         """
         configuration, model = host.configuration, stamp_of(subject, subject.model_digest)
         self._attested = attested
-        invitation = encode_invitation(configuration, attested, model, is_short=is_short)
+        invitation = Invitation.of(configuration, attested, model, is_short=is_short).encode()
         super().__init__(invitation, invited, configuration.minimum_cohort)
         self._host = host
         self._is_released = False
@@ -217,7 +218,7 @@ class EnclaveServerSession(OneStageServerSession):
         """Return the invitation of an asynchronous client, whose subject is about the model that it started from."""
         model = stamp_of(subject, subject.model_digest)
         # The model may not be that of the buffer, which is what the host would put back.
-        return encode_invitation(self.configuration, self._attested, model, is_short=False)
+        return Invitation.of(self.configuration, self._attested, model, is_short=False).encode()
 
     def _take(self, sender: ClientId, message: bytes) -> None:
         self._host.receive(message, sender)
@@ -291,7 +292,9 @@ class EnclaveClientSession(OneStageClientSession):
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject
-        configuration, offer, evidence, named, is_short = _decode_invitation(message, subject.tables)
+        invited = Invitation.decode(message)
+        configuration, named, is_short = invited.configured_with(subject.tables), invited.model, invited.is_short
+        offer, evidence = decode_attested_offer(invited.attested)
         if configuration.task != subject.task:
             raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
         if named.version != subject.round_number:
@@ -334,35 +337,40 @@ class EnclaveClientSession(OneStageClientSession):
         return shortened(upload) if is_short else upload.encode()
 
 
-def encode_invitation(
-    configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp, *, is_short: bool
-) -> bytes:
-    """Return the one message of a buffer to its clients."""
-    # A client of the same codec has the tables, which can be a thousand times as long as its upload.
-    encoded, tables = configuration.encode(), encode_tables(configuration.tables) if configuration.tables else b""
-    place = encoded.index(tables) if tables else 0
-    writer = Writer(MessageKind.ENCLAVE_INVITATION).integer(place, 4)
-    writer.variable(encoded[:place] + encoded[place + len(tables) :], _MOST_BYTES)
-    writer.variable(attested, _MOST_BYTES).integer(model.version, _VERSION_BYTES)
-    return writer.fixed(model.digest, DIGEST_BYTES).integer(is_short, 1).finish()
+@dataclass(frozen=True, slots=True)
+class Invitation(Message):
+    """The one message of a buffer to its clients."""
 
+    kind: ClassVar = MessageKind.ENCLAVE_INVITATION
+    tables_place: Annotated[int, unsigned(4)]
+    """Where the tables are left out of the configuration; 0 if it has none."""
+    without_tables: Annotated[bytes, variable(_MOST_BYTES)]
+    attested: Annotated[bytes, variable(_MOST_BYTES)]
+    version: Annotated[int, unsigned(_VERSION_BYTES)]
+    model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    is_short: Annotated[bool, FLAG]
 
-def _decode_invitation(
-    message: bytes, tables: Tables
-) -> tuple[EnclaveConfiguration, EnclaveOffer, Evidence | SimulatedEvidence, ModelStamp, bool]:
-    reader = Reader(message, MessageKind.ENCLAVE_INVITATION)
-    place, encoded = reader.integer(4), reader.variable(_MOST_BYTES)
-    if place:
-        # Put back wrongly, or where this client has others, it is no configuration that the evidence is for.
-        encoded = encoded[:place] + encode_tables(tables) + encoded[place:]
-    configuration = EnclaveConfiguration.decode(encoded)
-    offer, evidence = decode_attested_offer(reader.variable(_MOST_BYTES))
-    model = ModelStamp(version=reader.integer(_VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
-    is_short = reader.integer(1)
-    if is_short > 1:
-        raise MalformedMessage("whether uploads are short is 0 or 1", reason=Reason.NOT_CANONICAL)
-    reader.finish()
-    return configuration, offer, evidence, model, bool(is_short)
+    @classmethod
+    def of(
+        cls, configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp, *, is_short: bool
+    ) -> Invitation:
+        """Invite to a buffer, without the tables."""
+        # A client of the same codec has the tables, which can be a thousand times as long as its upload.
+        encoded, tables = configuration.encode(), encode_tables(configuration.tables) if configuration.tables else b""
+        place = encoded.index(tables) if tables else 0
+        without_tables = encoded[:place] + encoded[place + len(tables) :]
+        return cls(place, without_tables, attested, model.version, model.digest, is_short)
+
+    @property
+    def model(self) -> ModelStamp:
+        """The model of the buffer."""
+        return ModelStamp(version=self.version, digest=self.model_digest)
+
+    def configured_with(self, tables: Tables) -> EnclaveConfiguration:
+        """Return the configuration; with tables that are not its own, it is none that the evidence is for."""
+        place = self.tables_place
+        middle = encode_tables(tables) if place else b""
+        return EnclaveConfiguration.decode(self.without_tables[:place] + middle + self.without_tables[place:])
 
 
 def _require_same(named: ModelStamp, own: ModelStamp) -> None:

@@ -20,7 +20,7 @@ from .operators.relay_messages import RoundOffers
 from .point_functions.correction_words import CorrectionWords
 from .point_functions.explicit_share import ExplicitShare
 from .server_messages import BATCH
-from .session import encode_invitation
+from .session import Invitation
 
 _FRAME_BYTES: Final = 7 + 2 * 4
 """Of the message in which both halves travel to server 0."""
@@ -95,7 +95,7 @@ def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
         plan=f"between is for batches of {BATCH} uploads; the shares of the sum, exchanged once a round, come on top",
         payload_bytes=payload + sum(segment.payload_bytes for segment in rings),
         up_bytes=_FRAME_BYTES + sum(half_bytes(configuration, ServerId(index)) for index in range(SERVERS)),
-        down_bytes=len(encode_invitation(0, configuration, RoundOffers(is_simulated=False, offers=(offer, offer)))),
+        down_bytes=len(Invitation(0, configuration, RoundOffers(is_simulated=False, offers=(offer, offer))).encode()),
         # Server 0 is the one that clients reach, so server 1's half passes through it.
         between_bytes=round(between / clients) + half_bytes(configuration, ServerId(1)),
         client=Work(cipher_calls=2 * of_client, word_operations=operations),

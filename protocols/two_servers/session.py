@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload
 from secagg.crypto.entropy import Coins
@@ -14,6 +14,7 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.fields import Message, encoded, unsigned
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
@@ -22,7 +23,7 @@ from secagg.session.connection import Ask
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock
 from secagg.session.roles import LateUpdate, Released, Subject
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .client import Client
 from .configuration import IndexingConfiguration, SharingMode
@@ -183,7 +184,7 @@ class TwoServersSession(OneStageServerSession):
         self._settings = settings
         self._subject, self._zero, self._relaying = subject, zero, RelayingServer(zero, ask)
         shown = RoundOffers(is_simulated=is_simulated, offers=self._relaying.begin())
-        invitation = encode_invitation(subject.round_number, zero.configuration, shown)
+        invitation = Invitation(subject.round_number, zero.configuration, shown).encode()
         super().__init__(invitation, invited, zero.configuration.minimum_cohort)
 
     @property
@@ -281,11 +282,14 @@ class TwoServersMember(Confined):
         return TwoServersClientSession(self, subject, update, suspended)
 
 
-def encode_invitation(round_number: int, configuration: IndexingConfiguration, shown: RoundOffers) -> bytes:
-    """Return the one message of a round to its clients."""
-    writer = Writer(MessageKind.TWO_SERVERS_INVITATION).integer(round_number, ROUND_BYTES)
-    writer.variable(configuration.encode(), _MOST_BYTES)
-    return writer.variable(shown.encode(), _MOST_BYTES).finish()
+@dataclass(frozen=True, slots=True)
+class Invitation(Message):
+    """The one message of a round to its clients."""
+
+    kind: ClassVar = MessageKind.TWO_SERVERS_INVITATION
+    round_number: Annotated[int, unsigned(ROUND_BYTES)]
+    configuration: Annotated[IndexingConfiguration, encoded(IndexingConfiguration, _MOST_BYTES)]
+    shown: Annotated[RoundOffers, encoded(RoundOffers, _MOST_BYTES)]
 
 
 def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
@@ -293,12 +297,8 @@ def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
 
     Only for a member that ``accepts_simulated``: whoever made the invitation holds both keys.
     """
-    reader = Reader(invitation, MessageKind.TWO_SERVERS_INVITATION)
-    reader.integer(ROUND_BYTES)
-    configuration = IndexingConfiguration.decode(reader.variable(_MOST_BYTES))
-    shown = RoundOffers.decode(reader.variable(_MOST_BYTES))
-    reader.finish()
-    return configuration.server_keys if shown.is_simulated else None
+    invited = Invitation.decode(invitation)
+    return invited.configuration.server_keys if invited.shown.is_simulated else None
 
 
 class TwoServersClientSession(OneStageClientSession):
@@ -312,11 +312,8 @@ class TwoServersClientSession(OneStageClientSession):
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject
-        reader = Reader(message, MessageKind.TWO_SERVERS_INVITATION)
-        round_number = reader.integer(ROUND_BYTES)
-        configuration = IndexingConfiguration.decode(reader.variable(_MOST_BYTES))
-        shown = RoundOffers.decode(reader.variable(_MOST_BYTES))
-        reader.finish()
+        invited = Invitation.decode(message)
+        round_number, configuration, shown = invited.round_number, invited.configuration, invited.shown
         if round_number != subject.round_number:
             raise InvalidParameters("the servers count for another round than this client's", reason=Reason.BELOW_FLOOR)
         self._require_subject(configuration, shown)

@@ -76,6 +76,8 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
         ("dropouts.stages=unmasking", "is a list"),
         ("compression.rotation=100", "power of two"),
         ("compression.sparsity=1.5", "sparsity"),
+        ("compression.is_quantized=true", "for what pruning keeps"),
+        ("compression.per_channel=true", "a sample of the tensors themselves"),
         ("compression=3", "is a table"),
         ('model_options=["width"]', "such as"),
     ],

@@ -107,7 +107,7 @@ class TensorRecipes:
                 f"{self.settings.fraction_bits} fraction bits a range below {LEAST_CLIP}; lower "
                 "compression.fraction_bits, or take a smaller cohort"
             )
-        if self.settings.scheme is not Scheme.SCALAR:
+        if not self.settings.has_codes:
             return
         if self.settings.fine_bits:
             self._require_room_for_rounding()
@@ -135,6 +135,28 @@ class TensorRecipes:
                 "compression.bits"
             )
 
+    def _codes(self, statistic: float) -> Recipe:
+        settings = self.settings
+        if settings.fine_bits:
+            return self._dithered(statistic)
+        rounding = Rounding.STOCHASTIC if settings.stochastic else Rounding.NEAREST_EVEN
+        weight = self.maximum_total_weight if settings.wrap else None
+        if settings.source is Source.STAT:
+            return ReachingQuantizer(
+                reach=statistic,
+                bits=settings.bits,
+                modulus_bits=settings.modulus_bits,
+                rounding=rounding,
+                wrapping_weight=weight,
+            )
+        return Quantized(
+            bits=settings.bits,
+            modulus_bits=settings.modulus_bits,
+            per_channel=settings.per_channel,
+            rounding=rounding,
+            wrapping_weight=weight,
+        )
+
     def _dithered(self, statistic: float) -> Recipe:
         bits, modulus_bits, fine_bits = self.settings.bits, self.settings.modulus_bits, self.settings.fine_bits
         if self.settings.source is Source.STAT:
@@ -158,29 +180,11 @@ class TensorRecipes:
             case Scheme.NONE:
                 return None
             case Scheme.SCALAR:
-                rounding = Rounding.STOCHASTIC if settings.stochastic else Rounding.NEAREST_EVEN
-                weight = self.maximum_total_weight if settings.wrap else None
-                inner: Recipe = (
-                    self._dithered(statistic)
-                    if settings.fine_bits
-                    else ReachingQuantizer(
-                        reach=statistic,
-                        bits=settings.bits,
-                        modulus_bits=settings.modulus_bits,
-                        rounding=rounding,
-                        wrapping_weight=weight,
-                    )
-                    if settings.source is Source.STAT
-                    else Quantized(
-                        bits=settings.bits,
-                        modulus_bits=settings.modulus_bits,
-                        rounding=rounding,
-                        wrapping_weight=weight,
-                    )
-                )
+                inner = self._codes(statistic)
                 return Rotated(block_size=settings.rotation, inner=inner) if settings.rotation else inner
             case Scheme.PRUNING:
-                return Pruned(sparsity=exact_sparsity(settings.sparsity), inner=self.plain)
+                kept = self._codes(statistic) if settings.is_quantized else self.plain
+                return Pruned(sparsity=exact_sparsity(settings.sparsity), inner=kept)
             case Scheme.PRODUCT:
                 return self._product(statistic, settings.codewords, settings.block_size)
             case _:

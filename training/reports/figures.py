@@ -316,7 +316,7 @@ def _without_period(cell: Cell) -> str:
         case Scheme.SCALAR:
             what = f"b={compression.bits} p={compression.modulus_bits}"
         case Scheme.PRUNING:
-            what = compression.sparsity
+            what = compression.sparsity + (f", {compression.bits} bits" if compression.is_quantized else "")
         case Scheme.PRODUCT | Scheme.NONE:
             what = f"{compression.codewords}/{compression.block_size}"
             if compression.stages > 1 or compression.layers:

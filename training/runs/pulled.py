@@ -29,7 +29,7 @@ from secagg.training.settings.parts import (
     Tensors,
     TrainedClient,
 )
-from secagg.training.settings.sections import CompressionSettings, LocalTraining, Scheme
+from secagg.training.settings.sections import CompressionSettings, LocalTraining
 from secagg.training.sums.clear_sum import OverflowMeter
 from secagg.training.sums.round_sums import SumOutcome, SumRound, Upload
 
@@ -79,7 +79,7 @@ class Pulled:
         self.due, self._timer = due, timer
         self.sent = 0
         self._losses = list[tuple[int, float, int]]()
-        is_scalar = compression.scheme is Scheme.SCALAR and not compression.fine_bits
+        is_scalar = compression.has_codes and not compression.fine_bits
         is_metered = is_scalar and compression.modulus_bits != PLAIN_BITS
         meter = OverflowMeter(due.codec, compression.modulus_bits) if is_metered else None
         self.meter = meter if meter is not None and meter.is_metering else None

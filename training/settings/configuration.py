@@ -325,7 +325,8 @@ def _require_ranges(run: Configuration) -> None:
     if compression.rotation and compression.rotation & (compression.rotation - 1):
         raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
     source, scheme = compression.calibration, compression.scheme
-    if source is Source.PRIOR and scheme is Scheme.SCALAR:
+    _require_codes(compression)
+    if source is Source.PRIOR and compression.has_codes:
         raise InvalidParameters("scalar quantization has no prior: take compression.calibration = 'stat'")
     if source is Source.STAT and scheme is Scheme.PRODUCT:
         raise InvalidParameters("a codebook of the aggregate collapses: take compression.calibration = 'prior' for pq")
@@ -347,6 +348,21 @@ def _require_ranges(run: Configuration) -> None:
     _require_ring_for_ages(run)
     if compression.fine_bits:
         require_rounding(run.compression, protocol)
+
+
+def _require_codes(compression: CompressionSettings) -> None:
+    if compression.is_quantized and compression.scheme is not Scheme.PRUNING:
+        raise InvalidParameters(
+            "compression.is_quantized is for what pruning keeps: take compression.scheme = 'pruning'"
+        )
+    if compression.rotation and compression.is_quantized:
+        raise InvalidParameters("what pruning keeps is not rotated: take compression.rotation = 0")
+    is_told = compression.source is Source.STAT or compression.fine_bits > 0 or compression.rotation > 0
+    if compression.per_channel and (compression.scheme is not Scheme.SCALAR or is_told):
+        raise InvalidParameters(
+            "compression.per_channel takes scales from a sample of the tensors themselves: take compression.scheme = "
+            "'sq' with the calibration 'public', 'mock' or 'agg', without rotation and fine_bits"
+        )
 
 
 def _require_whole_updates(run: Configuration) -> None:
@@ -390,7 +406,7 @@ def _require_told_lengths(run: Configuration) -> None:
 
 def _require_ring_for_ages(run: Configuration) -> None:
     compression, ages = run.compression, run.asynchronous
-    if ages.buffer and compression.scheme is Scheme.SCALAR and compression.wrap and max(ages.age_weights) > 1:
+    if ages.buffer and compression.has_codes and compression.wrap and max(ages.age_weights) > 1:
         widest = compression.bits + (run.maximum_total_weight - 1).bit_length()
         raise InvalidParameters(
             "with weights by age the sums of a buffer leave the ring, and what they wrap to is no sum: take "

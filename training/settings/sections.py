@@ -178,6 +178,11 @@ class CompressionSettings:
     """Bits of a step below what is sent: scalar codes are rounded under the mask, where a protocol masks; 0 rounds
     them before."""
     sparsity: str = "0.9"
+    is_quantized: bool = False
+    """Under pruning: whether what is kept is sent as scalar codes of ``bits`` bits, not in fixed point."""
+    per_channel: bool = False
+    """Whether each first index of a tensor has a scale of its own; with the calibrations ``public``, ``mock``, ``agg``.
+    """
     codewords: int = 64
     block_size: int = 4
     stages: int = 1
@@ -205,15 +210,16 @@ class CompressionSettings:
         return self.lengths or (Lengths.MEDIAN if self.scheme is Scheme.PEAK else Lengths.OWN)
 
     @property
+    def has_codes(self) -> bool:
+        """Whether tensors are sent as scalar codes."""
+        return self.scheme is Scheme.SCALAR or (self.scheme is Scheme.PRUNING and self.is_quantized)
+
+    @property
     def source(self) -> Source | None:
         """Where scales and codebooks come from, once the default is filled in; None where there are none."""
-        match self.scheme:
-            case Scheme.SCALAR:
-                return self.calibration or Source.STAT
-            case Scheme.PRODUCT:
-                return self.calibration or Source.PRIOR
-            case _:
-                return None
+        if self.has_codes:
+            return self.calibration or Source.STAT
+        return self.calibration or Source.PRIOR if self.scheme is Scheme.PRODUCT else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     )
     yield configuration.asynchronous.buffer > 0, "noise is for rounds: take asynchronous.buffer = 0"
     yield (
-        configuration.compression.scheme is Scheme.SCALAR,
+        configuration.compression.has_codes,
         "codes of a few bits have no room for noise: take compression.scheme = 'pq', 'pruning' or 'none'",
     )
     yield (

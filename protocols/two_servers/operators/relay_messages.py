@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from secagg.errors import MalformedMessage, Reason
-from secagg.fields import FLAG, Message, listed, variable
+from secagg.fields import FLAG, Message, encoded, fixed, listed, repeated, unsigned, variable
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.server_messages import BATCH
 from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES, ROUND_BYTES, Upload
@@ -23,46 +22,21 @@ MAXIMUM_BEGINNING_BYTES = 1 << 16
 _MAXIMUM_OFFER_BYTES = 1 << 14
 
 
-def encode_beginning(configuration: IndexingConfiguration, round_number: int) -> bytes:
-    """Return the request that server 1 begins a round under a configuration."""
-    writer = Writer(MessageKind.BEGIN_ROUND).integer(round_number, ROUND_BYTES)
-    return writer.borrowed(configuration.encode()).finish()
+@dataclass(frozen=True, slots=True)
+class Beginning(Message):
+    """The request that server 1 begins a round under a configuration."""
+
+    kind: ClassVar = MessageKind.BEGIN_ROUND
+    configuration: Annotated[IndexingConfiguration, encoded(IndexingConfiguration, MAXIMUM_BEGINNING_BYTES)]
+    round_number: Annotated[int, unsigned(ROUND_BYTES)]
 
 
-def decode_beginning(message: bytes) -> tuple[IndexingConfiguration, int]:
-    """Read the request to begin a round back.
+@dataclass(frozen=True, slots=True)
+class BatchRequest(Message):
+    """The request that server 1 proposes these uploads."""
 
-    Raises:
-        MalformedMessage, UnexpectedMessage: anything that ``encode_beginning`` would not have written.
-    """
-    reader = Reader(message, MessageKind.BEGIN_ROUND)
-    round_number = reader.integer(ROUND_BYTES)
-    return IndexingConfiguration.decode(bytes(reader.rest())), round_number
-
-
-def encode_batch_request(uploads: list[bytes]) -> bytes:
-    """Return the request that server 1 proposes these uploads."""
-    writer = Writer(MessageKind.PROPOSE_UPLOADS).integer(len(uploads), 4)
-    for upload_id in uploads:
-        writer.fixed(upload_id, DIGEST_BYTES)
-    return writer.finish()
-
-
-def decode_batch_request(message: bytes) -> list[bytes]:
-    """Read the request for a proposal back.
-
-    Raises:
-        MalformedMessage, UnexpectedMessage: anything that ``encode_batch_request`` would not have written.
-    """
-    reader = Reader(message, MessageKind.PROPOSE_UPLOADS)
-    count = reader.integer(4)
-    if count > BATCH:
-        raise MalformedMessage(
-            f"a batch names {count} uploads and {BATCH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
-        )
-    uploads = [reader.fixed(DIGEST_BYTES) for _ in range(count)]
-    reader.finish()
-    return uploads
+    kind: ClassVar = MessageKind.PROPOSE_UPLOADS
+    uploads: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), BATCH)]
 
 
 def encode_halves(zero: Upload, one: Upload) -> bytes:

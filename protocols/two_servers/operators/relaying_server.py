@@ -19,7 +19,7 @@ from secagg.protocols.two_servers.server_messages import BATCH, RoundStamp, Serv
 from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES
 from secagg.wire import MessageKind, Reader
 
-from .relay_messages import decode_halves, encode_batch_request, encode_beginning
+from .relay_messages import BatchRequest, Beginning, decode_halves
 
 _ONE: Final = ServerId(1)
 
@@ -97,7 +97,7 @@ class RelayingServer(Confined):
 
     def _begin(self) -> bytes:
         zero = self._zero
-        offer = self._ask(encode_beginning(zero.configuration, zero.round_number))
+        offer = self._ask(Beginning(zero.configuration, zero.round_number).encode())
         stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=_ONE)
         ServerOffer.decode(offer, zero.configuration, stamp)
         return offer
@@ -121,7 +121,7 @@ class RelayingServer(Confined):
 
     def _check(self) -> None:
         while batch := self._unasked[:BATCH]:
-            proposal = self._tell(encode_batch_request(batch))
+            proposal = self._tell(BatchRequest(tuple(batch)).encode())
             self._zero.settle(self._tell(self._zero.answer(proposal)))
             del self._unasked[: len(batch)]
 

@@ -8,7 +8,7 @@ other's peer and can foresee at which points uploads are checked; it opens no up
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, ClassVar, Self
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -18,6 +18,7 @@ from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.fields import SERVER, Message, fixed
 from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.configuration import SERVERS
 from secagg.protocols.two_servers.one_hot.statement import SEED_BYTES
@@ -28,19 +29,14 @@ EXCHANGE_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorKeys:
+class OperatorKeys(Message):
     """What is public of a server's keys; the signature says that one party has both."""
 
-    server: ServerId
-    signing_key: bytes
-    exchange_key: bytes
-    signature: bytes
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        writer = Writer(MessageKind.OPERATOR_KEYS).integer(self.server.index, 1)
-        writer.fixed(self.signing_key, IDENTITY_KEY_BYTES).fixed(self.exchange_key, EXCHANGE_KEY_BYTES)
-        return writer.fixed(self.signature, SIGNATURE_BYTES).finish()
+    kind: ClassVar = MessageKind.OPERATOR_KEYS
+    server: Annotated[ServerId, SERVER]
+    signing_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    exchange_key: Annotated[bytes, fixed(EXCHANGE_KEY_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     @classmethod
     def decode(cls, message: bytes) -> OperatorKeys:
@@ -50,13 +46,10 @@ class OperatorKeys:
             MalformedMessage, UnexpectedMessage: it is no such message.
             AuthenticationFailed: it is not signed with the key that it names.
         """
-        reader = Reader(message, MessageKind.OPERATOR_KEYS)
-        server = _read_server(reader)
-        signing_key, exchange_key = reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(EXCHANGE_KEY_BYTES)
-        signature = reader.fixed(SIGNATURE_BYTES)
-        reader.finish()
-        verify_signature(signing_key, signature, Label.INDEXING_OPERATOR, bytes([server.index]), exchange_key)
-        return cls(server, signing_key, exchange_key, signature)
+        keys = cls.read_in(None, message)
+        parts = (bytes([keys.server.index]), keys.exchange_key)
+        verify_signature(keys.signing_key, keys.signature, Label.INDEXING_OPERATOR, *parts)
+        return keys
 
 
 class ServerKeys(Confined):
@@ -126,7 +119,9 @@ class ServerKeys(Confined):
             MalformedMessage, UnexpectedMessage: it is none.
         """
         reader = Reader(message, MessageKind.INDEXING_KEYS)
-        server = _read_server(reader)
+        if (index := reader.integer(1)) >= SERVERS:
+            raise MalformedMessage(f"there is no server {index}", reason=Reason.NOT_CANONICAL)
+        server = ServerId(index)
         seed, exchange_seed = reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(EXCHANGE_KEY_BYTES)
         reader.finish()
         return cls(server, Secret("signing seed", seed), Secret("exchange seed", exchange_seed))
@@ -157,10 +152,3 @@ def trial_server_keys(coins: Coins) -> tuple[ServerKeys, ServerKeys]:
 
 def _parts(keys: OperatorKeys) -> tuple[bytes, bytes]:
     return keys.signing_key, keys.exchange_key
-
-
-def _read_server(reader: Reader) -> ServerId:
-    index = reader.integer(1)
-    if index >= SERVERS:
-        raise MalformedMessage(f"there is no server {index}", reason=Reason.NOT_CANONICAL)
-    return ServerId(index)

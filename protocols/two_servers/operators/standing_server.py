@@ -42,7 +42,7 @@ from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 
-from .relay_messages import MAXIMUM_BEGINNING_BYTES, decode_batch_request, decode_beginning
+from .relay_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning
 from .server_keys import OperatorKeys, ServerKeys
 from .standing_rules import StandingRounds
 
@@ -166,7 +166,7 @@ class StandingServer(Confined):
             case MessageKind.INDEXING_UPLOAD:
                 return Writer(MessageKind.INDEXING_DONE).fixed(server.receive(request), DIGEST_BYTES).finish()
             case MessageKind.PROPOSE_UPLOADS:
-                return server.propose(decode_batch_request(request))
+                return server.propose(list(BatchRequest.decode(request).uploads))
             case MessageKind.INDEXING_ANSWER:
                 return server.conclude(request)
             case MessageKind.ACCEPTED_LIST:
@@ -183,7 +183,8 @@ class StandingServer(Confined):
 
     def _begin(self, request: bytes) -> bytes:
         """Accept a round, in place of one that runs; or go on with the one that was begun last."""
-        configuration, round_number = decode_beginning(request)
+        beginning = Beginning.decode(request)
+        configuration, round_number = beginning.configuration, beginning.round_number
         is_new = self._rounds.admit(configuration, round_number, self._clock())
         if is_new:
             self.end_round()

@@ -9,32 +9,43 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Reason
+from secagg.fields import CLIENT, SERVER, Field, Placed, borrowed, fixed, listed, nested, sized, unsigned
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.one_hot.statement import UploadContext
 from secagg.protocols.two_servers.point_functions.tree_hash import NONCE_BYTES, KeyBinding
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind
 
 from .envelope import SEED_BYTES
 
 DIGEST_BYTES: Final = 32
 ROUND_BYTES: Final = 8
+CERTIFICATE_BYTES: Final = CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + SIGNATURE_BYTES
+
+
+CERTIFICATE: Final = Field(
+    lambda writer, one: writer.fixed(one.client.encode() + one.public_key + one.signature, CERTIFICATE_BYTES),
+    lambda reader, at: Certificate(
+        CLIENT.read(reader, at), reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES)
+    ),
+    f"client {CLIENT_ID_BYTES}, key {IDENTITY_KEY_BYTES}, signature {SIGNATURE_BYTES}",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
     """What is public of one index segment's point functions."""
 
-    nonce: bytes
-    correction_digest: bytes
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
+    correction_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """Of the correction words; 32 zeros where there are none."""
 
 
@@ -42,10 +53,17 @@ class SegmentHeader:
 class UploadHeader:
     """What an upload is, for which round and from whom."""
 
-    round_number: int
-    certificate: Certificate
-    weight: int
-    segments: tuple[SegmentHeader, ...]
+    round_number: Annotated[int, unsigned(ROUND_BYTES)]
+    certificate: Annotated[Certificate, CERTIFICATE]
+    weight: Annotated[int, unsigned(4)]
+    segments: Annotated[
+        tuple[SegmentHeader, ...],
+        listed(
+            nested(SegmentHeader),
+            lambda at: at.place.configuration.index_segments,
+            f"for each index segment: nonce {NONCE_BYTES}, digest {DIGEST_BYTES}",
+        ),
+    ]
     """One for each index segment."""
 
     @property
@@ -66,18 +84,38 @@ class UploadHeader:
         return hashlib.sha256(bind(Label.INDEXING_UPLOAD_HEADER, *parts)).digest()
 
 
+class _Due(NamedTuple):
+    """Under which configuration a half is due, and how long its ends are."""
+
+    configuration: IndexingConfiguration
+    body_bytes: int
+    public_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class Upload(Placed):
     """One server's half of an upload."""
 
-    header: UploadHeader
-    server: ServerId
-    sealed_seeds: tuple[bytes, bytes]
+    kind: ClassVar = MessageKind.INDEXING_UPLOAD
+    server: Annotated[ServerId, SERVER]
+    header: Annotated[UploadHeader, nested(UploadHeader)]
+    sealed_seeds: Annotated[
+        tuple[bytes, bytes],
+        listed(
+            sized(lambda at: SEED_BYTES + sealing_sizes(at.place)[1], "a sealed seed"),
+            lambda at: [at.place.configuration.suite] * 2,
+            "for each server: 80 classic, 1168 hybrid",
+        ),
+    ]
     """For server 0 and for server 1; both servers hold both, because the signature is on both."""
-    signature: bytes = bytes(SIGNATURE_BYTES)
-    body: bytes | memoryview = field(repr=False)
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
+    body: Annotated[
+        bytes | memoryview, borrowed(lambda at: at.place.body_bytes + TAG_BYTES, f"the body, sealed; tag {TAG_BYTES}")
+    ] = field(repr=False)
     """What this server is sent, under AES-256-GCM."""
-    public_part: bytes | memoryview = field(default=b"", repr=False)
+    public_part: Annotated[
+        bytes | memoryview, borrowed(lambda at: at.place.public_bytes, "server 1: the correction words")
+    ] = field(default=b"", repr=False)
     """The correction words of all segments, which server 1 is sent and relays to server 0."""
 
     def upload_id(self, configuration: IndexingConfiguration) -> bytes:
@@ -105,20 +143,6 @@ class Upload:
             culprits={self.header.client},
         )
 
-    def encode(self) -> bytes:
-        """Return the canonical encoding."""
-        header, certificate = self.header, self.header.certificate
-        writer = Writer(MessageKind.INDEXING_UPLOAD).integer(self.server.index, 1)
-        writer.integer(header.round_number, ROUND_BYTES).fixed(certificate.client.encode(), CLIENT_ID_BYTES)
-        writer.fixed(certificate.public_key, IDENTITY_KEY_BYTES).fixed(certificate.signature, SIGNATURE_BYTES)
-        writer.integer(header.weight, 4)
-        for segment in header.segments:
-            writer.fixed(segment.nonce, NONCE_BYTES).fixed(segment.correction_digest, DIGEST_BYTES)
-        for sealed in self.sealed_seeds:
-            writer.fixed(sealed, len(sealed))
-        writer.fixed(self.signature, SIGNATURE_BYTES)
-        return writer.borrowed(self.body).borrowed(self.public_part).finish()
-
     @classmethod
     def decode(
         cls, message: bytes, configuration: IndexingConfiguration, server: ServerId, body_bytes: int, public_bytes: int
@@ -131,29 +155,10 @@ class Upload:
         Raises:
             MalformedMessage: anything that ``encode`` would not have written for this server and configuration.
         """
-        reader = Reader(message, MessageKind.INDEXING_UPLOAD)
-        if reader.integer(1) != server.index:
+        upload = cls.read_in(_Due(configuration, body_bytes, public_bytes), message)
+        if upload.server != server:
             raise MalformedMessage(f"this is not the half for {server}", reason=Reason.NOT_CANONICAL)
-        round_number, client = reader.integer(ROUND_BYTES), ClientId(reader.integer(CLIENT_ID_BYTES))
-        certificate = Certificate(client, reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES))
-        weight = reader.integer(4)
-        segments = tuple(
-            SegmentHeader(reader.fixed(NONCE_BYTES), reader.fixed(DIGEST_BYTES)) for _ in configuration.index_segments
-        )
-        sealed_bytes = SEED_BYTES + sealing_sizes(configuration.suite)[1]
-        sealed_seeds = (reader.fixed(sealed_bytes), reader.fixed(sealed_bytes))
-        signature = reader.fixed(SIGNATURE_BYTES)
-        body, public_part = reader.view(body_bytes + TAG_BYTES), reader.view(public_bytes)
-        reader.finish()
-        header = UploadHeader(round_number=round_number, certificate=certificate, weight=weight, segments=segments)
-        return cls(
-            header=header,
-            server=server,
-            sealed_seeds=sealed_seeds,
-            signature=signature,
-            body=body,
-            public_part=public_part,
-        )
+        return upload
 
 
 def key_binding(

@@ -25,7 +25,7 @@ from secagg.flower.keys.identities import make_identities
 from secagg.flower.keys.server_pair import make_trial_pair
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers import session as two_servers_session
-from secagg.protocols.two_servers.operators.relay_messages import RoundOffers, encode_beginning
+from secagg.protocols.two_servers.operators.relay_messages import Beginning, RoundOffers
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
 from secagg.session.ledger import SpentUpdates
 
@@ -201,7 +201,7 @@ def other_configuration(lab: Any) -> dict[str, Any]:
         def begin(self) -> tuple[bytes, bytes]:
             zero = self._zero
             other = replace(zero.configuration, minimum_cohort=zero.configuration.minimum_cohort + 1)
-            return zero.offer, self._ask(encode_beginning(other, zero.round_number))
+            return zero.offer, self._ask(Beginning(other, zero.round_number).encode())
 
     with _in_place_of("RelayingServer", Lying):
         outcome: dict[str, Any] = lab.secure(**simulated(lab))

@@ -28,12 +28,10 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.journal import Event, Record, RoundFile
 from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.operators.relay_messages import (
+    BatchRequest,
+    Beginning,
     RoundOffers,
-    decode_batch_request,
-    decode_beginning,
     decode_halves,
-    encode_batch_request,
-    encode_beginning,
     encode_halves,
 )
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
@@ -250,7 +248,7 @@ def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
     pair = Pair()
     pair.begin()
     weaker = replace(pair.rig.configuration, maximum_cohort=21)
-    answer = pair.standing.answer(encode_beginning(weaker, 8))
+    answer = pair.standing.answer(Beginning(weaker, 8).encode())
     assert isinstance(refused(answer), InvalidParameters)
     assert "a cohort of 21 is above 20" in str(refused(answer))
     # The round that runs goes on; what was refused ended nothing.
@@ -288,7 +286,7 @@ def test_steps_come_in_order_and_a_round_ends_once() -> None:
 def test_an_upload_that_nobody_holds_is_not_proposed() -> None:
     pair = Pair()
     pair.begin()
-    assert isinstance(refused(pair.standing.answer(encode_batch_request([bytes(32)]))), Misuse)
+    assert isinstance(refused(pair.standing.answer(BatchRequest((bytes(32),)).encode())), Misuse)
 
 
 def test_a_list_that_server_0_did_not_sign_ends_nothing() -> None:
@@ -326,11 +324,11 @@ def test_an_error_that_nobody_thought_of_ends_the_round(
     pair.begin()
     monkeypatch.setattr("secagg.protocols.two_servers.server.IndexingServer.propose", _divide_by_zero)
     with caplog.at_level(logging.ERROR):
-        answer = refused(pair.standing.answer(encode_batch_request([])))
+        answer = refused(pair.standing.answer(BatchRequest(()).encode()))
     assert isinstance(answer, InternalError)
     assert "ZeroDivisionError" in str(answer)
     assert "_divide_by_zero" in caplog.text, "its operator is told where"
-    assert isinstance(refused(pair.standing.answer(encode_batch_request([]))), Misuse)
+    assert isinstance(refused(pair.standing.answer(BatchRequest(()).encode())), Misuse)
 
 
 def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +338,7 @@ def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(mo
 
     def other_batch(message: bytes) -> bytes:
         is_request = message_kind(message) is MessageKind.PROPOSE_UPLOADS
-        return encode_batch_request([bytes(32)]) if is_request else message
+        return BatchRequest((bytes(32),)).encode() if is_request else message
 
     pair.alter = other_batch
     for number in (1, 2):
@@ -357,7 +355,7 @@ def test_what_a_standing_server_does_is_in_its_log(caplog: pytest.LogCaptureFixt
     pair = Pair()
     pair.begin()
     pair.begin()
-    pair.standing.answer(encode_batch_request([bytes(32)]))
+    pair.standing.answer(BatchRequest((bytes(32),)).encode())
     for number in (1, 2):
         pair.zero.receive(pair.halves(number))
     pair.zero.finish()
@@ -381,8 +379,8 @@ def test_a_round_that_ends_is_overwritten_and_its_journal_closed() -> None:
 
 def test_messages_decode_to_what_they_were_made_of() -> None:
     configuration = SETUP.configuration
-    assert decode_beginning(encode_beginning(configuration, 7)) == (configuration, 7)
-    assert decode_batch_request(encode_batch_request([b"a" * 32, b"b" * 32])) == [b"a" * 32, b"b" * 32]
+    for message in (Beginning(configuration, 7), BatchRequest((b"a" * 32, b"b" * 32))):
+        assert type(message).decode(message.encode()) == message
     for is_simulated in (False, True):
         offers = RoundOffers(is_simulated=is_simulated, offers=(b"zero", b"one"))
         assert RoundOffers.decode(offers.encode()) == offers
@@ -392,8 +390,8 @@ def test_messages_decode_to_what_they_were_made_of() -> None:
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
-        (decode_batch_request, encode_batch_request([b"a" * 32])),
-        (decode_beginning, encode_beginning(SETUP.configuration, 7)),
+        (BatchRequest.decode, BatchRequest((b"a" * 32,)).encode()),
+        (Beginning.decode, Beginning(SETUP.configuration, 7).encode()),
         (RoundOffers.decode, RoundOffers(is_simulated=False, offers=(b"zero", b"one")).encode()),
     ],
 )
@@ -405,7 +403,7 @@ def test_messages_that_are_cut_or_continued_are_refused(decode: Callable[[bytes]
 
 def test_what_declares_much_or_says_neither_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="the limit"):
-        decode_batch_request(Writer(MessageKind.PROPOSE_UPLOADS).integer(1 << 31, 4).finish())
+        BatchRequest.decode(Writer(MessageKind.PROPOSE_UPLOADS).integer(1 << 31, 4).finish())
     with pytest.raises(MalformedMessage):
         decode_halves(Writer(MessageKind.UPLOAD_HALVES).integer(1 << 60, 8).finish())
     neither = bytearray(RoundOffers(is_simulated=False, offers=(b"zero", b"one")).encode())
@@ -522,7 +520,7 @@ def test_a_round_whose_journal_is_damaged_is_given_up_for_the_next_one(tmp_path:
     store.path.write_bytes(damaged)
     pair.start()
     assert isinstance(refused(pair.standing.answer(pair.heard[0])), InvalidParameters)
-    later = pair.standing.answer(encode_beginning(pair.rig.configuration, pair.setup.round_number + 1))
+    later = pair.standing.answer(Beginning(pair.rig.configuration, pair.setup.round_number + 1).encode())
     assert message_kind(later) is MessageKind.INDEXING_OFFER
     pair.standing.end_round()
     assert not store.path.exists()
