@@ -193,8 +193,7 @@ class EnclaveServerSession(OneStageServerSession):
             attested: the epoch's offer with its evidence.
             is_short: whether the host has every client's certificate, so that uploads may leave them out.
         """
-        configuration, model = host.configuration, stamp_of(subject, subject.model_digest)
-        self._attested = attested
+        configuration, model, self._attested = host.configuration, stamp_of(subject, subject.model_digest), attested
         invitation = Invitation.of(configuration, attested, model, is_short=is_short).encode()
         super().__init__(invitation, invited, configuration.minimum_cohort)
         self._host = host
@@ -293,7 +292,8 @@ class EnclaveClientSession(OneStageClientSession):
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject
         invited = Invitation.decode(message)
-        configuration, named, is_short = invited.configured_with(subject.tables), invited.model, invited.is_short
+        configuration, is_short = invited.configured_with(subject.tables), invited.is_short
+        named = ModelStamp(version=invited.version, digest=invited.model_digest)
         offer, evidence = decode_attested_offer(invited.attested)
         if configuration.task != subject.task:
             raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
@@ -361,16 +361,10 @@ class Invitation(Message):
         without_tables = encoded[:place] + encoded[place + len(tables) :]
         return cls(place, without_tables, attested, model.version, model.digest, is_short)
 
-    @property
-    def model(self) -> ModelStamp:
-        """The model of the buffer."""
-        return ModelStamp(version=self.version, digest=self.model_digest)
-
     def configured_with(self, tables: Tables) -> EnclaveConfiguration:
         """Return the configuration; with tables that are not its own, it is none that the evidence is for."""
-        place = self.tables_place
-        middle = encode_tables(tables) if place else b""
-        return EnclaveConfiguration.decode(self.without_tables[:place] + middle + self.without_tables[place:])
+        place, rest = self.tables_place, self.without_tables
+        return EnclaveConfiguration.decode(rest[:place] + (encode_tables(tables) if place else b"") + rest[place:])
 
 
 def _require_same(named: ModelStamp, own: ModelStamp) -> None:

@@ -26,7 +26,7 @@ from secagg.contract import IndexSegment
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
-from .rounding import require_rounding
+from .codes import require_codes
 from .sections import (
     NOISY_SCHEMES,
     SECURE_SOURCES,
@@ -325,9 +325,6 @@ def _require_ranges(run: Configuration) -> None:
     if compression.rotation and compression.rotation & (compression.rotation - 1):
         raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
     source, scheme = compression.calibration, compression.scheme
-    _require_codes(compression)
-    if source is Source.PRIOR and compression.has_codes:
-        raise InvalidParameters("scalar quantization has no prior: take compression.calibration = 'stat'")
     if source is Source.STAT and scheme is Scheme.PRODUCT:
         raise InvalidParameters("a codebook of the aggregate collapses: take compression.calibration = 'prior' for pq")
     if compression.vector_bits and compression.source not in SECURE_SOURCES:
@@ -346,23 +343,7 @@ def _require_ranges(run: Configuration) -> None:
     _require_whole_updates(run)
     _require_told_lengths(run)
     _require_ring_for_ages(run)
-    if compression.fine_bits:
-        require_rounding(run.compression, protocol)
-
-
-def _require_codes(compression: CompressionSettings) -> None:
-    if compression.is_quantized and compression.scheme is not Scheme.PRUNING:
-        raise InvalidParameters(
-            "compression.is_quantized is for what pruning keeps: take compression.scheme = 'pruning'"
-        )
-    if compression.rotation and compression.is_quantized:
-        raise InvalidParameters("what pruning keeps is not rotated: take compression.rotation = 0")
-    is_told = compression.source is Source.STAT or compression.fine_bits > 0 or compression.rotation > 0
-    if compression.per_channel and (compression.scheme is not Scheme.SCALAR or is_told):
-        raise InvalidParameters(
-            "compression.per_channel takes scales from a sample of the tensors themselves: take compression.scheme = "
-            "'sq' with the calibration 'public', 'mock' or 'agg', without rotation and fine_bits"
-        )
+    require_codes(compression, protocol)
 
 
 def _require_whole_updates(run: Configuration) -> None:
