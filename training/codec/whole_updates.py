@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from secagg.compression.cohort_bits import kept_for, places_for
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.known_lengths import KnownLengths, block_size_for
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.model_update.told_scales import encode_scales
 from secagg.compression.outside import Factory, OutsideScheme, outside_factory
-from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS, PeakCode, length_levels, level_votes, norm_levels
+from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS, PeakCode, level_votes, norm_levels
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.compression.sketch import Sketch, sketch_ring
@@ -42,11 +43,6 @@ UPDATE: Final = "secagg/update"
 NORMS: Final = "secagg/norms"
 """The name of what clients tell of their lengths."""
 _FRACTION_BITS: Final = 20
-_LEAST_NORM: Final = 2.0**-40
-"""What is taken for a length of zero, which nothing can be relative to."""
-_ROUNDING: Final = 1e-9
-"""Of shares of a weight."""
-_BLOCK_SIZE: Final = 1024
 _SCALE_BYTES: Final = 4
 
 Vector = npt.NDArray[np.float32]
@@ -66,15 +62,13 @@ class WholeUpdates:
     made_by: Factory | None = None
     """Makes the scheme of each round, where it is neither peak code nor sketch."""
     current: ModelUpdate | None = field(default=None, init=False)
-    _tensor_norms: tuple[float, ...] | None = field(default=None, init=False)
-    """Of each tensor, as long as the clients said last time that they were asked."""
-    _common: float | None = field(default=None, init=False)
-    """The mean length of the scaled updates of the round before."""
+    _known: KnownLengths = field(init=False)
     _round: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if self.settings.scheme is Scheme.OUTSIDE:
             self.made_by = outside_factory(self.settings.outside)
+        self._known = KnownLengths(sizes=self._sizes)
         self._made(0)
 
     @property
@@ -86,9 +80,9 @@ class WholeUpdates:
         """Return the codec of a round; nothing is calibrated on anybody's update."""
         self._round = round_number
         self.current = self._made(round_number)
-        told = [] if self._common is None else [self._common]
+        told = [] if self._known.common is None else [self._known.common]
         if round_number % self.settings.refresh == min(1, self.settings.refresh - 1):
-            told += self._tensor_norms or ()
+            told += self._known.tensors or ()
         return RoundCodec(
             update=self.current,
             is_fresh=True,
@@ -113,12 +107,9 @@ class WholeUpdates:
         vector = self._joined(update)
         if self.made_by is not None or self._is_fixed:
             return self.codec.encode({UPDATE: vector}, coins)
-        rotation = self._rotation(self._round)
-        told = [rotation.norm(vector)]
-        if self._is_refreshed(self._round):
-            told += rotation.norms(vector)
-        relative = np.array(told, dtype=np.float32) / self._references(self._round)
-        norms = self._votes(relative) if self._is_median else relative[:, np.newaxis]
+        is_refreshed = self._is_refreshed(self._round)
+        relative = self._known.told(self._rotation(self._round), vector, with_tensors=is_refreshed)
+        norms = self._known.votes(relative) if self._is_median else relative[:, np.newaxis]
         return self.codec.encode({UPDATE: vector, NORMS: norms.astype(np.float32)}, coins)
 
     def decode(self, aggregate: Aggregate) -> dict[str, Vector]:
@@ -128,18 +119,13 @@ class WholeUpdates:
         if self._is_fixed:
             vector *= np.float32(self.settings.length)
         elif self.made_by is None:
-            references, told = self._references(self._round), mean[NORMS].astype(np.float64)
-            relative = self._middle(told) if self._is_median else told[:, 0]
-            norms = np.maximum(relative * references, _LEAST_NORM).tolist()
+            told = mean[NORMS].astype(np.float64)
+            relative = self._known.middle(told) if self._is_median else told[:, 0]
             # The common length of the round before is in the codec, where there is one.
-            if not self._is_common:
-                vector *= np.float32(norms[0])
-            self._common, of_tensors = float(norms[0]), tuple(norms[1:])
-            if of_tensors:
-                self._tensor_norms = of_tensors
-                # From the next round on, lengths are those under the new scales.
-                before, after = self._rotation(self._round).scales, square_root_scales(self._sizes, of_tensors)
-                self._common *= _scaled(of_tensors, after) / _scaled(of_tensors, before)
+            is_common = self._is_common
+            length, self._known = self._known.after(relative, self._rotation(self._round))
+            if not is_common:
+                vector *= np.float32(length)
         return self._parted(vector)
 
     # --- Storing --------------------------------------------------------------------------------------------------
@@ -147,16 +133,19 @@ class WholeUpdates:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything that a resumed run needs, as arrays; codecs are made anew from it."""
         stored = dict[str, npt.NDArray[Any]]()
-        if self._common is not None:
-            stored["common"] = np.array([self._common])
-        if self._tensor_norms is not None:
-            stored["norms"] = np.array(self._tensor_norms)
+        if self._known.common is not None:
+            stored["common"] = np.array([self._known.common])
+        if self._known.tensors is not None:
+            stored["norms"] = np.array(self._known.tensors)
         return stored
 
     def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what ``state`` returned."""
-        self._common = float(stored["common"][0]) if "common" in stored else None
-        self._tensor_norms = tuple(stored["norms"].tolist()) if "norms" in stored else None
+        self._known = KnownLengths(
+            sizes=self._sizes,
+            common=float(stored["common"][0]) if "common" in stored else None,
+            tensors=tuple(stored["norms"].tolist()) if "norms" in stored else None,
+        )
 
     # --- Private --------------------------------------------------------------------------------------------------
 
@@ -166,7 +155,7 @@ class WholeUpdates:
 
     @property
     def _is_common(self) -> bool:
-        return self.settings.told is Lengths.COMMON and self._common is not None
+        return self.settings.told is Lengths.COMMON and self._known.common is not None
 
     @property
     def _is_median(self) -> bool:
@@ -177,35 +166,9 @@ class WholeUpdates:
         """Whether clients tell nothing beside their updates."""
         return self.settings.told is Lengths.FIXED and self.made_by is None
 
-    def _votes(self, relative: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-        """Return one row for each length, with a one at the nearest level."""
-        levels = np.log2(length_levels(references=self._is_informed))
-        at = np.abs(np.log2(np.maximum(relative, _LEAST_NORM))[:, np.newaxis] - levels).argmin(axis=1)
-        votes: npt.NDArray[np.float32] = np.eye(len(levels), dtype=np.float32)[at]
-        return votes
-
-    def _middle(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the middle level of each row of shares; between two, where half of the weight is on each side."""
-        levels, below = length_levels(references=self._is_informed), np.cumsum(shares, axis=1)
-        lower, upper = ((below >= half).argmax(axis=1) for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING))
-        middle: npt.NDArray[np.float64] = np.sqrt(levels[lower] * levels[upper])
-        return middle
-
     def _is_refreshed(self, round_number: int) -> bool:
         """Whether clients tell in a round how long each tensor is."""
-        return round_number % self.settings.refresh == 0 or self._tensor_norms is None
-
-    def _references(self, round_number: int) -> npt.NDArray[np.float64]:
-        """Return what lengths are told relative to: those that are known, and ones in the first round."""
-        if not self._is_informed:
-            return np.ones(1)
-        known = (self._common or 0.0, *((self._tensor_norms or ()) if self._is_refreshed(round_number) else ()))
-        return np.array([max(length, _LEAST_NORM) for length in known])
-
-    @property
-    def _is_informed(self) -> bool:
-        """Whether a round was decoded; all lengths are known from then on."""
-        return self._common is not None and self._tensor_norms is not None
+        return round_number % self.settings.refresh == 0 or self._known.tensors is None
 
     def _stream(self, round_number: int) -> PublicStream:
         return PublicStream(seed=self.seed, round_number=round_number, tensor_name=UPDATE, shape=(self.values,))
@@ -215,10 +178,7 @@ class WholeUpdates:
         if current is not None and current.epoch == round_number:
             scheme = current.tensors[0].scheme
             return cast("PeakCode | Sketch", scheme).rotation
-        known = self._tensor_norms
-        scales = () if known is None else square_root_scales(self._sizes, known)
-        size = _block_size(self.values)
-        return JoinedRotation(stream=self._stream(round_number), sizes=self._sizes, scales=scales, block_size=size)
+        return self._known.rotation(self._stream(round_number))
 
     def _made(self, round_number: int) -> ModelUpdate:
         shape = (self.values,)
@@ -240,11 +200,11 @@ class WholeUpdates:
         return ModelUpdate(
             tensors=tuple(tensors),
             epoch=round_number,
-            source=CalibrationSource.NONE if self._common is None else CalibrationSource.PREVIOUS_AGGREGATE,
+            source=CalibrationSource.NONE if self._known.common is None else CalibrationSource.PREVIOUS_AGGREGATE,
         )
 
     def _direction(self, rotation: JoinedRotation) -> LinearDecoder[Any]:
-        settings, unit = self.settings, self._common if self._is_common and self._common is not None else 1.0
+        settings, unit = self.settings, (self._known.common or 1.0) if self._is_common else 1.0
         if settings.scheme is Scheme.PEAK:
             places = settings.places or min(places_for(self.cohort, settings.cohort_bits), MOST_SUMMED_PLACES)
             return PeakCode(rotation=rotation, places=places, unit=unit)
@@ -257,7 +217,7 @@ class WholeUpdates:
         if self._is_median:
             return level_votes(count)
         if self.settings.scheme is Scheme.PEAK:
-            return norm_levels(count, references=self._is_informed)
+            return norm_levels(count, references=self._known.is_informed)
         steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
         return FixedPoint(
             length=count,
@@ -281,18 +241,9 @@ def rounded_factory(*, clip: float, modulus_bits: int, noise_share: float) -> Fa
 
     def made(*, values: int, cohort: int, seed: bytes, epoch: int) -> RoundedRotation:
         stream = PublicStream(seed=seed, round_number=epoch, tensor_name=UPDATE, shape=(values,))
-        rotation = JoinedRotation(stream=stream, block_size=_block_size(values))
+        rotation = JoinedRotation(stream=stream, block_size=block_size_for(values))
         return RoundedRotation.planned(
             rotation, clip=clip, modulus_bits=modulus_bits, clients=cohort, noise_share=noise_share
         )
 
     return made
-
-
-def _block_size(values: int) -> int:
-    return min(_BLOCK_SIZE, 1 << max(1, (values - 1).bit_length()))
-
-
-def _scaled(norms: tuple[float, ...], scales: tuple[float, ...]) -> float:
-    """Return the length of tensors of these lengths, each divided by its scale."""
-    return math.hypot(*(norm / scale for norm, scale in zip(norms, scales, strict=True)))
