@@ -25,7 +25,7 @@ BUDGETS = {
     "secagg/privacy": 1_300,
     "secagg/session": 2_590,
     "secagg/conformance": 2_150,
-    "compression": 4_800,
+    "compression": 4_890,
     "protocols/pairwise_mask": 7_350,
     "protocols/enclave": 6_560,
     "protocols/two_servers": 8_900,
