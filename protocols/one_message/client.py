@@ -17,6 +17,7 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Subject
 
 from .configuration import Agreement, Offer, SumTerms, noise_of
@@ -55,6 +56,7 @@ class Client(Confined):
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
         noise: NoiseSettings = NO_NOISE,
+        privacy: PrivacyLedger | None = None,
     ) -> None:
         """Prepare to take part.
 
@@ -64,6 +66,7 @@ class Client(Confined):
             clock: the client's own, with a time zone.
             signing_key: with its certificate, in ``active`` mode.
             noise: what this client adds to every update; an offer that says otherwise is refused.
+            privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
@@ -74,6 +77,7 @@ class Client(Confined):
         self.client = client
         self._floors, self._ledger, self._coins, self._clock = floors, ledger, coins, clock
         self._signing_key, self._certificate, self._noise = signing_key, certificate, noise
+        self._privacy = privacy
 
     def upload(self, offer: bytes, subject: Subject, update: LateUpdate) -> bytes:
         """Answer an offer; the same offer gets the same bytes again.
@@ -92,12 +96,16 @@ class Client(Confined):
         noise = noise_of(agreement.configuration, self._noise)
         if (sent := self._ledger.sent_for(offer)) is not None:
             return sent
+        if self._privacy is not None:
+            self._privacy.require_room(noise)
         self._ledger.charge(agreement.configuration.task, agreement.record.number, terms.round_number)
         made = update.take()
         _require_fits(agreement, terms, made.payload, made.model_digest, made.weight)
         self._floors.admit(agreement, self._clock())
         # Coins that another update, weight or sum would not have, and nobody without the key.
         about = (terms.digest, self._ledger.spend(made.payload), made.weight.to_bytes(8, "big"))
+        if self._privacy is not None:
+            self._privacy.charge(noise)
         own = agreement.sign(self._signing_key, Label.ONE_MESSAGE_HEDGE, *about)
         with HedgedCoins(self._coins, agreement.t0, self.client.encode(), *about, own) as coins:
             payload = made.payload if noise is None else noise.add_to(made.payload, coins)

@@ -12,6 +12,7 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.privacy.budgeted_noise import BudgetedNoise
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.session.costs import ONE_IN, Costs, Work
@@ -109,7 +110,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneMessageSettings(NoiseSettings):
+class OneMessageSettings(BudgetedNoise):
     """What an epoch and its sums are planned for."""
 
     suite: Suite = Suite.CLASSIC

@@ -13,6 +13,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import new_signing_key
@@ -66,6 +67,7 @@ class OneMessageSimulation(Confined):
         self._authority = self._key()
         self._holder_keys = [self._key() for _ in range(settings.holders)]
         self._client_keys = dict[ClientId, SigningKey]()
+        self._privacy = PrivacyLedgers(settings.budget)
         self._ledgers = dict[tuple[ClientId, bytes], Ledger]()
         self._holders, self._number, self._bytes = list[Holder](), 0, 0
         self._record: EpochRecord | None = None
@@ -167,6 +169,7 @@ class OneMessageSimulation(Confined):
             signing_key=key,
             certificate=certificate,
             noise=self._settings,
+            privacy=self._privacy.of(client),
         )
 
     @property

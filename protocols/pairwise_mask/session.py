@@ -16,6 +16,7 @@ from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, ClientNoise, NoiseSettings
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
+from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 
 from .client import Client
@@ -240,6 +241,7 @@ class PairwiseMember(Confined):
         latch: Latch | None = None,
         threads: int = 1,
         noise: NoiseSettings = NO_NOISE,
+        privacy: PrivacyLedger | None = None,
     ) -> None:
         """Prepare to join sessions.
 
@@ -249,8 +251,9 @@ class PairwiseMember(Confined):
                 returns, as ``RoundLedger.charge`` is.
             latch: where suspended sessions are numbered; without one a session cannot be suspended.
             noise: what this client adds to every update; an offer that says otherwise is refused.
+            privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
         """
-        self.client, self.charge, self.latch, self.noise = client, charge, latch, noise
+        self.client, self.charge, self.latch, self.noise, self._privacy = client, charge, latch, noise, privacy
         self._floors, self._coins, self._threads = floors, coins, threads
         self._authority, self._signing_key, self._certificate = authority, signing_key, certificate
 
@@ -266,21 +269,28 @@ class PairwiseMember(Confined):
         """Return what a session of this subject has to be about, this client's noise included."""
         return terms_of(subject, self.noise, self._floors.assumed_corrupted)
 
-    def require_noise(self, configuration: SessionConfiguration) -> ClientNoise | None:
-        """Return this client's noise in a session, if it adds any.
+    def require_noise(self, configuration: SessionConfiguration) -> None:
+        """Refuse a session that does not go together with this client's noise, or that its budget does not pay for.
 
         Raises:
-            InvalidParameters, CapacityExceeded: its noise and the session do not go together.
+            InvalidParameters, CapacityExceeded: saying what to change.
         """
-        return noise_of(configuration, self.noise, self._floors.assumed_corrupted)
+        noise = self._noise_of(configuration)
+        if self._privacy is not None:
+            self._privacy.require_room(noise)
 
     def noised(self, payload: Payload, configuration: SessionConfiguration) -> Payload:
         """Return what is masked: with noise, the clipped values and this client's share of it, drawn once.
 
         Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
         """
-        noise = self.require_noise(configuration)
+        noise = self._noise_of(configuration)
+        if self._privacy is not None:
+            self._privacy.charge(noise)
         return payload if noise is None else noise.add_to(payload, self._coins)
+
+    def _noise_of(self, configuration: SessionConfiguration) -> ClientNoise | None:
+        return noise_of(configuration, self.noise, self._floors.assumed_corrupted)
 
     def _client(self, session: PairwiseClientSession, subject: Subject, suspended: Secret | None) -> Client:
         if suspended is None:

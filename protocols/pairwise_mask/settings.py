@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import SecurityMode, Suite
+from secagg.privacy.budgeted_noise import BudgetedNoise
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.roles import Subject
 
@@ -18,7 +19,7 @@ from .thresholds import CORRECTNESS_BITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairwiseSettings(NoiseSettings):
+class PairwiseSettings(BudgetedNoise):
     """What a session is planned for; ``plan_session`` says what each number means."""
 
     mode: SecurityMode = SecurityMode.ACTIVE

@@ -10,6 +10,7 @@ from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode
 from secagg.session.latch import MemoryLatch
+from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
@@ -64,6 +65,7 @@ class PairwiseSimulation(Confined):
         self._settings, self._coins, self._threads = settings, coins, threads
         self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
         self._latch = MemoryLatch()
+        self._privacy = PrivacyLedgers(settings.budget)
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PairwiseServerSession:
         """Begin a session."""
@@ -95,6 +97,7 @@ class PairwiseSimulation(Confined):
             latch=self._latch,
             threads=self._threads,
             noise=settings,
+            privacy=self._privacy.of(client),
         )
 
     @property

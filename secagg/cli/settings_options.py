@@ -13,6 +13,7 @@ from secagg.session.settings import chosen_settings, known_settings, parsed
 SHORT: Final[Mapping[str, str]] = {
     "mode": "mode",
     "noise": "noise_multiplier",
+    "epsilon": "budget_epsilon",
     "graph": "topology",
     "corrupted": "corrupted",
     "depth": "depth",

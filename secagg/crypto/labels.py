@@ -87,6 +87,7 @@ class Label(Enum):
     SPENT_VALUES = b"secagg/1/spent-values"
     SPENT_TASK = b"secagg/1/spent-task"
     SPENT_LINK = b"secagg/1/spent-link"
+    PRIVACY_OWNER = b"secagg/1/privacy-owner"
     ONE_HOT_STATEMENT = b"secagg/1/one-hot-statement"
     ONE_HOT_MASKS = b"secagg/1/one-hot-masks"
     ONE_HOT_POLYNOMIAL = b"secagg/1/one-hot-polynomial"

@@ -113,6 +113,17 @@ class NewestEpoch:
             replace(self._path, str(number).encode())
 
 
+def privacy_file(public_key: bytes) -> Path:
+    """Return where a client with a key keeps what it has spent of its privacy budget.
+
+    Raises:
+        InvalidParameters: others may look into its folder.
+    """
+    folder = _durable_folder()
+    require_own_folder(folder)
+    return folder / f"{public_key.hex()}.privacy"
+
+
 def _require_open(spent: SpentUpdates, task: bytes, number: int) -> None:
     if number <= spent.last(task):
         raise PeerMisbehaved(

@@ -15,8 +15,11 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
+from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
+from secagg.session.privacy_ledger import PrivacyLedger
 
+from .charges import privacy_file
 from .keys.identities import ClientIdentity, client_file, load_identity
 from .noise import noise_settings
 from .settings import MODES, NOISED, PREFIX, PROTOCOLS, SUITES
@@ -33,7 +36,7 @@ _LOWERED: Final = ("maximum_population", "maximum_weight")
 _NARROWED: Final = ("protocols", "modes", "suites")
 _NAMED: Final = ("identity", "enclave_policy", "servers")
 """Files of the node's own, which take the place of those in the app."""
-_NOISE: Final = ("noise", "norm")
+_NOISE: Final = ("noise", "norm", "epsilon", "delta")
 _ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")
 
 
@@ -65,6 +68,9 @@ class NodeSettings:
     noise: float = 0.0
     norm: float = 0.0
     """What this client adds its share of, and clips to; a session with other noise, or with none, is refused."""
+    epsilon: float = 0.0
+    delta: float = 1e-6
+    """What all sums together may cost this client that it is ever in; 0 for any number of sums."""
 
     def raised_by(self, node_config: Mapping[str, Any]) -> NodeSettings:
         """Return the stricter of these floors and those of the node.
@@ -146,6 +152,27 @@ class NodeSettings:
                 reason=Reason.BELOW_FLOOR,
             )
         return noise_settings(self.noise, self.norm, update)
+
+    def privacy_ledger(self, public_key: bytes | None) -> PrivacyLedger | None:
+        """Return what this client has spent of its budget, over all runs; None where it has none.
+
+        Args:
+            public_key: what the client is known by; None for a node without a key.
+        Raises:
+            InvalidParameters: the budget is none, there is no noise that it could pay for, or nothing to keep it under.
+        """
+        if not self.epsilon:
+            return None
+        budget = PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
+        if not self.noise:
+            raise InvalidParameters(f"{PREFIX}epsilon stands beside {PREFIX}noise = 0: {NOT_NOISED}")
+        if public_key is None:
+            raise InvalidParameters(
+                f"{PREFIX}epsilon is for all runs that a client is ever in, and this one has no key that it is known "
+                f"by: take {PREFIX}mode = 'active' or one message, or take the budget away",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return PrivacyLedger(budget, owner=public_key, path=privacy_file(public_key))
 
     def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
         """Read this client's key file.

@@ -200,6 +200,7 @@ def member(side: NodeSide) -> OneMessageMember:
             signing_key=identity.signing_key,
             certificate=identity.certificate,
             noise=side.noise,
+            privacy=side.privacy,
         )
 
     holdings = Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins)

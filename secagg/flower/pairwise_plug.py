@@ -77,6 +77,7 @@ def member(side: NodeSide) -> PairwiseMember:
         certificate=identity.certificate if identity else None,
         latch=FileLatch(side.latches),
         noise=side.noise,
+        privacy=side.privacy,
     )
 
 

@@ -19,6 +19,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.session.certificates import Certificate
+from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find
 from secagg.session.roles import Member, ServerSession, Subject
 
@@ -87,6 +88,8 @@ class NodeSide:
     """The folder for what a node that holds must not forget."""
     noise: NoiseSettings
     """What this client adds to every update, and insists on."""
+    privacy: PrivacyLedger | None
+    """What it has spent of its budget, where it has one."""
     coins: Coins
     clock: Clock
 

@@ -77,26 +77,82 @@ def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta:
         raise InvalidParameters("a release has at least one part")
     for part in parts:
         require_variance(part.variance, kind)
+    return loss_of(kind, parts).times(releases).epsilon(delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A bound of the Rényi divergences of releases that one client is in: the sum of a line and a line that ends.
+
+    At the order a it is ``a slope + min(a more + offset, most)``; the second part is that of Skellam noise, and holds
+    at whole orders. The bounds of releases that are seen together add up.
+    """
+
+    slope: float
+    more: float = 0.0
+    offset: float = 0.0
+    most: float = 0.0
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """What it consists of."""
+        return self.slope, self.more, self.offset, self.most
+
+    def at(self, order: float) -> float:
+        """Return the bound at an order above 1."""
+        return order * self.slope + min(order * self.more + self.offset, self.most)
+
+    def __add__(self, other: Loss) -> Loss:
+        """Return the bound of both together, rounded up."""
+        return Loss(*(_rounded_up(Fraction(a) + Fraction(b)) for a, b in zip(self.numbers, other.numbers, strict=True)))
+
+    def times(self, factor: int | Fraction) -> Loss:
+        """Return the bound of so many releases alike, or of a share of one, rounded up."""
+        return Loss(*(_rounded_up(Fraction(one) * factor) for one in self.numbers))
+
+    def epsilon(self, delta: float) -> float:
+        """Return what it is worth at a delta.
+
+        Raises:
+            InvalidParameters: the extra ``dp`` is not installed.
+        """
+        orders = _WHOLE_ORDERS if self.most else _REAL_ORDERS
+        convert: Callable[..., tuple[float, float]] = _load("dp_accounting.rdp").compute_epsilon
+        return float(convert(orders, [self.at(order) for order in orders], delta)[0])
+
+
+NO_LOSS: Final = Loss(0.0)
+
+
+def loss_of(kind: NoiseKind, parts: Sequence[ReleasePart]) -> Loss:
+    """Return the loss of one release of some parts, which one client can all move."""
     match kind:
         case NoiseKind.DISCRETE_GAUSSIAN:
-            return _epsilon_of_gaussian(parts, releases, delta)
+            return Loss(_rounded_up(sum((rho_of_part(part) for part in parts), Fraction(0))))
         case NoiseKind.SKELLAM:
-            losses = [releases * sum(skellam_loss(order, part) for part in parts) for order in _WHOLE_ORDERS]
-            convert: Callable[..., tuple[float, float]] = _load("dp_accounting.rdp").compute_epsilon
-            return float(convert(_WHOLE_ORDERS, losses, delta)[0])
+            return sum((_loss_of_skellam(part) for part in parts), NO_LOSS)
 
 
 def skellam_loss(order: int, part: ReleasePart) -> float:
-    """Return a bound of the Rényi divergence of a whole order above 1 between a part's Skellam noise and it shifted.
+    """Return a bound of the Rényi divergence of a whole order above 1 between a part's Skellam noise and it shifted."""
+    if type(order) is not int or order < 2:  # noqa: PLR2004 -- the least order
+        raise InvalidParameters(f"the bound is used at whole orders from 2 on; got {order!r}")
+    return _loss_of_skellam(part).at(order)
+
+
+def _loss_of_skellam(part: ReleasePart) -> Loss:
+    """Return the loss of one part.
 
     Implements: [AKL21], its bound with a scale of 1: a D2^2 / (2 v) + min(((2 a - 1) D2^2 + 6 D1) / (4 v^2),
         3 D1 / (2 v)) for an order a and a variance v.
     """
-    if type(order) is not int or order < 2:  # noqa: PLR2004 -- the least order
-        raise InvalidParameters(f"the bound is used at whole orders from 2 on; got {order!r}")
     square, absolute, variance = part.l2_squared, part.l1_bound, part.variance
-    correction = min(((2 * order - 1) * square + 6 * absolute) / (4 * variance**2), 3 * absolute / (2 * variance))
-    return _rounded_up(order * square / (2 * variance) + correction)
+    return Loss(
+        _rounded_up(square / (2 * variance)),
+        _rounded_up(square / (2 * variance**2)),
+        _rounded_up((6 * absolute - square) / (4 * variance**2)),
+        _rounded_up(3 * absolute / (2 * variance)),
+    )
 
 
 def gap_of_sum(variance: Fraction, summands: int) -> float:
@@ -122,17 +178,9 @@ def rho_of_part(part: ReleasePart) -> Fraction:
     return Fraction(_rounded_up(Fraction(least) * (1 + _FLOAT_ERROR))) / 2
 
 
-def _epsilon_of_gaussian(parts: Sequence[ReleasePart], releases: int, delta: float) -> float:
-    accounting, rdp = _load("dp_accounting"), _load("dp_accounting.rdp")
-    rho = sum((rho_of_part(part) for part in parts), Fraction(0))
-    # The accountant's own neighbours matter to sampling alone; here they are in the sensitivities.
-    accountant = rdp.RdpAccountant(_REAL_ORDERS)
-    accountant.compose(accounting.ZCDpEvent(rho=_rounded_up(rho)), releases)
-    return float(accountant.get_epsilon(delta))
-
-
 def _rounded_up(value: Fraction) -> float:
-    return nextafter(float(value), inf)
+    rounded = float(value)
+    return rounded if rounded >= value else nextafter(rounded, inf)
 
 
 def _load(name: str) -> ModuleType:

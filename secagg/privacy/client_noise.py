@@ -26,7 +26,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 
-from .accounting import ReleasePart, epsilon, gap_of_sum
+from .accounting import NO_LOSS, Loss, ReleasePart, epsilon, gap_of_sum, loss_of
+from .budget import NOT_NOISED, PrivacyBudget
 from .noise import GREATEST_VARIANCE, LEAST_VARIANCE, NoiseKind, require_variance
 from .noise_table import add_noise_into
 from .norm import clip_into
@@ -87,12 +88,22 @@ class NoiseSettings:
             CapacityExceeded: a ring does not hold a sum with its noise; the message names a multiplier that fits.
         """
         if self.noise_multiplier is None:
+            if self.budget is not None:
+                raise InvalidParameters(NOT_NOISED)
             return None
         if maximum_weight != 1:
             raise InvalidParameters(
                 "with noise every client weighs 1: take maximum_weight = 1, and scale updates instead"
             )
-        return ClientNoise(self, layout, minimum_cohort, corrupted, capacity)
+        noise = ClientNoise(self, layout, minimum_cohort, corrupted, capacity)
+        if self.budget is not None:
+            self.budget.require_room(NO_LOSS, 0, noise.loss(self.budget.adjacency), noise.multiplier)
+        return noise
+
+    @property
+    def budget(self) -> PrivacyBudget | None:
+        """What a client may spend, where these settings say that."""
+        return None
 
 
 NO_NOISE: Final = NoiseSettings()
@@ -163,7 +174,10 @@ class ClientNoise:
 
     @property
     def _squared(self) -> list[int]:
-        return [of_vector(bound, 1, self.settings.adjacency) for bound in self.settings.l2_bounds]
+        return self._squared_for(self.settings.adjacency)
+
+    def _squared_for(self, adjacency: Adjacency) -> list[int]:
+        return [of_vector(bound, 1, adjacency) for bound in self.settings.l2_bounds]
 
     @property
     def variances(self) -> tuple[Fraction, ...]:
@@ -191,9 +205,20 @@ class ClientNoise:
             add_noise_into(vector, segment.ring, self.settings.noise_kind, variance / self.honest, coins)
         return Payload(self.layout, tuple(noised))
 
+    def loss(self, adjacency: Adjacency) -> Loss:
+        """Return what one sum costs a client that is in it, with neighbours of its own choice."""
+        return loss_of(self.settings.noise_kind, self.parts_for(adjacency))
+
     @property
     def parts(self) -> tuple[ReleasePart, ...]:
-        """What an accountant is told: the variance at the least number of contributors, the gap at the greatest."""
+        """What an accountant is told, with the neighbours that the noise is made for."""
+        return self.parts_for(self.settings.adjacency)
+
+    def parts_for(self, adjacency: Adjacency) -> tuple[ReleasePart, ...]:
+        """Return what an accountant is told: the variance at the least number of contributors, the gap at the greatest.
+
+        The noise is what it is; an adjacency says how far a client moves the sum under it.
+        """
         is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN and self.capacity > 1
         return tuple(
             ReleasePart(
@@ -203,7 +228,9 @@ class ClientNoise:
                 gap=gap_of_sum(variance / self.honest, self.capacity) if is_summed else 0.0,
                 length=segment.length,
             )
-            for segment, squared, variance in zip(self.segments, self._squared, self.variances, strict=True)
+            for segment, squared, variance in zip(
+                self.segments, self._squared_for(adjacency), self.variances, strict=True
+            )
         )
 
     def epsilon(self, delta: float, releases: int = 1) -> float:
@@ -244,6 +271,8 @@ class ClientNoise:
                 f"warning: noise drowns the model, {energy:.3g} being above {MOST_NOISE}: take about "
                 f"{clients_for(self.capacity, energy):,} clients, fewer values or less noise"
             )
+        if (budget := self.settings.budget) is not None:
+            lines.append(budget.sentence(self.loss(budget.adjacency)))
         return lines
 
     # --- Private --------------------------------------------------------------------------------------------------

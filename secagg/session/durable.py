@@ -63,6 +63,13 @@ def claim(descriptor: int, refusal: str) -> None:
         raise InvalidParameters(refusal) from None
 
 
+def hold(descriptor: int) -> None:
+    """Lock a file until it is closed, and wait for another process to close it, which should be soon."""
+    import fcntl  # noqa: PLC0415 -- as in claim
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 def erase(path: Path) -> None:
     """Overwrite a file with zeros and remove it, if it is there; what the file system keeps of it is beyond reach."""
     if not path.exists():

@@ -17,17 +17,17 @@ from typing import Final
 from secagg.contract import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
-from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import Misuse, PeerMisbehaved, Reason
 from secagg.wire import MessageKind, Writer
 
-from .durable import claim, sync_folder
+from .chained_file import ChainedFile
+from .durable import claim
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
 """In the place of a model that nobody names."""
 _NUMBER_BYTES: Final = 8
 _BODY_BYTES: Final = DIGEST_BYTES + _NUMBER_BYTES + DIGEST_BYTES + DIGEST_BYTES
-_RECORD_BYTES: Final = _BODY_BYTES + DIGEST_BYTES
 _HEADER: Final = Writer(MessageKind.SPENT_UPDATES).finish()
 
 
@@ -64,9 +64,6 @@ class Spent:
 class SpentUpdates(Confined):
     """The uploads of one client, in memory or in a file; what ``charge`` did is durable when it returns.
 
-    The file is appended to. Each record holds the digest of all before it, so that none can be taken out or changed. A
-    last record that is cut is one whose upload was never sent, and is dropped.
-
     Security: the file is this user's alone, because a digest of an update lets whoever has it test guesses. A machine
         that is restored from a snapshot takes the file back with it, which nothing in it can notice.
     """
@@ -83,10 +80,9 @@ class SpentUpdates(Confined):
         self._count = dict[bytes, int]()
         self._known = dict[bytes, tuple[bytes, int]]()
         """By the digest of values or of a model, the digest of the task and the number."""
-        self._link = hashlib.sha256(bind(Label.SPENT_LINK, _HEADER)).digest()
         self._process = os.getpid()
         """A fork has the lock of the file too, and knows nothing of what this process writes."""
-        self._descriptor = None if path is None else self._opened(path)
+        self._file = None if path is None else self._opened(path)
 
     def last(self, task: bytes) -> int:
         """Return the greatest number of a task; -1 if nothing was uploaded for it."""
@@ -136,16 +132,15 @@ class SpentUpdates(Confined):
         if len(spent.values) != DIGEST_BYTES or len(spent.model) != DIGEST_BYTES:
             raise Misuse(f"an upload is known by digests of {DIGEST_BYTES} bytes")
         with self._lock:
-            if self._descriptor is not None and self._process != os.getpid():
+            if self._file is not None and self._process != os.getpid():
                 raise Misuse("this ledger was forked into another process; open one of its own there")
             if not is_repeat_allowed:
                 self.require_new(spent)
             self._require_next(spent, is_repeat_allowed=is_repeat_allowed, maximum=maximum)
             body = spent.encode()
-            link = self._next_link(body)
-            if self._descriptor is not None:
-                self._append(self._descriptor, body + link)
-            self._remember(body, link)
+            if self._file is not None:
+                self._file.append(body)
+            self._remember(body)
 
     def _require_next(self, spent: Spent, *, is_repeat_allowed: bool, maximum: int | None) -> None:
         last = self.last(spent.task)
@@ -163,64 +158,25 @@ class SpentUpdates(Confined):
     def close(self) -> None:
         """Let another process use the file; this object charges nothing more."""
         with self._lock:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            if self._file is not None:
+                self._file.close()
 
-    def _opened(self, path: Path) -> int:
+    def _opened(self, path: Path) -> ChainedFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             claim(descriptor, f"{path} is the ledger of a process that runs; end that one first")
-            self._read(descriptor, path)
+            file = ChainedFile(descriptor, path, header=_HEADER, body_bytes=_BODY_BYTES)
+            for body in file.bodies():
+                self._remember(body)
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor
+        return file
 
-    def _read(self, descriptor: int, path: Path) -> None:
-        stored = path.read_bytes()
-        if len(stored) < len(_HEADER) and _HEADER.startswith(stored):
-            os.write(descriptor, _HEADER)
-            os.fsync(descriptor)
-            sync_folder(path.parent)
-            return
-        if not stored.startswith(_HEADER):
-            raise MalformedMessage(f"{path} is no ledger of uploads; name another file", reason=Reason.NOT_CANONICAL)
-        whole = len(stored) - (len(stored) - len(_HEADER)) % _RECORD_BYTES
-        for start in range(len(_HEADER), whole, _RECORD_BYTES):
-            body, link = stored[start : start + _BODY_BYTES], stored[start + _BODY_BYTES : start + _RECORD_BYTES]
-            if link != self._next_link(body):
-                raise MalformedMessage(
-                    f"record {(start - len(_HEADER)) // _RECORD_BYTES} of {path} was changed; what this client has "
-                    "uploaded is not known any more, so give it a new identity",
-                    reason=Reason.NOT_CANONICAL,
-                )
-            self._remember(body, link)
-        os.ftruncate(descriptor, whole)
-        os.lseek(descriptor, whole, os.SEEK_SET)
-
-    @staticmethod
-    def _append(descriptor: int, record: bytes) -> None:
-        """Write a record whole or not at all, as far as this process can see to that."""
-        before = os.lseek(descriptor, 0, os.SEEK_CUR)
-        rest = memoryview(record)
-        try:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, before)
-            os.lseek(descriptor, before, os.SEEK_SET)
-            raise
-
-    def _next_link(self, body: bytes) -> bytes:
-        return hashlib.sha256(bind(Label.SPENT_LINK, self._link, body)).digest()
-
-    def _remember(self, body: bytes, link: bytes) -> None:
+    def _remember(self, body: bytes) -> None:
         task, rest = body[:DIGEST_BYTES], body[DIGEST_BYTES:]
         number = int.from_bytes(rest[:_NUMBER_BYTES], "big")
         values, model = rest[_NUMBER_BYTES : _NUMBER_BYTES + DIGEST_BYTES], rest[_NUMBER_BYTES + DIGEST_BYTES :]
-        self._link = link
         self._last[task] = max(number, self._last.get(task, -1))
         self._count[task] = self._count.get(task, 0) + 1
         self._known.setdefault(values, (task, number))

@@ -85,6 +85,20 @@ def test_a_sum_with_noise_is_as_near_as_its_noise_reaches(report_of: Report, pro
     assert report["sum is exact"] is True
 
 
+@pytest.mark.parametrize("protocol", ["pairwise", "one-message"])
+def test_a_budget_says_for_how_many_sums_it_is_and_refuses_the_first_that_passes_it(
+    report_of: Report, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+    options = ("--protocol", protocol, "--compression", "none", "--noise", "2", "--set", "budget_delta=1e-5")
+    report = report_of(*options, "--epsilon", "8")
+    assert report["sum is exact"] is True
+    said = "the budget of a client, epsilon 8 at delta 1e-05, its update replaced by another, pays for 9 sums like this"
+    assert any(line.startswith(said) for line in report["description"])
+    assert main([*SMALL, *options, "--epsilon", "2"]) != 0
+    assert re.search(r"its budget is 2: its 0 uploads .* noise of 2\.\d+ times .* would fit", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("release", ["decoded-sum", "histogram"])
 @pytest.mark.parametrize("accumulation", ["direct", "oblivious"])
 def test_the_enclave_releases_what_is_asked_for(report_of: Report, release: str, accumulation: str) -> None:
@@ -183,6 +197,9 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--corrupted", "many"], "--corrupted is an integer; got 'many'"),
         (["--protocol", "enclave", "--graph", "full"], "--graph is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--mode", "active"], "--mode is not for enclave, but for pairwise"),
+        (["--protocol", "enclave", "--epsilon", "8"], "--epsilon is not for enclave, but for pairwise and one-message"),
+        (["--epsilon", "8"], "uploads nothing without noise"),
+        (["--noise", "1", "--epsilon", "0"], "budget_epsilon is above 0"),
         (["--release", "histogram"], "--release is not for pairwise, but for enclave"),
         (["--depth", "1"], "--depth is not for pairwise, but for two-servers"),
         (["--compression", "pq"], "pairwise sums no IndexSegment"),

@@ -305,6 +305,7 @@ def test_the_kinds_are_pinned() -> None:
         "ENCLAVE_INVITATION": 48,
         "TWO_SERVERS_INVITATION": 49,
         "SPENT_UPDATES": 50,
+        "PRIVACY_LEDGER": 51,
         "ONE_HOT_PROOF": 64,
         "ONE_HOT_COMMITMENT": 65,
         "ONE_HOT_OPENING": 66,

@@ -140,3 +140,47 @@ def test_an_operator_raises_noise_and_lowers_the_norm_and_nothing_else(folders: 
     assert [(one.noise, one.norm) for one in (raised, kept)] == [(3.0, 0.25), (2.0, 0.5)]
     first = lenient(folders)._settings.raised_by({"secagg-noise": 1, "secagg-norm": 1})  # noqa: SLF001
     assert (first.noise, first.norm) == (1.0, 1.0)
+
+
+# --- A client's budget ------------------------------------------------------------------------------------------------
+
+BUDGET: dict[str, Any] = {"epsilon": 5.0}
+"""Pays for three sums of this noise, and not for four."""
+
+
+def certified(folders: Path) -> dict[str, Any]:
+    return {"mode": "active", "roster": str(folders / "keys" / "roster.json")}
+
+
+def has_sum(folders: Path, number: int, client: dict[str, Any], **changes: Any) -> bool:
+    """Whether a new run of one round has a sum, with new processes of everybody, a model and updates of its own."""
+    inner = MemoryGrid(lenient(folders, **{**NOISE, **client}), adding(0.001 * number))
+    grid = of(inner, settings_of(folders, "pairwise", **{**certified(folders), **NOISE, **STEPS, **changes}))
+    try:
+        inner.round(grid, {"w": np.full((40, 50), number, dtype=np.float32)})
+    except ThresholdNotMet:
+        return False
+    return True
+
+
+def test_a_client_leaves_when_its_budget_is_spent_whatever_the_run_is(folders: Path, log: Any) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+    assert [has_sum(folders, number, BUDGET) for number in range(1, 5)] == [True, True, True, False]
+    assert f"{CLIENTS} clients left with code 'other'" in log.text, "the server is not told why"
+    assert "its 3 uploads so far have spent 4.4407, which leaves 0.559305" in log.text
+    assert has_sum(folders, 5, {"epsilon": 9.0}), "a client may raise its own budget, and what was spent stays"
+
+
+def test_a_budget_without_noise_or_without_a_key_to_keep_it_under_is_refused(folders: Path, log: Any) -> None:
+    assert not has_sum(folders, 1, {"noise": 0.0, "norm": 0.0, **BUDGET}, noise=0.0, norm=0.0)
+    assert "uploads nothing without noise" in log.text
+    assert not has_sum(folders, 1, BUDGET, mode="semi_honest", roster="")
+    assert "no key that it is known by" in log.text
+
+
+def test_an_operator_lowers_a_budget_and_does_not_raise_it(folders: Path) -> None:
+    own = lenient(folders, **NOISE, epsilon=4.0)._settings  # noqa: SLF001 -- what an operator's keys change
+    lowered = own.raised_by({"secagg-epsilon": 3.0, "secagg-delta": 1e-7})
+    kept = own.raised_by({"secagg-epsilon": 9, "secagg-delta": 0.1})
+    assert [(one.epsilon, one.delta) for one in (lowered, kept)] == [(3.0, 1e-7), (4.0, 1e-6)]
+    assert lenient(folders, **NOISE)._settings.raised_by({"secagg-epsilon": 2}).epsilon == 2.0  # noqa: SLF001

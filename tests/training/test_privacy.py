@@ -109,8 +109,8 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
         (("secagg.protocol=two-servers", "secagg.mode=ideal"), "two-servers itself would add the noise"),
         (("secagg.mode=ideal",), "take secagg.mode = 'real'"),
         (("secagg.protocol=pairwise", "compression.scheme=rotated"), "8 bits hold no sum of 6 updates"),
-        (("secagg.protocol=pairwise", "privacy.epsilon=0.1"), "would spend epsilon"),
-        (("secagg.protocol=pairwise", "privacy.epsilon=0.1", "secagg.mode=ideal"), "would spend epsilon"),
+        (("secagg.protocol=pairwise", "privacy.epsilon=0.1"), "would have spent epsilon"),
+        (("secagg.protocol=pairwise", "privacy.epsilon=0.1", "secagg.mode=ideal"), "would have spent epsilon"),
         (("secagg.every=2",), "secagg.every = 1"),
         (("local.clip=",), "set local.clip"),
         (("server.weighting=examples",), "server.weighting = 'equal'"),
@@ -219,6 +219,18 @@ def test_a_sum_of_fewer_than_shares_were_drawn_for_is_not_released(toy_run: Make
             continue
         with pytest.raises(ThresholdNotMet):
             secure_sum(run).run(due, uploads)
+
+
+def test_clients_of_a_run_keep_to_its_limit_themselves(
+    toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would where nobody counted the rounds before."""
+    monkeypatch.setattr("secagg.training.sums.secure_sums.require_budget", lambda *_: None)
+    run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", f"privacy.epsilon={1.01 * spent(1)}", "clients_per_round=16")
+    played = Run(run, toy_pieces(run))
+    played.advance()
+    with pytest.raises(SecAggError):
+        played.advance()
 
 
 @pytest.mark.parametrize("mode", ["real", "ideal"])

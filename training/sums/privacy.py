@@ -27,7 +27,17 @@ from secagg.training.settings.sections import WHOLE_UPDATES, PrivacySettings, Sc
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""
-_SAID_BY_PRIVACY: Final = frozenset({"noise_multiplier", "l2_bounds", "adjacency", "is_rotated", "releases_per_client"})
+_SAID_BY_PRIVACY: Final = frozenset(
+    {
+        "noise_multiplier",
+        "l2_bounds",
+        "adjacency",
+        "is_rotated",
+        "releases_per_client",
+        "budget_epsilon",
+        "budget_delta",
+    }
+)
 """Settings of protocols that follow from the sections privacy and local."""
 
 
@@ -67,8 +77,11 @@ class RunNoise:
         return self._settings_for(bounds, is_rotated=False)
 
     def _settings_for(self, bounds: tuple[int, ...], *, is_rotated: bool) -> dict[str, Any]:
+        settings = self.settings
         return {
-            "noise_multiplier": Fraction(str(self.settings.noise_multiplier)),
+            "budget_epsilon": Fraction(str(settings.epsilon)) if settings.epsilon else None,
+            "budget_delta": Fraction(str(settings.delta)),
+            "noise_multiplier": Fraction(str(settings.noise_multiplier)),
             "l2_bounds": bounds,
             "is_rotated": is_rotated,
             "releases_per_client": self._rounds,

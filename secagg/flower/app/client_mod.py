@@ -60,6 +60,8 @@ class SecAggMod:
         scheme: str | None = None,
         noise: float = 0.0,
         norm: float = 0.0,
+        epsilon: float = 0.0,
+        delta: float = 1e-6,
     ) -> None:
         """Set the floors.
 
@@ -84,6 +86,9 @@ class SecAggMod:
             noise: the deviation of the noise that all clients add together, over what one of them can change; a session
                 with other noise, or with none, is refused.
             norm: with noise, the largest norm of this client's change, to which it is clipped.
+            epsilon: with noise, what all sums together may cost this client that it is ever in, over all runs; a
+                session that would pass it is refused. 0 for any number of sums.
+            delta: of epsilon.
         Raises:
             InvalidParameters: a floor that protects nobody, or a scheme that cannot be imported.
         """
@@ -108,6 +113,8 @@ class SecAggMod:
             identity=identity,
             noise=noise,
             norm=norm,
+            epsilon=epsilon,
+            delta=delta,
         )
         floors_of(self._settings)
         self._outside = {} if scheme is None else {scheme: outside_factory(scheme)}

@@ -151,6 +151,7 @@ class ClientRound:
             latches=self._states.beside(_LATCHES),
             holdings=self._states.folder / _HOLDINGS,
             noise=noise,
+            privacy=self._settings.privacy_ledger(identity.signing_key.public_key if identity else None),
             coins=SystemCoins(),
             clock=lambda: datetime.now(UTC),
         )

@@ -1,0 +1,173 @@
+"""What a client has spent of its privacy budget, over all tasks and restarts: what each noised sum costs, added up.
+
+Nobody else can know it: a server sees one task, and a client may be in many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from struct import Struct
+from threading import Lock
+from typing import Annotated, ClassVar, Final
+
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.secret import Confined
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.fields import Message, fixed, unsigned
+from secagg.identifiers import ClientId
+from secagg.privacy.accounting import NO_LOSS, Loss
+from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
+from secagg.privacy.client_noise import ClientNoise
+from secagg.wire import MessageKind
+
+from .chained_file import ChainedFile
+from .durable import hold
+
+_BODY: Final = Struct(">4d")
+_OWNER_BYTES: Final = 32
+_COPIED: Final = (
+    "is a copy, which does not know what was spent since; go on with the file that it was copied from, or give this "
+    "client a new identity"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerHeader(Message):
+    """What a ledger's file begins with."""
+
+    kind: ClassVar = MessageKind.PRIVACY_LEDGER
+    owner: Annotated[bytes, fixed(_OWNER_BYTES)]
+    adjacency: Annotated[int, unsigned(1)]
+    inode: Annotated[int, unsigned(8)]
+    """Of this very file: a copy has another one."""
+
+
+class PrivacyLedger(Confined):
+    """The losses of one client's uploads, in memory or in a file; what ``charge`` did is durable when it returns.
+
+    The file is open only while it is asked, so that all processes of a client share it. Of what it holds nothing is
+    given back: an upload that was lost after ``charge`` is one that a server may have.
+
+    Security: a file that is put back in its place as it was before, or removed, takes back what was spent since;
+        nothing in it can notice that. A copy beside it, and a ledger of somebody else, are refused.
+    """
+
+    def __init__(self, budget: PrivacyBudget, *, owner: bytes, path: Path | None = None) -> None:
+        """Keep to a budget; what was spent before counts, whatever the budget was then.
+
+        Args:
+            owner: what this client is known by in all its tasks, such as its public key.
+            path: None keeps it in memory, for simulations and tests.
+        """
+        self.budget, self._path = budget, path
+        self._owner = hashlib.sha256(bind(Label.PRIVACY_OWNER, owner)).digest()
+        self._lock, self._kept = Lock(), list[bytes]()
+
+    @property
+    def spent(self) -> float:
+        """The epsilon that was spent so far, at the budget's delta."""
+        with self._opened() as (losses, _):
+            return self.budget.spent(_sum(losses))
+
+    @property
+    def uploads(self) -> int:
+        """How many there were."""
+        with self._opened() as (losses, _):
+            return len(losses)
+
+    def require_room(self, noise: ClientNoise | None) -> None:
+        """Refuse a session that the budget does not pay for, before anything is drawn for it; nothing changes.
+
+        Raises:
+            InvalidParameters: it has no noise, or would pass the budget; the message says what to change.
+            MalformedMessage: the file is another client's, a copy, or was changed.
+        """
+        with self._opened() as (losses, _):
+            self._cost(noise, losses)
+
+    def charge(self, noise: ClientNoise | None) -> None:
+        """Remember one upload for good, or refuse it; to be called before its noise is drawn.
+
+        Sessions side by side may each have found room; what is decided here is decided for all of them.
+
+        Raises:
+            InvalidParameters, MalformedMessage: as for ``require_room``; nothing may be sent.
+            OSError: it could not be written; nothing has changed, and nothing may be sent.
+        """
+        with self._opened() as (losses, append):
+            append(_BODY.pack(*self._cost(noise, losses).numbers))
+
+    def _cost(self, noise: ClientNoise | None, losses: list[Loss]) -> Loss:
+        if noise is None:
+            raise InvalidParameters(NOT_NOISED, reason=Reason.BELOW_FLOOR)
+        cost = noise.loss(self.budget.adjacency)
+        self.budget.require_room(_sum(losses), len(losses), cost, noise.multiplier)
+        return cost
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[list[Loss], Callable[[bytes], None]]]:
+        """Yield the losses so far, and what appends another one; meanwhile nobody else has the ledger."""
+        with self._lock:
+            if self._path is None:
+                yield [Loss(*_BODY.unpack(body)) for body in self._kept], self._kept.append
+                return
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                hold(descriptor)
+                file = ChainedFile(
+                    descriptor, self._path, header=self._header(descriptor, self._path), body_bytes=_BODY.size
+                )
+                yield [self._read(body) for body in file.bodies()], file.append
+            finally:
+                os.close(descriptor)
+
+    def _header(self, descriptor: int, path: Path) -> bytes:
+        """Return what the file has to begin with.
+
+        Raises:
+            MalformedMessage: it is another client's, is of other neighbours, or is a copy.
+        """
+        own = LedgerHeader(owner=self._owner, adjacency=self.budget.adjacency.value, inode=os.fstat(descriptor).st_ino)
+        written = own.encode()
+        if len(stored := os.pread(descriptor, len(written), 0)) == len(written):
+            found = LedgerHeader.decode(stored)
+            for mine, theirs, sentence in (
+                (own.owner, found.owner, "is of another client; name one for each"),
+                (own.adjacency, found.adjacency, "counts with another adjacency; give its budget that one"),
+                (own.inode, found.inode, _COPIED),
+            ):
+                if mine != theirs:
+                    raise MalformedMessage(f"the privacy ledger {path} {sentence}", reason=Reason.NOT_CANONICAL)
+        return written
+
+    def _read(self, body: bytes) -> Loss:
+        if not all(map(isfinite, numbers := _BODY.unpack(body))):
+            raise MalformedMessage(f"{self._path} holds a loss that is no number", reason=Reason.NOT_CANONICAL)
+        return Loss(*numbers)
+
+    def __repr__(self) -> str:
+        return f"<PrivacyLedger{'' if self._path is None else f' in {self._path}'}, {self.budget}>"
+
+
+class PrivacyLedgers:
+    """The ledgers of simulated clients, in memory."""
+
+    def __init__(self, budget: PrivacyBudget | None) -> None:
+        """Keep one for each client, or none where there is no budget."""
+        self._budget, self._known = budget, dict[ClientId, PrivacyLedger]()
+
+    def of(self, client: ClientId) -> PrivacyLedger | None:
+        """Return a client's, always the same."""
+        if self._budget is None:
+            return None
+        return self._known.setdefault(client, PrivacyLedger(self._budget, owner=client.encode()))
+
+
+def _sum(losses: list[Loss]) -> Loss:
+    return sum(losses, NO_LOSS)

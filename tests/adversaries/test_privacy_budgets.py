@@ -1,0 +1,421 @@
+"""Attacks on the ledger of what a client's noised uploads have cost, under each protocol whose clients add noise.
+
+| attack | stopped by |
+|---|---|
+| the server asks until the sums tell too much | the upload that would pass the budget is refused |
+| it calls the rounds another task | one ledger for all tasks of a client |
+| it restarts the client | the file |
+| it has two tasks look before either uploads | what is decided when an upload is charged |
+| it asks for the same upload again | the same bytes, or nothing; nothing is charged for a round that was answered |
+| it takes the noise away | no upload without noise beside a budget |
+| it lowers the minimum, or lets clients weigh more | each sum costs what its own noise is worth; weights are refused |
+| the machine stops between the ledger and the upload | the record is on disk before any noise is drawn |
+| a copy of the file, or another client's, is put in its place | the number of the file, and its owner's name |
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggError
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
+from secagg.privacy.budget import PrivacyBudget
+from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
+from secagg.privacy.sensitivity import Adjacency
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.plan import OneMessageSettings
+from secagg.protocols.pairwise_mask import PairwiseSettings
+from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
+from secagg.session.registry import Simulation, find
+from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Subject, Update
+
+MODEL = bytes(32)
+LAYOUT = Layout((RingSegment(24, 8),))
+SUBJECT = Subject(task=b"a task", round_number=1, layout=LAYOUT, capacity=1 << 10, model_digest=MODEL)
+CLIENTS = tuple(map(ClientId, range(1, 5)))
+CLIENT = CLIENTS[0]
+NOISE: dict[str, Any] = {
+    "noise_multiplier": Fraction(1),
+    "l2_bounds": (3000,),
+    "adjacency": Adjacency.ZERO_OUT,
+    "minimum_cohort": 3,
+    "corrupted": 0,
+}
+SEMI_HONEST: dict[str, Any] = {"topology": Topology.FULL, "population": 4, "mode": SecurityMode.SEMI_HONEST}
+PROTOCOLS: dict[str, tuple[str, Any]] = {
+    "pairwise": ("pairwise", PairwiseSettings(**NOISE, **SEMI_HONEST)),
+    "one message": ("one-message", OneMessageSettings(**NOISE, capacity=4)),
+    "one message, certified": ("one-message", OneMessageSettings(**NOISE, capacity=4, rule=ThresholdRule.CERTIFIED)),
+}
+_TRAINED = count()
+EACH = pytest.mark.parametrize("name", PROTOCOLS)
+TWO = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
+"""Pays for two sums, and not for three."""
+
+
+@pytest.fixture(autouse=True)
+def dp_accounting() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], PrivacyLedger]:
+    """Return what opens the file of the attacked client, which each of its members opens anew."""
+
+    def opened() -> PrivacyLedger:
+        return PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "ledger")
+
+    def of(_: PrivacyLedgers, client: ClientId) -> PrivacyLedger | None:
+        return opened() if client == CLIENT else None
+
+    monkeypatch.setattr(PrivacyLedgers, "of", of)
+    return opened
+
+
+@contextmanager
+def world_of(name: str, **changes: Any) -> Iterator[Simulation]:
+    protocol, settings = PROTOCOLS[name]
+    settings = replace(settings, **changes)
+    with closing(find(protocol).simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        yield world
+
+
+def late(client: ClientId) -> LateUpdate:
+    """Return an update that differs from all others."""
+    return LateUpdate(
+        lambda: Update(Payload(LAYOUT, (np.full(8, 100 * next(_TRAINED) + client.value, np.uint32),)), MODEL)
+    )
+
+
+def subject(number: int, task: bytes = b"a task") -> Subject:
+    return replace(SUBJECT, round_number=number, task=task)
+
+
+def brought_to_the_upload(
+    world: Simulation, about: Subject
+) -> tuple[ServerSession, dict[ClientId, ClientSession], bytes]:
+    """Return a session with its clients, and the message that the attacked client answers with its upload."""
+    session = world.open(about, frozenset(CLIENTS))
+    clients = {client: world.member(client).join(about, late(client)) for client in CLIENTS}
+    while session.stage is not None and not session.stage.takes_update:
+        for client, joined in clients.items():
+            session.receive(client, joined.answer(session.message_to(client) or b""))
+        session.close_stage()
+    return session, clients, session.message_to(CLIENT) or b""
+
+
+def uploaded(world: Simulation, about: Subject) -> bytes:
+    session, clients, message = brought_to_the_upload(world, about)
+    try:
+        return clients[CLIENT].answer(message)
+    finally:
+        session.abort()
+
+
+def is_refused(call: Callable[[], object], sentence: str = "its 2 uploads so far have spent 7") -> None:
+    with pytest.raises(InvalidParameters, match=sentence) as caught:
+        call()
+    assert caught.value.reason is Reason.BUDGET_SPENT
+
+
+# --- A server that asks -----------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_the_upload_that_would_pass_the_budget_is_refused(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
+    with world_of(name) as world:
+        for number in (1, 2):
+            assert uploaded(world, subject(number))
+        spent = ledger().spent
+        is_refused(lambda: uploaded(world, subject(3)))
+    assert ledger().uploads == 2
+    assert ledger().spent == spent < TWO.epsilon
+
+
+@EACH
+def test_tasks_are_paid_for_together_and_across_restarts(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
+    """Every world has new keys, members and ledgers in memory; the file alone goes on."""
+    for task in (b"one", b"another"):
+        with world_of(name) as world:
+            assert uploaded(world, subject(1, task))
+    with world_of(name) as world:
+        is_refused(lambda: uploaded(world, subject(1, b"a third")))
+    assert ledger().uploads == 2
+
+
+@EACH
+def test_two_tasks_that_both_found_room_do_not_both_upload(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
+    with world_of(name) as world, world_of(name) as beside:
+        assert uploaded(world, subject(1))
+        sessions = [brought_to_the_upload(each, subject(2, task)) for each, task in ((world, b"a"), (beside, b"b"))]
+        (_, first, message), (_, second, other) = sessions
+        assert first[CLIENT].answer(message)
+        is_refused(lambda: second[CLIENT].answer(other))
+        for session, _, _ in sessions:
+            session.abort()
+    assert ledger().uploads == 2
+
+
+@EACH
+def test_a_session_that_the_budget_does_not_pay_for_is_refused_at_its_offer(
+    name: str, ledger: Callable[[], PrivacyLedger]
+) -> None:
+    """No key is drawn, and no model trained."""
+    with world_of(name) as world:
+        for number in (1, 2):
+            uploaded(world, subject(number))
+        session = world.open(subject(3), frozenset(CLIENTS))
+        trained = list[ClientId]()
+        update = LateUpdate(lambda: trained.append(CLIENT) or late(CLIENT).take())  # type: ignore[func-returns-value]
+        is_refused(lambda: world.member(CLIENT).join(subject(3), update).answer(session.invitation))
+        session.abort()
+        assert not trained
+    assert ledger().uploads == 2
+
+
+@EACH
+def test_asking_again_costs_nothing_and_gets_nothing_new(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
+    with world_of(name) as world:
+        session, clients, message = brought_to_the_upload(world, SUBJECT)
+        first = clients[CLIENT].answer(message)
+        again = None
+        try:
+            again = world.member(CLIENT).join(SUBJECT, late(CLIENT)).answer(message)
+        except SecAggError:
+            assert name == "pairwise"
+        assert again in {None, first}
+        session.abort()
+    assert ledger().uploads == 1
+
+
+def test_a_round_that_was_answered_does_not_use_up_the_budget(ledger: Callable[[], PrivacyLedger]) -> None:
+    """A server could spend it for a client, without one upload more."""
+    with world_of("one message") as world:
+        uploaded(world, SUBJECT)
+        for _ in range(3):
+            session = world.open(SUBJECT, frozenset(CLIENTS))
+            with pytest.raises(SecAggError, match="each has one upload"):
+                world.member(CLIENT).join(SUBJECT, late(CLIENT)).answer(session.invitation)
+            session.abort()
+    assert ledger().uploads == 1
+
+
+@EACH
+def test_without_noise_a_client_with_a_budget_uploads_nothing(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
+    with world_of(name, noise_multiplier=None) as world:
+        with pytest.raises(InvalidParameters, match="uploads nothing without noise") as caught:
+            uploaded(world, SUBJECT)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+    assert ledger().uploads == 0
+
+
+@EACH
+def test_settings_with_a_budget_and_no_noise_open_no_session(name: str) -> None:
+    changes = {"noise_multiplier": None, "budget_epsilon": Fraction(8)}
+    with world_of(name, **changes) as world, pytest.raises(InvalidParameters, match="set noise_multiplier, or"):
+        world.open(SUBJECT, frozenset(CLIENTS))
+
+
+@EACH
+def test_weights_that_noise_is_not_made_for_are_refused_and_cost_nothing(
+    name: str, ledger: Callable[[], PrivacyLedger]
+) -> None:
+    """An upload that counts twice moves a sum twice as far as the ledger counts."""
+    with world_of(name) as world:
+        session, clients, message = brought_to_the_upload(world, SUBJECT)
+        heavy = replace(late(CLIENT).take(), weight=2)
+        clients[CLIENT]._update = LateUpdate(lambda: heavy)  # type: ignore[attr-defined] # noqa: SLF001
+        with pytest.raises(SecAggError, match="weight"):
+            clients[CLIENT].answer(message)
+        session.abort()
+        with pytest.raises(InvalidParameters, match="every client weighs 1"), world_of(name, maximum_weight=2) as other:
+            other.open(SUBJECT, frozenset(CLIENTS))
+    assert ledger().uploads <= 1, "what was charged is not given back"
+
+
+@EACH
+def test_a_sum_costs_what_its_own_noise_is_worth_whatever_its_minimum_is(
+    name: str, ledger: Callable[[], PrivacyLedger]
+) -> None:
+    """With a lower minimum each client adds more, so that the fewest add the same; what was charged stays."""
+    costs = list[float]()
+    for number, minimum in enumerate((4, 3), start=1):
+        with world_of(name, minimum_cohort=minimum) as world:
+            session = world.open(subject(number), frozenset(CLIENTS))
+            noise = noise_in(session)
+            session.abort()
+            assert isinstance(noise, ClientNoise)
+            assert noise.minimum_cohort == minimum
+            costs.append(noise.epsilon(TWO.delta))
+            uploaded(world, subject(number))
+            assert ledger().spent == pytest.approx(noise.epsilon(TWO.delta, number), rel=1e-9)
+    assert costs[0] == pytest.approx(costs[1], rel=1e-9)
+
+
+# --- A machine that stops ---------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_an_upload_is_on_the_disk_before_its_noise_is_drawn(
+    name: str, ledger: Callable[[], PrivacyLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends there; the ledger counts an upload that nobody has, and never one fewer than somebody has."""
+
+    def ending(*_: object) -> Payload:
+        counted.append(ledger().uploads)
+        raise KeyboardInterrupt
+
+    counted = list[int]()
+    with world_of(name) as world:
+        session, clients, message = brought_to_the_upload(world, SUBJECT)
+        with monkeypatch.context() as patched:
+            patched.setattr(ClientNoise, "add_to", ending)
+            with pytest.raises(KeyboardInterrupt):
+                clients[CLIENT].answer(message)
+        session.abort()
+    assert counted == [1] == [ledger().uploads]
+
+
+@EACH
+def test_what_cannot_be_written_is_not_uploaded(
+    name: str, ledger: Callable[[], PrivacyLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: int) -> None:
+        raise OSError("no space is left")
+
+    with world_of(name) as world:
+        session, clients, message = brought_to_the_upload(world, SUBJECT)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", failing)
+            with pytest.raises(OSError, match="no space"):
+                clients[CLIENT].answer(message)
+        session.abort()
+    assert ledger().uploads == 0
+
+
+PROGRAM = """
+import os, signal, sys
+from fractions import Fraction
+from pathlib import Path
+from secagg.contract import Layout, RingSegment
+from secagg.privacy.budget import PrivacyBudget
+from secagg.privacy.client_noise import NoiseSettings
+from secagg.privacy.sensitivity import Adjacency
+from secagg.session.privacy_ledger import PrivacyLedger
+noise = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT).noise_for(
+    Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
+budget = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
+PrivacyLedger(budget, owner=b"a client", path=Path(sys.argv[1])).charge(noise)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def own_noise() -> ClientNoise:
+    settings = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT)
+    noise = settings.noise_for(LAYOUT, minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
+    assert noise is not None
+    return noise
+
+
+def test_processes_that_are_killed_leave_what_they_charged(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    for _ in range(2):
+        ended = subprocess.run(  # noqa: S603 -- our own program
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "ledger")], check=False, env=os.environ
+        )
+        assert ended.returncode == -signal.SIGKILL
+    is_refused(lambda: ledger().charge(own_noise()))
+
+
+def test_many_at_once_spend_no_more_than_there_is(ledger: Callable[[], PrivacyLedger]) -> None:
+    """Each with a ledger of its own on the one file, as processes have it."""
+
+    def charged(_: int) -> bool:
+        try:
+            ledger().charge(own_noise())
+        except InvalidParameters:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(charged, range(16))) == 2
+    assert ledger().uploads == 2
+
+
+# --- A file that is not the one ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_ledger_is_refused(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    """It was made before the last upload, or another machine goes on from it."""
+    ledger().charge(own_noise())
+    shutil.copy2(tmp_path / "ledger", tmp_path / "copy")
+    ledger().charge(own_noise())
+    with pytest.raises(MalformedMessage, match="is a copy"):
+        PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "copy").charge(own_noise())
+    (tmp_path / "copy").replace(tmp_path / "ledger")
+    with pytest.raises(MalformedMessage, match="is a copy"):
+        ledger().require_room(own_noise())
+
+
+def test_a_ledger_that_is_moved_goes_on(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    ledger().charge(own_noise())
+    (tmp_path / "ledger").rename(tmp_path / "elsewhere")
+    assert PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "elsewhere").uploads == 1
+
+
+def test_a_ledger_of_another_client_is_refused(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    """One that has spent less."""
+    assert ledger().uploads == 0
+    with pytest.raises(MalformedMessage, match="is of another client"):
+        PrivacyLedger(TWO, owner=b"a second client", path=tmp_path / "ledger").charge(own_noise())
+
+
+def test_a_ledger_keeps_to_one_adjacency(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    """What was spent with zeros for neighbours is a quarter of what it is with other updates."""
+    ledger().charge(own_noise())
+    with pytest.raises(MalformedMessage, match="another adjacency"):
+        PrivacyLedger(replace(TWO, adjacency=Adjacency.REPLACE), owner=b"a client", path=tmp_path / "ledger").charge(
+            own_noise()
+        )
+
+
+def test_no_record_is_taken_out_or_changed(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    for _ in range(2):
+        ledger().charge(own_noise())
+    stored, record = path.read_bytes(), 64
+    header = len(stored) - 2 * record
+    for place in (0, 3, header - 1, header, header + 31, len(stored) - 1):
+        path.write_bytes(stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :])
+        with pytest.raises(SecAggError):
+            ledger().charge(own_noise())
+    path.write_bytes(stored[:header] + stored[header + record :])
+    with pytest.raises(MalformedMessage, match="record 0"):
+        ledger().charge(own_noise())
+    path.write_bytes(stored + stored[-record:-1])
+    is_refused(lambda: ledger().charge(own_noise()))
+    assert path.read_bytes() == stored, "a record that is cut was never followed by an upload"
+
+
+def test_a_file_is_its_users_alone(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
+    ledger().charge(own_noise())
+    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
