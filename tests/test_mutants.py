@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -101,3 +102,26 @@ def test_altered_code_fits_the_function_that_exists(
         assert seen == due, change
     judge.__code__ = alterations.altered_code(by_change["`a + 1` to `a - 1`"], arithmetic=True)
     assert judge(1, 0) == 0
+
+
+def test_a_process_that_is_kept_from_the_cores_is_no_verdict(
+    alterations: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that works beyond its wall time says nothing; one that waits for what never comes does not end."""
+    import judges  # type: ignore[import-not-found] # noqa: PLC0415
+
+    def working() -> str:
+        while True:
+            pass
+
+    def waiting() -> str:
+        threading.Event().wait()
+        return ""
+
+    assert alterations.__name__ in sys.modules
+    monkeypatch.setattr(judges, "_WAITING", 0.05)
+    assert judges._in_fork(working, 20) is judges.STARVED  # noqa: SLF001
+    assert "does not end" in judges._in_fork(waiting, 20)  # noqa: SLF001
+    monkeypatch.setattr(judges, "_WAITING", 600)
+    assert "does not end" in judges._in_fork(working, 1)  # noqa: SLF001
+    assert judges._in_fork(lambda: "killed", 20) == "killed"  # noqa: SLF001

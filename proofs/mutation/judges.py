@@ -39,6 +39,8 @@ _SHARPER: Final = 4
 _EXAMPLES: Final = 25
 _WAITING: Final = 8
 """A process that others keep from the cores may take this many times its own time."""
+STARVED: Final = object()
+"""In place of what a process did that would still be at work, had it the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,13 @@ class Trials:
         started = time.perf_counter()
         for tried, mutant in enumerate(mutants, start=1):
             verdict = self._judged(mutant, judges)
-            self._put_down(verdict)
             took = time.perf_counter() - started
             left = took / tried * (len(mutants) - tried)
-            word = "killed" if verdict.killed_by else "SURVIVED" if verdict.reached else "NOT REACHED"
+            if verdict is None:
+                word = "UNDECIDED, others have the cores"
+            else:
+                self._put_down(verdict)
+                word = "killed" if verdict.killed_by else "SURVIVED" if verdict.reached else "NOT REACHED"
             _say(f"{self._room.name} {tried}/{len(mutants)}, {took:.0f} s, {left:.0f} s left: {word}: {mutant.name}")
         return True
 
@@ -202,7 +207,8 @@ class Trials:
             measured.reaching[path] = data.contexts_by_lineno(full)
         return measured
 
-    def _judged(self, mutant: Mutant, judges: str) -> Verdict:
+    def _judged(self, mutant: Mutant, judges: str) -> Verdict | None:
+        """Return what became of a mutant; None if its process was kept from the cores, which says nothing of it."""
         lines = self._baseline.reaching[mutant.path]
         reaching = {name for line in range(mutant.first, mutant.last + 1) for name in lines.get(line, ()) if name}
         killers = self._kills[mutant.function]
@@ -224,7 +230,9 @@ class Trials:
         if not functions:
             sys.exit(f"mutants: {mutant.function} of {mutant.path} is no function of this process")
         limit = spent * _MORE_TIME + _EXTRA_SECONDS
-        if killer := str(_in_fork(lambda: self._try(code, functions, asked), limit)):
+        if (found := _in_fork(lambda: self._try(code, functions, asked), limit)) is STARVED:
+            return None
+        if killer := str(found):
             killers[killer] += 1
             self._deadly[killer] += 1
             return Verdict(mutant.digest, mutant.name, killer, "")
@@ -302,10 +310,20 @@ def _in_fork(work: Callable[[], Any], limit: float) -> Any:  # noqa: ANN401 -- w
             if not (more := pipe.read(1 << 16)):
                 break
             received += more
+        # One that waits for something will wait for ever; one that works was not given its time.
+        is_starved = deadline <= time.monotonic() and _is_at_work(child)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    if is_starved:
+        return STARVED
     return pickle.loads(received) if received else "it does not end, or its process did"  # noqa: S301 -- of our own
+
+
+def _is_at_work(process: int) -> bool:
+    """Whether a process would go on if it had a core."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text(encoding="ascii", errors="replace").rpartition(") ")[2].startswith("R")
 
 
 def _work(work: Callable[[], Any], writing: int, limit: float) -> NoReturn:

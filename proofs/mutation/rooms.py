@@ -116,7 +116,8 @@ _PAIRWISE_ATTACKS: Final = _in(
     "test_rosters.py",
     "test_order_and_replays.py",
 )
-_OTHER_SESSIONS: Final = ("[enclave", "[one message", "[pairwise", "[plain", "[two servers")
+_OTHER_PROTOCOLS: Final = ("[coded", "[enclave", "[pairwise", "[plain", "[two servers")
+_OTHER_SESSIONS: Final = (*_OTHER_PROTOCOLS[1:], "[one message")
 ROOMS: Final = (
     Room(
         "one message: holders",
@@ -204,14 +205,26 @@ ROOMS: Final = (
     ),
     Room(
         "session: ledger, latch, certificates",
-        _in("secagg/session", "ledger.py", "latch.py", "certificates.py", "durable.py", "sealed_state.py"),
         _in(
-            "tests/session",
-            "test_certificates.py",
-            "test_durable.py",
-            "test_latch.py",
-            "test_ledger.py",
-            "test_sealed_state.py",
+            "secagg/session",
+            "ledger.py",
+            "chained_file.py",
+            "privacy_ledger.py",
+            "latch.py",
+            "certificates.py",
+            "durable.py",
+            "sealed_state.py",
+        ),
+        (
+            *_in(
+                "tests/session",
+                "test_certificates.py",
+                "test_durable.py",
+                "test_latch.py",
+                "test_ledger.py",
+                "test_sealed_state.py",
+            ),
+            "tests/adversaries/test_privacy_budgets.py",
         ),
         (
             *_in("tests/adversaries", "test_one_message_epochs.py", "test_inputs_and_retries.py"),
@@ -234,11 +247,21 @@ ROOMS: Final = (
     ),
     Room(
         "privacy: noise and rounding",
-        _in("secagg/privacy", "client_noise.py", "rounding.py", "sensitivity.py", "accounting.py", "noise.py"),
+        _in(
+            "secagg/privacy",
+            "client_noise.py",
+            "budgeted_noise.py",
+            "budget.py",
+            "rounding.py",
+            "sensitivity.py",
+            "accounting.py",
+            "noise.py",
+        ),
         (
             *_in(
                 "tests/privacy",
                 "test_accounting.py",
+                "test_budget.py",
                 "test_client_noise.py",
                 "test_noise.py",
                 "test_rounding.py",
@@ -339,7 +362,8 @@ ROOMS: Final = (
             "committee/member.py",
             "committee/session.py",
         ),
-        _ONE_MESSAGE_TESTS,
+        (*_ONE_MESSAGE_TESTS, "tests/session/test_conduct.py"),
+        without=_OTHER_PROTOCOLS,
         models=("one message: a client, two epochs",),
     ),
     Room(

@@ -36,7 +36,7 @@ class ChainedFile:
         """
         stored = self._stored()
         size, found = self._body_bytes + LINK_BYTES, list[bytes]()
-        if len(stored) < len(self._header) and self._header.startswith(stored):
+        if self._header.startswith(stored):
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             self._append(self._header)

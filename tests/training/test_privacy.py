@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from secagg.contract import Aggregate, Payload
-from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, ThresholdNotMet
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.noise import NoiseKind
 from secagg.training.codec.operators import Operators
