@@ -247,8 +247,7 @@ class PairwiseMember(Confined):
 
         Args:
             authority: who certifies identities; for active mode, with the client's own key and certificate.
-            charge: told of the task and the round before the update is made; raises to refuse, and is durable when it
-                returns, as ``RoundLedger.charge`` is.
+            charge: told of task and round before the update is made; durable when it returns, as ``RoundLedger.charge``.
             latch: where suspended sessions are numbered; without one a session cannot be suspended.
             noise: what this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
