@@ -247,7 +247,7 @@ class PairwiseMember(Confined):
 
         Args:
             authority: who certifies identities; for active mode, with the client's own key and certificate.
-            charge: told of task and round before the update is made; durable when it returns, as ``RoundLedger.charge``.
+            charge: told of task and round before an update is made; durable when it returns, as ``RoundLedger`` does.
             latch: where suspended sessions are numbered; without one a session cannot be suspended.
             noise: what this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
