@@ -8,12 +8,14 @@ PEERS := build/peers/.venv
 SOLVERS := build/solvers/.venv
 FLWR ?= 1.41.0
 FLOWER := build/flower/$(FLWR)/.venv
+NVFLARE_VERSION ?= 2.9.0
+NVFLARE := build/nvflare/$(NVFLARE_VERSION)/.venv
 DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist-check \
-  flower vectors clean
+  flower nvflare vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -31,7 +33,7 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower and not nvflare"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check
@@ -65,10 +67,14 @@ bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an enviro
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/run.py "product quantization"
 
 flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an environment of its own
-	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py secagg/flower/app/*.py secagg/flower/keys/*.py \
+	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py secagg/flower/app/*.py \
 	  tests/flower/apps/*.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py tests/flower/test_noise.py \
 	  benchmarks/bench_flower.py
 	$(FLOWER)/bin/python -m pytest -p no:randomly -m flower tests/flower
+
+nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
+	$(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py
+	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json
@@ -110,5 +116,11 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 $(FLOWER)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e '.[attestation,dp]' \
+	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
+	touch $@
+
+$(NVFLARE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(NVFLARE)
+	$(NVFLARE)/bin/python -m pip install --disable-pip-version-check "nvflare==$(NVFLARE_VERSION)" -e . \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
 	touch $@

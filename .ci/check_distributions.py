@@ -24,6 +24,7 @@ REPOSITORY_FOLDERS = ("compression", "protocols", "training", "proofs", "tests",
 NEEDS_EXTRA: dict[str, str] = {
     "secagg.conformance": "hypothesis",
     "secagg.flower": "flwr",
+    "secagg.nvflare": "nvflare",
     "secagg.training": "torch",
 }
 """Packages of the wheel whose import may fail without an extra, each with the module that is then missing."""

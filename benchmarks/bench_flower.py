@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.flower.charges import DIRECTORY_VARIABLE
-from secagg.flower.keys.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, make_identities
+from secagg.platforms.charges import DIRECTORY_VARIABLE
+from secagg.platforms.keys.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, make_identities
 from secagg.identifiers import ClientId
 
 CLIENTS = 20

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.flower.keys.identities import AUTHORITY_FILE, ROSTER_FILE, make_identities
-from secagg.flower.keys.server_pair import SERVERS_FILE, make_trial_pair, server_file
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import AUTHORITY_FILE, ROSTER_FILE, make_identities
+from secagg.platforms.keys.server_pair import SERVERS_FILE, make_trial_pair, server_file
 
 _MOST_CLIENTS = 100_000
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
-from secagg.flower.keys.identities import load_authority, load_roster
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
+from secagg.platforms.keys.identities import load_authority, load_roster
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
 from secagg.session.service import Service
 

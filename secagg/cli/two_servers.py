@@ -12,8 +12,9 @@ from typing import Final
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerError
-from secagg.flower.keys.identities import ROSTER_FILE
-from secagg.flower.keys.server_pair import (
+from secagg.parameters import Suite
+from secagg.platforms.keys.identities import ROSTER_FILE
+from secagg.platforms.keys.server_pair import (
     SERVERS_FILE,
     load_operator_keys,
     load_server_keys,
@@ -24,7 +25,6 @@ from secagg.flower.keys.server_pair import (
     server_file,
     write_server_pair,
 )
-from secagg.parameters import Suite
 from secagg.protocols.two_servers import (
     SERVERS,
     FileJournal,

@@ -154,8 +154,9 @@ class Label(Enum):
     CODED_MASK_CONFIGURATION = b"secagg/1/coded-mask-configuration"
     CODED_MASK_ROSTER = b"secagg/1/coded-mask-roster"
     CODED_MASK_SEALING = b"secagg/1/coded-mask-sealing"
-    FLOWER_INVITATION = b"secagg/1/flower-invitation"
-    FLOWER_ROUND = b"secagg/1/flower-round"
+    PLATFORM_TERMS = b"secagg/1/platform-terms"
+    PLATFORM_ROUND = b"secagg/1/platform-round"
+    PLATFORM_CLIENT = b"secagg/1/platform-client"
 
 
 def bind(label: Label, *parts: bytes) -> bytes:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from secagg.errors import InvalidParameters, Reason
 
 if TYPE_CHECKING:
+    from secagg.platforms.settings import SecAggSettings
+
     from .app.client_mod import SecAggMod
     from .app.legacy import SecAggFitWorkflow
     from .app.server_grid import SecAggGrid
-    from .settings import SecAggSettings
 
 __all__ = ["SecAggFitWorkflow", "SecAggGrid", "SecAggMod", "SecAggSettings"]
 
@@ -22,7 +23,7 @@ _MODULES = {
     "SecAggFitWorkflow": "secagg.flower.app.legacy",
     "SecAggGrid": "secagg.flower.app.server_grid",
     "SecAggMod": "secagg.flower.app.client_mod",
-    "SecAggSettings": "secagg.flower.settings",
+    "SecAggSettings": "secagg.platforms.settings",
 }
 
 

@@ -1,11 +1,10 @@
-"""The plug-in's own logger, which writes where Flower writes: one INFO line for each stage, and never a secret."""
+"""The plug-ins' logger writes where Flower writes."""
 
 from __future__ import annotations
 
 import logging
-from typing import Final
 
-LOG: Final = logging.getLogger("secagg.flower")
+from secagg.platforms.logs import LOG
 
 
 def write_where_flower_does() -> None:

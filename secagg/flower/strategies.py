@@ -6,8 +6,7 @@ import inspect
 from typing import Final
 
 from secagg.errors import InvalidParameters
-
-from .logs import LOG
+from secagg.platforms.logs import LOG
 
 ACCEPTED: Final = (
     "FedAvg",

@@ -20,8 +20,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
-from secagg.flower.keys.identities import load_roster
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import load_roster
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.committee.member import OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord

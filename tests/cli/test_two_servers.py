@@ -15,9 +15,9 @@ import pytest
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.flower.keys.identities import make_identities
-from secagg.flower.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
 from secagg.protocols.two_servers.journal import Event, FileJournal
 from secagg.protocols.two_servers.operators.standing_server import StandingServer
 from tests.harness.indexing_rounds import IndexingSetup

@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.flower.keys.identities import make_identities
-from secagg.flower.keys.server_pair import make_trial_pair
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys.server_pair import make_trial_pair
 
 APPS = Path(__file__).resolve().parent / "apps"
 GRACE_SECONDS = 2

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, PeerMisbehaved
-from secagg.flower.enclave_plug import NodeJudge
-from secagg.flower.floors import NodeSettings
-from secagg.flower.keys.enclave_policy import load_judge
+from secagg.platforms.enclave_plug import NodeJudge
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.keys.enclave_policy import load_judge
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
 from secagg.protocols.enclave.unattested import SimulatedEvidence
 from secagg.protocols.enclave.verified_enclave import HardwareJudge

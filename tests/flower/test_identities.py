@@ -10,9 +10,9 @@ import pytest
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.flower.floors import NodeSettings
-from secagg.flower.keys.identities import load_identity, load_roster, make_identities
 from secagg.identifiers import ClientId
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.keys.identities import load_identity, load_roster, make_identities
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ import sys
 sys.modules["flwr"] = None
 from secagg.errors import InvalidParameters
 import secagg.flower
-from secagg.flower import settings
-from secagg.flower.keys import identities
+from secagg.platforms import settings
+from secagg.platforms.keys import identities
 try:
     secagg.flower.{name}
 except InvalidParameters as error:

@@ -13,8 +13,8 @@ from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.flower.model_tensors import METRICS, TENSOR, aggregated_names, applied, differences, model_digest
-from secagg.flower.schemes import (
+from secagg.platforms.model_tensors import METRICS, TENSOR, aggregated_names, applied, differences, model_digest
+from secagg.platforms.schemes import (
     HEADROOM,
     TOLD,
     SchemeChoice,
@@ -25,7 +25,7 @@ from secagg.flower.schemes import (
     taken_told,
     with_told,
 )
-from secagg.flower.settings import SecAggSettings
+from secagg.platforms.settings import SecAggSettings
 
 SEED = bytes(32)
 

@@ -15,8 +15,8 @@ import pytest
 
 import secagg.flower as plugin
 from secagg.errors import InvalidParameters, ThresholdNotMet
-from secagg.flower.schemes import SchemeChoice, value_bounds
-from secagg.flower.settings import SecAggSettings
+from secagg.platforms.schemes import SchemeChoice, value_bounds
+from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.one_message import EpochRecord
 from secagg.session.connection import HelperLost
 from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, log
@@ -135,11 +135,11 @@ def test_too_few_holders_are_named_and_the_sum_waits_until_they_are_back(standin
 
     inner.train = killing
     operator = StartsThem()
-    logging.getLogger("secagg.flower").addHandler(operator)
+    logging.getLogger("secagg.platforms").addHandler(operator)
     try:
         assert np.allclose(inner.round(grid, MODEL)[0]["w"], 0.375, atol=2**-16)
     finally:
-        logging.getLogger("secagg.flower").removeHandler(operator)
+        logging.getLogger("secagg.platforms").removeHandler(operator)
     assert started == [1]
 
 

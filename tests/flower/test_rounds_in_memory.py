@@ -15,10 +15,10 @@ import pytest
 import secagg.flower as plugin
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
-from secagg.flower.charges import DIRECTORY_VARIABLE
-from secagg.flower.keys.identities import make_identities
-from secagg.flower.settings import SecAggSettings
 from secagg.identifiers import ClientId
+from secagg.platforms.charges import DIRECTORY_VARIABLE
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.settings import SecAggSettings
 from secagg.session import registry
 from tests.harness.plain_sum import ENTRY
 from tests.harness.tutorial import tutorial_scheme
@@ -109,8 +109,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logging.getLogger("secagg.flower"), "propagate", True)
-    caplog.set_level(logging.DEBUG, "secagg.flower")
+    monkeypatch.setattr(logging.getLogger("secagg.platforms"), "propagate", True)
+    caplog.set_level(logging.DEBUG, "secagg.platforms")
     return caplog
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.flower.floors import NodeSettings
-from secagg.flower.pairwise_plug import floors_of
-from secagg.flower.plugs import plug_of
-from secagg.flower.settings import SecAggSettings
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.pairwise_plug import floors_of
+from secagg.platforms.plugs import plug_of
+from secagg.platforms.settings import SecAggSettings
 
 NODE = NodeSettings(
     minimum_cohort=3,

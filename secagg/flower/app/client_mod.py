@@ -16,13 +16,15 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.outside import outside_factory
 from secagg.errors import SecAggError
-from secagg.flower.floors import NodeSettings
-from secagg.flower.logs import LOG, write_where_flower_does
-from secagg.flower.pairwise_plug import floors_of
-from secagg.flower.settings import PROTOCOLS
+from secagg.flower.logs import write_where_flower_does
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.logs import LOG
+from secagg.platforms.pairwise_plug import floors_of
+from secagg.platforms.settings import PROTOCOLS
+from secagg.platforms.terms import RECORD
 
 from .client_round import ClientRound, forget
-from .records import RECORD, refusal
+from .records import refusal
 
 
 class SecAggMod:
@@ -31,7 +33,7 @@ class SecAggMod:
     List it before other mods, so that what they change (such as clipping) happens before masking.
 
     The arguments are this client's floors. A node's operator can raise them, and cannot lower them, by
-    ``--node-config`` with the keys of ``secagg.flower.floors``. What the server configures never lowers any.
+    ``--node-config`` with the keys of ``secagg.platforms.floors``. What the server configures never lowers any.
     """
 
     def __init__(  # noqa: PLR0913 -- one for each floor; all have defaults
@@ -69,7 +71,7 @@ class SecAggMod:
             maximum_weight: how much an update may count in an enclave; pairwise masks have no such limit.
             protocols: those that this client takes part in; one that was registered besides has to be named.
             allow_simulated_enclave: whether to seal to a program that nobody vouches for; for simulations and tests.
-            enclave_policy: the measurements that this client accepts, a file of ``secagg.flower.keys.enclave_policy``.
+            enclave_policy: the measurements that this client accepts, a file; see ``secagg.platforms.keys``.
             enclave_judge: a judge of evidence, in place of the file.
             allow_simulated_second_server: whether to believe a server that is both servers; for simulations and tests.
             servers: a file with the keys of the two servers that this client believes to be in two hands.

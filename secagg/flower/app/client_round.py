@@ -7,7 +7,6 @@ trains then, encodes the difference, and masks or seals it at once, so that no u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -15,25 +14,23 @@ from typing import Final
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.outside import Factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.flower.charges import Charges
-from secagg.flower.floors import NodeSettings
-from secagg.flower.logs import LOG
-from secagg.flower.plugs import NodeSide, plug_of
 from secagg.identifiers import ClientId
-from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
+from secagg.platforms.client_round import Node
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.logs import LOG
+from secagg.platforms.terms import RECORD, Terms
+from secagg.platforms.trained_update import Training
+from secagg.session.roles import ClientSession, LateUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 
-from .records import LARGE_RECORD, RECORD, Terms, message_in, with_message
-from .trained_update import Training
+from .app_training import training_of
+from .records import LARGE_RECORD, message_in, read_terms, with_message, write_terms
 
 STATE_RECORD: Final = "secagg.state"
-_LATCHES: Final = "latches"
-_HOLDINGS: Final = "holdings"
 
 
 class ClientRound:
@@ -67,7 +64,7 @@ class ClientRound:
                 reason=Reason.BELOW_FLOOR,
             )
         received = message_in(message.content)
-        terms, sealed = Terms.read(record), _take(context)
+        terms, sealed = read_terms(record), _take(context)
         state: OpenState | None = None
         suspended: Secret | None = None
         if terms is not None:
@@ -114,48 +111,23 @@ class ClientRound:
         suspended: Secret | None,
     ) -> ClientSession:
         """Join the session that the terms are about; whatever differs from them is refused by the session."""
-        self._settings.require_protocol(terms.protocol)
-        invitation = message_in(message.content) if suspended is None else b""
-        update = decode_parameters(terms.parameters, outside=self._outside)
-        member, charges = self._member(context, terms, invitation, update)
+        node = Node(
+            settings=self._settings,
+            config=context.node_config,
+            client=ClientId(context.node_id),
+            states=self._states,
+            outside=self._outside,
+            judge=self._judge,
+        )
+        begun = node.begun(terms)
+        member = begun.member(message_in(message.content) if suspended is None else b"")
         if suspended is None:
-            charges.require_open(terms.task.encode(), terms.round_number)
+            begun.require_open()
         training: Training | None = None
         if any(name != LARGE_RECORD for name in message.content.array_records):
-            training = Training.of(message, context, call_next, terms, update, charges)
-        subject = Subject(
-            task=terms.task.encode(),
-            round_number=terms.round_number,
-            layout=update.layout,
-            capacity=update.capacity,
-            tables=update.tables,
-            terms=terms.digest,
-            model_digest=training.model_digest if training else None,
-        )
+            training = training_of(message, context, call_next, begun)
+        subject = begun.subject(training.model_digest if training else None)
         return member.join(subject, LateUpdate(training.made) if training else None, suspended)
-
-    def _member(self, context: Context, terms: Terms, invitation: bytes, update: ModelUpdate) -> tuple[Member, Charges]:
-        noise = self._settings.noise_for(terms.protocol, update)
-        identity = self._settings.load_identity(context.node_config) if terms.is_certified else None
-        if identity is None:
-            charges, client = Charges.of_node(self._states, context.node_id), ClientId(context.node_id)
-        else:
-            is_strict = not self._settings.allow_repeats
-            charges, client = Charges.of_key(identity.signing_key.public_key, is_strict=is_strict), identity.client
-        side = NodeSide(
-            settings=self._settings,
-            client=client,
-            certified=identity,
-            invitation=invitation,
-            judge=self._judge,
-            latches=self._states.beside(_LATCHES),
-            holdings=self._states.folder / _HOLDINGS,
-            noise=noise,
-            privacy=self._settings.privacy_ledger(identity.signing_key.public_key if identity else None),
-            coins=SystemCoins(),
-            clock=lambda: datetime.now(UTC),
-        )
-        return plug_of(terms.protocol).member(side), charges
 
 
 def forget(context: Context) -> None:
@@ -169,12 +141,12 @@ def _take(context: Context) -> tuple[bytes, Terms] | None:
     record = context.state.config_records.get(STATE_RECORD)
     if record is None:
         return None
-    sealed, terms = record.get("sealed"), Terms.read(record)
+    sealed, terms = record.get("sealed"), read_terms(record)
     forget(context)
     return (sealed, terms) if isinstance(sealed, bytes) and sealed and terms is not None else None
 
 
 def _put(context: Context, sealed: bytes, terms: Terms) -> None:
     record = ConfigRecord({"sealed": sealed})
-    terms.write(record)
+    write_terms(terms, record)
     context.state[STATE_RECORD] = record

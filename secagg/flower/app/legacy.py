@@ -12,7 +12,7 @@ from flwr.server.workflow.default_workflows import default_fit_workflow
 from flwr.serverapp import Grid
 
 from secagg.errors import Misuse
-from secagg.flower.settings import SecAggSettings
+from secagg.platforms.settings import SecAggSettings
 
 from .server_grid import SecAggGrid
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from enum import StrEnum
 from typing import Final, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from secagg.crypto.labels import Label, bind
-from secagg.errors import CapacityExceeded, MalformedMessage, Misuse, Reason, SecAggError
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.identifiers import ClientId
+from secagg.platforms.leaving import Left, code_of, code_said
+from secagg.platforms.terms import RECORD, Terms, malformed, parsed_client
 
-RECORD: Final = "secagg"
 LARGE_RECORD: Final = "secagg.large"
 LEGACY_ARRAYS: Final = "fitins.parameters"
 MOD_FAILED: Final = 6
@@ -25,59 +20,6 @@ _LARGE_BYTES: Final = 1 << 20
 """Beyond this a message goes into an array, which Flower sends in pieces."""
 
 
-class Left(StrEnum):
-    """Why a client left, as far as the server is told. Each is as much as the server could have tried out anyway."""
-
-    TERMS = "terms"
-    """The server's offer is below this client's floors, or about something else than the server says."""
-    WEIGHT = "weight"
-    """The update weighs more than secagg-maximum-weight."""
-    RANGE = "range"
-    """The update holds NaN, or an integer that changed by more than its bound."""
-    REPEAT = "repeat"
-    """The client has no session to go on with, or uploaded for this round, or this update, before."""
-    TRAINING = "training"
-    """Training failed, or returned something else than it should."""
-    OTHER = "other"
-    """Something else; the client's own log says what."""
-
-
-ADVICE: Final[Mapping[Left, str]] = {
-    Left.TERMS: "the offer is below their floors, or not what they were told; compare it with SecAggMod's arguments",
-    Left.WEIGHT: "their updates weigh more than secagg-maximum-weight; raise it, or secagg-weight-unit",
-    Left.RANGE: "their updates hold NaN, or an integer changed by more than its bound",
-    Left.REPEAT: "they restarted, or have uploaded for this round, or of this model, before",
-    Left.TRAINING: "training failed there, or returned other tensors or metrics than it should",
-    Left.OTHER: "their own logs say why",
-}
-"""What a server's log says of a code."""
-
-
-class TrainingFailed(Misuse):
-    """The app's own function failed, or returned what cannot be summed."""
-
-
-class TooHeavy(CapacityExceeded):
-    """An update weighs more than the run allows."""
-
-
-def code_of(error: Exception) -> Left:
-    """Return what the server is told of an error."""
-    if isinstance(error, TrainingFailed):
-        return Left.TRAINING
-    if isinstance(error, TooHeavy):
-        return Left.WEIGHT
-    match error.reason if isinstance(error, SecAggError) else None:
-        case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.WRONG_VERSION | Reason.PARAMETER_OUT_OF_RANGE:
-            return Left.TERMS
-        case Reason.INPUT_OUT_OF_RANGE:
-            return Left.RANGE
-        case Reason.ALREADY_SPENT | Reason.ALREADY_ANSWERED:
-            return Left.REPEAT
-        case _:
-            return Left.OTHER
-
-
 def refusal(message: Message, error: Exception) -> Message:
     """Return what a server is told where a client leaves: that it left, and one of a few codes."""
     return Message(Error(MOD_FAILED, _LEFT + code_of(error)), reply_to=message)
@@ -85,65 +27,21 @@ def refusal(message: Message, error: Exception) -> Message:
 
 def code_in(reply: Message) -> Left:
     """Return the code of a client that left; that of anything else is the last one."""
-    said = str(reply.error.reason or "").removeprefix(_LEFT)
-    return next((code for code in Left if code == said), Left.OTHER)
+    return code_said(str(reply.error.reason or "").removeprefix(_LEFT))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a session is about, besides what the protocol's own invitation holds; the digest is bound to that."""
+def read_terms(record: ConfigRecord) -> Terms | None:
+    """Read the terms in a record of another party, if there are any.
 
-    protocol: str
-    is_certified: bool
-    """Whether clients are known by their keys, and not as nodes."""
-    weighted_by: str
-    weighting: str
-    weight_unit: int
-    maximum_weight: int
-    metrics: tuple[str, ...]
-    joined: tuple[str, ...]
-    """The tensors that travel as one vector, in their order."""
-    round_number: int
-    task: str
-    parameters: bytes = field(repr=False)
-    """The public parameters of every tensor's scheme, whose digest is the version of the layout."""
+    Raises:
+        MalformedMessage: a field is missing or of another type.
+    """
+    return Terms.parsed(record.get("terms"), record.get("parameters"))
 
-    @property
-    def _small(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
 
-    @property
-    def digest(self) -> bytes:
-        """The digest of all but the parameters."""
-        return hashlib.sha256(bind(Label.FLOWER_INVITATION, self._small.encode())).digest()
-
-    def write(self, record: ConfigRecord) -> None:
-        """Put the terms into a record."""
-        record["terms"], record["parameters"] = self._small, self.parameters
-
-    @classmethod
-    def read(cls, record: ConfigRecord) -> Terms | None:
-        """Read the terms in a record of another party, if there are any.
-
-        Raises:
-            MalformedMessage: a field is missing or of another type.
-        """
-        small, parameters = record.get("terms"), record.get("parameters")
-        if not small:
-            return None
-        try:
-            given = cast("dict[str, object]", json.loads(str(small)))
-            for name in ("metrics", "joined"):
-                given[name] = tuple(cast("list[object]", given[name]))
-            terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise malformed("terms") from None
-        kinds = {"str": str, "int": int, "bool": bool, "bytes": bytes, "tuple[str, ...]": tuple}
-        if any(type(getattr(terms, item.name)) is not kinds[str(item.type)] for item in fields(cls)):
-            raise malformed("terms")
-        if any(type(name) is not str for name in (*terms.metrics, *terms.joined)) or terms.round_number < 0:
-            raise malformed("terms")
-        return terms
+def write_terms(terms: Terms, record: ConfigRecord) -> None:
+    """Put the terms into a record."""
+    record["terms"], record["parameters"] = terms.small, terms.parameters
 
 
 def with_message(message: bytes, client: ClientId | None = None, terms: Terms | None = None) -> RecordDict:
@@ -156,7 +54,7 @@ def with_message(message: bytes, client: ClientId | None = None, terms: Terms | 
     if client is not None:
         record["client"] = client.encode()
     if terms is not None:
-        terms.write(record)
+        write_terms(terms, record)
     found[RECORD] = record
     if len(message) <= _LARGE_BYTES:
         record["message"] = message
@@ -187,10 +85,7 @@ def claimed_client(content: RecordDict) -> ClientId:
         MalformedMessage: it does not say so.
     """
     record = content.config_records.get(RECORD)
-    named = None if record is None else record.get("client")
-    if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
-        raise malformed("client")
-    return ClientId(int.from_bytes(named, "big"))
+    return parsed_client(None if record is None else record.get("client"))
 
 
 def protocol_bytes(content: RecordDict) -> int:
@@ -215,11 +110,3 @@ def scalar_in(content: RecordDict, name: str) -> float | int | None:
 def metric_record(values: dict[str, float | int]) -> MetricRecord:
     """Return a record of numbers."""
     return MetricRecord(dict(values))
-
-
-def malformed(name: str) -> MalformedMessage:
-    """Return what is wrong with a record that lacks something."""
-    return MalformedMessage(
-        f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
-        reason=Reason.NOT_CANONICAL,
-    )

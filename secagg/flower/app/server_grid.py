@@ -9,7 +9,6 @@ where ``secagg-evaluation-metrics`` names metrics of it; everything else passes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,21 +16,18 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from secagg.compression.outside import outside_factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
-from secagg.flower.keys.identities import Roster, load_roster
-from secagg.flower.logs import LOG, write_where_flower_does
-from secagg.flower.model_tensors import applied, model_digest, restored
-from secagg.flower.schemes import SchemeChoice
-from secagg.flower.settings import SecAggSettings
+from secagg.flower.logs import write_where_flower_does
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
-from secagg.session.registry import find
+from secagg.platforms.leaving import StageCount
+from secagg.platforms.model_tensors import model_digest
+from secagg.platforms.round_task import Rounds
+from secagg.platforms.settings import SecAggSettings
 
 from .records import LEGACY_ARRAYS, metric_record
-from .server_round import RoundResult, RoundTask, ServerRound, StageCount
+from .server_round import GridRound
 
-_SEED_BYTES: Final = 32
 _ROUNDS: Final = dict[int, int]()
 """How many rounds each run of this process had; a client refuses a number twice, so a run's grids count together."""
 
@@ -62,18 +58,7 @@ class SecAggGrid(Grid):
         """What each stage of the last round carried."""
         self._inner = grid
         self._strategy = strategy
-        self._roster: Roster | None = load_roster(Path(self.settings.roster)) if self.settings.roster else None
-        if self._roster is not None and not self.settings.is_certified:
-            LOG.warning(
-                "secagg-roster certifies nobody in semi_honest mode, where every node is a client; take "
-                "secagg-mode = 'active' for certified ones"
-            )
-            self._roster = None
-        self._has_said = set[str]()
-        self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
-        self._factory = outside_factory(self.settings.outside) if self.settings.outside else None
-        self._told: Mapping[str, float] | None = None
-        self._dtypes = dict[str, np.dtype[Any]]()
+        self._rounds = Rounds(self.settings)
         if strategy is not None:
             require_sum_suffices(strategy)
 
@@ -88,7 +73,7 @@ class SecAggGrid(Grid):
         families = {kind.partition(".")[0] for kind in kinds}
         is_training = MessageType.TRAIN in families
         if MessageType.EVALUATE in families and not self.settings.evaluated_names:
-            self._say_once(
+            self._rounds.say_once(
                 "evaluation is not aggregated securely: what @app.evaluate returns, metrics and numbers of examples, "
                 "is seen client by client; name metrics in secagg-evaluation-metrics, or use fraction_evaluate=0.0"
             )
@@ -108,56 +93,30 @@ class SecAggGrid(Grid):
         is_legacy = key == LEGACY_ARRAYS
         if is_evaluation and is_legacy:
             raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
-        settings, total = self.settings, len(messages) * self.settings.heaviest
-        # Refused here, where too few clients are told of what to do, before anything is computed for them.
-        settings.tolerated_dropouts(len(messages))
         # A client retains no round of another run, so only rounds of one run are counted together.
         run = self._inner.run.run_id
         _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
-        choice = SchemeChoice(settings, total, self._factory)
-        update = (
-            choice.of_metrics()
-            if is_evaluation
-            else choice.parameters(sent, seed=self._seed, epoch=number, told=self._known_scales())
-        )
-        task = RoundTask(
-            settings=settings,
-            roster=self._roster,
+        task = self._rounds.begun(
+            sent,
+            clients=len(messages),
             task=f"flower run {run}",
-            round_number=number,
+            number=number,
             weighted_by=weighted_by,
-            metrics=settings.evaluated_names if is_evaluation else settings.metric_names,
-            sent=sent,
-            update=update,
-            joined=() if is_evaluation else choice.joined(sent),
+            is_evaluation=is_evaluation,
         )
-        self._say_what_is_in_the_clear()
-        first = messages[0].metadata
-        session = ServerRound(task, self._inner, first.message_type, first.group_id, SystemCoins())
+        session = GridRound(task, self._inner, messages, SystemCoins())
         self.stages = session.stages
-        result = session.run(messages, timeout)
-        examples = result.total_weight * (settings.weight_unit if settings.weighting == "examples" else 1)
+        result = session.run(timeout)
+        examples, metrics = self._rounds.examples(result.means), result.means.metrics
         if is_evaluation:
-            result.carrier.content = RecordDict({"metrics": metric_record({weighted_by: examples, **result.metrics})})
+            result.carrier.content = RecordDict({"metrics": metric_record({weighted_by: examples, **metrics})})
             return [result.carrier, *result.failures]
-        self._told = result.told
-        model = ArrayRecord({name: Array(np.asarray(array)) for name, array in applied(sent, result.mean).items()})
+        changed = self._rounds.model(task, result.means)
+        model = ArrayRecord({name: Array(np.asarray(array)) for name, array in changed.items()})
         content = _legacy_content if is_legacy else _content
-        result.carrier.content = content(key, model, result, weighted_by, examples)
+        result.carrier.content = content(key, model, metrics, weighted_by, examples)
         return [result.carrier, *result.failures]
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._has_said:
-            self._has_said.add(sentence)
-            LOG.warning("%s", sentence)
-
-    def _say_what_is_in_the_clear(self) -> None:
-        weights = "each client's weight" if find(self.settings.protocol).reveals_weights else "their total weight"
-        self._say_once(
-            "this server learns the sums of updates and of the metrics that are named, who takes part and when each "
-            f"leaves, with one of six codes, and {weights}"
-        )
 
     def _common_model(self, messages: list[Message]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
         """Return the one model that all messages hold, with the dtypes that it had at first.
@@ -178,17 +137,12 @@ class SecAggGrid(Grid):
                 raise InvalidParameters(
                     "the strategy sends different models to different clients, whose updates do not add up"
                 )
-        before = {name: restored(array, self._dtypes.setdefault(name, array.dtype)) for name, array in read.items()}
+        before = self._rounds.restored(read)
         if any(before[name] is not array for name, array in read.items()):
             replaced = ArrayRecord({name: Array(np.asarray(array)) for name, array in before.items()})
             for message in messages:
                 message.content = RecordDict({**message.content, key: replaced})
         return key, before
-
-    def _known_scales(self) -> Mapping[str, float] | None:
-        if self._told is None and self.settings.is_calibrated:
-            LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
-        return self._told
 
     # --- Everything else is the inner grid's --------------------------------------------------------------------------
 
@@ -232,17 +186,19 @@ class SecAggGrid(Grid):
         return self._inner.pull_messages(message_ids)
 
 
-def _content(key: str, model: ArrayRecord, result: RoundResult, weighted_by: str, examples: int) -> RecordDict:
-    return RecordDict({key: model, "metrics": metric_record({weighted_by: examples, **result.metrics})})
+def _content(key: str, model: ArrayRecord, metrics: Mapping[str, float], weighted_by: str, examples: int) -> RecordDict:
+    return RecordDict({key: model, "metrics": metric_record({weighted_by: examples, **metrics})})
 
 
-def _legacy_content(key: str, model: ArrayRecord, result: RoundResult, weighted_by: str, examples: int) -> RecordDict:
+def _legacy_content(
+    key: str, model: ArrayRecord, metrics: Mapping[str, float], weighted_by: str, examples: int
+) -> RecordDict:
     """Return what ``recorddict_to_fitres`` of the legacy API reads."""
     return RecordDict(
         {
             key.replace("fitins", "fitres"): model,
             "fitres.num_examples": metric_record({weighted_by: examples}),
-            "fitres.metrics": ConfigRecord(dict(result.metrics)),
+            "fitres.metrics": ConfigRecord(dict(metrics)),
             "fitres.status": ConfigRecord({"code": 0, "message": "secure aggregation"}),
         }
     )

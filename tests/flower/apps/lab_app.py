@@ -19,7 +19,8 @@ from lab_truth import SHAPES, change, counted, examples, loss
 
 from secagg.flower import SecAggMod
 from secagg.flower.app.client_round import STATE_RECORD
-from secagg.flower.app.records import LARGE_RECORD, RECORD, claimed_client, message_in, with_message
+from secagg.flower.app.records import LARGE_RECORD, claimed_client, message_in, with_message
+from secagg.platforms.terms import RECORD
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
@@ -33,8 +34,8 @@ KEYS = "LAB_KEYS"
 if LOG_FILE in os.environ:
     handler = logging.FileHandler(os.environ[LOG_FILE])
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logging.getLogger("secagg.flower").addHandler(handler)
-    logging.getLogger("secagg.flower").setLevel(logging.DEBUG)
+    logging.getLogger("secagg.platforms").addHandler(handler)
+    logging.getLogger("secagg.platforms").setLevel(logging.DEBUG)
 
 
 def told_to(partition: object) -> dict[str, Any]:

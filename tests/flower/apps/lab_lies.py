@@ -17,10 +17,10 @@ from secagg.compression.model_update import encode_parameters
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
-from secagg.flower.app.records import RECORD
-from secagg.flower.keys.identities import make_identities
-from secagg.flower.schemes import SchemeChoice
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.schemes import SchemeChoice
+from secagg.platforms.terms import RECORD
 
 LIED_TO = 2
 

@@ -35,9 +35,10 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
-from secagg.flower.app.records import RECORD, message_in, with_message
-from secagg.flower.keys.identities import make_identities
+from secagg.flower.app.records import message_in, with_message
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.terms import RECORD
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import settings as pairwise_settings
 from secagg.protocols.pairwise_mask.client_set import ClientSet

@@ -21,9 +21,9 @@ from lab_strategies import Lenient, PlainTwin
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.flower.app import server_grid
-from secagg.flower.keys.identities import make_identities
-from secagg.flower.keys.server_pair import make_trial_pair
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.keys.server_pair import make_trial_pair
 from secagg.protocols.two_servers import session as two_servers_session
 from secagg.protocols.two_servers.operators.relay_messages import Beginning, RoundOffers
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer

@@ -10,7 +10,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from secagg.flower import SecAggMod
-from secagg.flower.app.records import RECORD
+from secagg.platforms.terms import RECORD
 
 
 def killed(message: Message, context: Any, call_next: Any) -> Message:

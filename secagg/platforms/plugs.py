@@ -114,10 +114,10 @@ class Plug:
 
 
 _MODULES: Final = {
-    PAIRWISE: "secagg.flower.pairwise_plug",
-    ENCLAVE: "secagg.flower.enclave_plug",
-    TWO_SERVERS: "secagg.flower.two_servers_plug",
-    ONE_MESSAGE: "secagg.flower.one_message_plug",
+    PAIRWISE: "secagg.platforms.pairwise_plug",
+    ENCLAVE: "secagg.platforms.enclave_plug",
+    TWO_SERVERS: "secagg.platforms.two_servers_plug",
+    ONE_MESSAGE: "secagg.platforms.one_message_plug",
 }
 _WITHOUT: Final = {
     "coded-mask": "its clients go on from memory, and the process of a node may end between two messages",

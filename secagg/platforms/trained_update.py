@@ -1,73 +1,53 @@
-"""What the app's function is asked for, and what it returned, encoded; the rest of what it returned stays here."""
+"""What training returned, encoded for one session; the rest of what it returned stays at the client."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Context, Message
-from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.flower.charges import Charges
-from secagg.flower.logs import LOG
-from secagg.flower.model_tensors import METRICS, TENSOR, Arrays, differences, model_digest, values_digest
-from secagg.flower.schemes import (
-    COARSE,
-    clipped_share,
-    integer_bound,
-    rounded_at_random,
-    steps_in,
-    with_joined,
-    with_told,
-)
 from secagg.session.ledger import NO_MODEL
 from secagg.session.roles import Update
 
-from .records import LARGE_RECORD, RECORD, Terms, TooHeavy, TrainingFailed, scalar_in
+from .charges import Charges
+from .leaving import TooHeavy, TrainingFailed
+from .logs import LOG
+from .model_tensors import METRICS, TENSOR, Arrays, differences, model_digest, values_digest
+from .schemes import COARSE, clipped_share, integer_bound, rounded_at_random, steps_in, with_joined, with_told
+from .terms import Terms
+
+FINER: Final = "raise secagg-fraction-bits"
+"""What is to be done about changes of a few steps, at both ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What an app's function returned, as its platform has it."""
+
+    models: Sequence[Arrays]
+    """The models in it: one, where a model was asked for."""
+    number: Callable[[str], float | int | None]
+    """The number that it reported under a name."""
+    is_difference: bool = False
+    """Whether the model is the difference to the one that was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One call of the app's training or evaluation, whose result is encoded and goes nowhere else."""
+    """One call of an app's training or evaluation, whose result is encoded and goes nowhere else."""
 
-    message: Message
-    context: Context
-    call_next: ClientAppCallable
     terms: Terms
     update: ModelUpdate
     charges: Charges
     sent: Arrays
-
-    @classmethod
-    def of(  # noqa: PLR0913, PLR0917 -- the mod's own parts
-        cls,
-        message: Message,
-        context: Context,
-        call_next: ClientAppCallable,
-        terms: Terms,
-        update: ModelUpdate,
-        charges: Charges,
-    ) -> Training:
-        """Take the records of the protocol out of a message, whose rest is the app's.
-
-        Raises:
-            InvalidParameters: it holds more than one model.
-        """
-        for name in (RECORD, LARGE_RECORD):
-            if name in message.content:
-                del message.content[name]
-        records = list(message.content.array_records.values())
-        if len(records) != 1:
-            raise InvalidParameters(
-                f"the message has {len(records)} array records, and one model is trained; send the model alone"
-            )
-        sent: dict[str, npt.NDArray[Any]] = {name: array.numpy() for name, array in records[0].items()}
-        return cls(message, context, call_next, terms, update, charges, sent)
+    train: Callable[[], Trained]
+    """Raises ``TrainingFailed`` where the app does."""
 
     @property
     def model_digest(self) -> bytes:
@@ -86,7 +66,7 @@ class Training:
         Raises:
             SecAggError: training failed, or what it returned cannot be part of the sum; the message says why.
         """
-        trained = self._trained()
+        trained = self.train()
         model, summed = self.model_digest, self._summed
         try:
             values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
@@ -108,30 +88,22 @@ class Training:
         payload = self.update.encode(rounded_at_random(self.update, values, coins), coins)
         return Update(payload, model, weight)
 
-    def _trained(self) -> Message:
-        try:
-            trained = self.call_next(self.message, self.context)
-        except Exception as error:  # noqa: BLE001 -- whatever an app raises
-            # Flower would send the sentence to the server, and forget what became of this node's state.
-            LOG.exception("the app raised an error")
-            raise TrainingFailed(f"the app raised {type(error).__name__}; the lines before say where") from None
-        if trained.has_error():
-            raise TrainingFailed(f"the app answered with an error: {trained.error.reason}")
-        return trained
-
-    def _differences(self, trained: Message, summed: list[str]) -> dict[str, npt.NDArray[Any]]:
+    def _differences(self, trained: Trained, summed: list[str]) -> dict[str, npt.NDArray[Any]]:
         if missing := [name for name in summed if name not in self.sent]:
             raise InvalidParameters(f"the model that was sent lacks {missing[:4]}, which the server wants a sum of")
-        records = list(trained.content.array_records.values())
-        if len(records) != 1:
-            raise InvalidParameters(f"training returned {len(records)} array records; return the trained model as one")
-        arrays = {name: array.numpy() for name, array in records[0].items()}
-        return differences(self.sent, arrays, integer_bound(self.update, self.sent), summed)
+        if len(trained.models) != 1:
+            raise InvalidParameters(
+                f"training returned {len(trained.models)} array records; return the trained model as one"
+            )
+        before = self.sent
+        if trained.is_difference:
+            before = {name: np.zeros_like(array) for name, array in self.sent.items()}
+        return differences(before, trained.models[0], integer_bound(self.update, self.sent), summed)
 
-    def _metrics(self, trained: Message) -> list[float]:
+    def _metrics(self, trained: Trained) -> list[float]:
         reported = list[float]()
         for name in self.terms.metrics:
-            value = scalar_in(trained.content, name)
+            value = trained.number(name)
             if value is None:
                 raise InvalidParameters(
                     f"the app reported no number {name!r}, which secagg-metrics or secagg-evaluation-metrics asks for; "
@@ -140,11 +112,11 @@ class Training:
             reported.append(float(value))
         return reported
 
-    def _weight(self, trained: Message) -> int:
+    def _weight(self, trained: Trained) -> int:
         terms = self.terms
         if terms.weighting == "uniform":
             return 1
-        examples = scalar_in(trained.content, terms.weighted_by)
+        examples = trained.number(terms.weighted_by)
         if examples is None or not np.isfinite(examples) or examples != int(examples) or examples < 1:
             raise InvalidParameters(
                 f"the app has to report {terms.weighted_by!r} as a whole number of at least 1; got {examples!r}"
@@ -156,7 +128,3 @@ class Training:
                 f"{terms.maximum_weight}; raise it, or raise secagg-weight-unit"
             )
         return weight
-
-
-FINER = "raise secagg-fraction-bits"
-"""What is to be done about changes of a few steps, at both ends."""

@@ -67,7 +67,7 @@ class Charges:
             OSError: nothing may be sent.
         """
         if not self._is_strict:
-            named = bind(Label.FLOWER_ROUND, task, number.to_bytes(8, "big"))
+            named = bind(Label.PLATFORM_ROUND, task, number.to_bytes(8, "big"))
             values, model = hashlib.sha256(named).digest(), NO_MODEL
         with closing(self._opened()) as spent:
             _require_open(spent, task, number)

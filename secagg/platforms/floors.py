@@ -44,15 +44,15 @@ _ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "
 class NodeSettings:
     """The floors of one client, by the names of their keys."""
 
-    minimum_cohort: int
-    minimum_threshold: int
-    modes: tuple[str, ...]
-    suites: tuple[str, ...]
-    minimum_modulus_bits: int
-    maximum_population: int
-    assumed_corrupted: int
-    privacy_bits: int
-    identity: str | None
+    minimum_cohort: int = 3
+    minimum_threshold: int = 2
+    modes: tuple[str, ...] = ("semi_honest", "active")
+    suites: tuple[str, ...] = ("classic", "hybrid")
+    minimum_modulus_bits: int = 4
+    maximum_population: int = 10_000
+    assumed_corrupted: int = 1
+    privacy_bits: int = 40
+    identity: str | None = None
     protocols: tuple[str, ...] = PROTOCOLS
     maximum_weight: int = 1
     """How much an update may count in an enclave; with two servers every client counts once."""

@@ -1,0 +1,288 @@
+"""A site's side: two filters and an executor, which turn what training returned into messages of the protocol.
+
+The recipe's script trains as ever. The filter takes what it returned, after every other filter of the site and the job
+has had it, and puts the protocol's message in its place; nothing else of it leaves. A job's process lives from the
+first message of a session to the last, so sessions stay in its memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from secagg.compression.outside import outside_factory
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
+from secagg.platforms.client_round import Node, NodeRound
+from secagg.platforms.floors import PARTITION, NodeSettings
+from secagg.platforms.leaving import TrainingFailed
+from secagg.platforms.logs import LOG
+from secagg.platforms.model_tensors import Arrays
+from secagg.platforms.pairwise_plug import floors_of
+from secagg.platforms.terms import RECORD
+from secagg.platforms.trained_update import Trained, Training
+from secagg.session.roles import ClientSession, LateUpdate, Update
+from secagg.session.sealed_state import StateDirectory
+
+from .records import arrays_in, carrying, client_of, message_in, refusal, terms_in, with_message
+
+COMPONENT: Final = "secagg"
+"""The id of the component that filters and executor share."""
+SITE_FILE: Final = "secagg.json"
+"""The operator's own floors, in the ``local`` folder of the site: the keys of ``secagg.platforms.floors``."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """One session, from its first message to its last."""
+
+    begun: NodeRound
+    session: ClientSession | None = None
+    training: Training | None = None
+    """There once a model was sent."""
+    message: bytes = b""
+    """What is answered when training has returned."""
+    trained: Trained | None = None
+
+    def made(self) -> Update:
+        """Encode what training returned."""
+        if self.training is None:
+            raise Misuse("the server asks for an update before it has sent a model")
+        return self.training.made()
+
+    def train(self) -> Trained:
+        """Hand over what training returned."""
+        found, self.trained = self.trained, None
+        if found is None:
+            raise Misuse("an update is due before training has returned")
+        return found
+
+
+class SecAggClient(FLComponent):
+    """One site in the sessions of a job."""
+
+    def __init__(self, floors: dict[str, Any] | None = None, scheme: str | None = None) -> None:
+        """Set the floors of the job; the site's operator raises them.
+
+        Args:
+            floors: by the names of ``NodeSettings``.
+            scheme: a scheme from outside, as the server's compression names it; no other is imported.
+        Raises:
+            InvalidParameters: a floor that protects nobody, or a scheme that cannot be imported.
+        """
+        super().__init__()
+        self.floors, self.scheme = dict(floors or {}), scheme
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in self.floors.items()}
+        try:
+            self._settings = NodeSettings(**cast("dict[str, Any]", given))
+        except TypeError as error:
+            raise InvalidParameters(f"a floor has no such name: {error}") from None
+        floors_of(self._settings)
+        self._outside = {} if scheme is None else {scheme: outside_factory(scheme)}
+        self._open: _Open | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Forget the session where the run ends."""
+        del fl_ctx
+        if event_type == EventType.END_RUN:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave the session, of which nothing is left."""
+        found, self._open = self._open, None
+        if found is not None and found.session is not None:
+            found.session.abort()
+
+    def answered(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Answer a message of a stage without updates.
+
+        Raises:
+            SecAggError: this client leaves.
+        """
+        return self._answer(self._found(shareable, fl_ctx), message_in(shareable))
+
+    def kept(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Take the protocol's record out of a task, whose rest is the app's, and keep it until training is done.
+
+        Raises:
+            SecAggError: this client does not train for that.
+        """
+        if RECORD not in shareable:
+            raise InvalidParameters(
+                "the server asks for an update in the clear; its job was not made by secagg.nvflare.secure",
+                reason=Reason.BELOW_FLOOR,
+            )
+        found = self._found(shareable, fl_ctx)
+        found.message, begun = message_in(shareable), found.begun
+        found.training = Training(begun.terms, begun.update, begun.charges, _model_in(shareable)[0], found.train)
+        del shareable[RECORD]
+        return shareable
+
+    def summed(self, result: Shareable) -> Shareable:
+        """Return the protocol's answer in the place of what training returned.
+
+        Raises:
+            SecAggError: this client leaves.
+        """
+        found = self._open
+        if found is None or not found.message:
+            raise Misuse("something was trained that no session waits for", reason=Reason.ALREADY_SPENT)
+        (message, found.message), found.trained = (found.message, b""), _trained_in(result)
+        return self._answer(found, message)
+
+    def _answer(self, found: _Open, message: bytes) -> Shareable:
+        if found.session is None:
+            digest = found.training.model_digest if found.training else None
+            found.session = found.begun.member(message).join(found.begun.subject(digest), LateUpdate(found.made))
+        answer = found.session.answer(message)
+        for fault in found.session.faults:
+            LOG.warning("%s: %s", found.session.client, fault)
+        LOG.debug("%s: answered a message of round %d", found.session.client, found.begun.terms.round_number)
+        return carrying(with_message(answer, client=found.session.client))
+
+    def _found(self, shareable: Shareable, fl_ctx: FLContext) -> _Open:
+        """Return the session that a message belongs to; the first one of a session brings its terms."""
+        terms = terms_in(shareable)
+        if terms is None:
+            if self._open is None:
+                raise Misuse(
+                    "there is no session to go on with: this client did not begin it, or has left it; a simulation "
+                    "needs as many threads as clients",
+                    reason=Reason.ALREADY_SPENT,
+                )
+            return self._open
+        # A session that was never finished ends as another one begins.
+        self.leave()
+        if terms.task.rpartition(" ")[0] != task_of(fl_ctx):
+            raise InvalidParameters(
+                f"the server says {terms.task!r}, and this is {task_of(fl_ctx)!r}", reason=Reason.BELOW_FLOOR
+            )
+        begun = self._node(fl_ctx).begun(terms)
+        begun.require_open()
+        self._open = _Open(begun)
+        return self._open
+
+    def _node(self, fl_ctx: FLContext) -> Node:
+        workspace, config = fl_ctx.get_engine().get_workspace(), _site_config(fl_ctx)
+        run = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
+        return Node(
+            settings=self._settings.raised_by(config),
+            config=config,
+            client=client_of(fl_ctx.get_identity_name()),
+            states=StateDirectory(run / COMPONENT, coins=SystemCoins()),
+            outside=self._outside,
+        )
+
+
+class SecAggFilter(Filter):
+    """Stands at both ends of training: in front of it as a filter of task data, and behind it of task results."""
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Keep the protocol's message on the way in; put the answer in the place of the result on the way out.
+
+        Raises:
+            SecAggError: this client does not train for that.
+        """
+        client = _client(fl_ctx)
+        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
+            return client.kept(shareable, fl_ctx)
+        if shareable.get_return_code() != ReturnCode.OK:
+            client.leave()
+            return make_reply(shareable.get_return_code())
+        try:
+            return client.summed(shareable)
+        except Exception as error:  # noqa: BLE001 -- whatever is wrong, the result stays here
+            return _left(client, error)
+
+
+class SecAggExecutor(Executor):
+    """Answers the stages in which nothing is trained."""
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Answer one message."""
+        del task_name, abort_signal
+        client = _client(fl_ctx)
+        try:
+            return client.answered(shareable, fl_ctx)
+        except Exception as error:  # noqa: BLE001 -- a message of the server's can be wrong in any way
+            return _left(client, error)
+
+
+def task_of(fl_ctx: FLContext) -> str:
+    """Return what both ends call a job; the server adds a number of its own process."""
+    return f"nvflare job {fl_ctx.get_job_id()}"
+
+
+def _left(client: SecAggClient, error: Exception) -> Shareable:
+    """Log why, here alone, and tell the server that this client left, with a code."""
+    client.leave()
+    if isinstance(error, SecAggError | OSError):
+        LOG.warning("this client left the round: %s", error)
+    else:
+        LOG.exception("a message could not be answered")
+    return refusal(error)
+
+
+def _client(fl_ctx: FLContext) -> SecAggClient:
+    client = fl_ctx.get_engine().get_component(COMPONENT)
+    if not isinstance(client, SecAggClient):
+        raise Misuse(f"the job has no component {COMPONENT!r}; make it secure with secagg.nvflare.secure")
+    return client
+
+
+def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
+    """Return the operator's floors; where key files are in a folder, a site's number names its own.
+
+    Raises:
+        InvalidParameters: the file is not readable.
+    """
+    config = dict[str, Any]()
+    if number := re.search(r"[0-9]+$", fl_ctx.get_identity_name()):
+        config[PARTITION] = int(number[0])
+    path = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / SITE_FILE
+    if path.exists():
+        try:
+            config |= cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise InvalidParameters(f"{path} is no JSON object of floors") from None
+    return config
+
+
+def _model_in(shareable: Shareable) -> tuple[Arrays, DXO]:
+    try:
+        dxo = from_shareable(shareable)
+    except ValueError as error:
+        raise TrainingFailed(f"there is no model in what was sent or returned: {error}") from None
+    if dxo.data_kind not in {DataKind.WEIGHTS, DataKind.WEIGHT_DIFF} or not isinstance(dxo.data, dict):
+        raise TrainingFailed(f"a model is due, and there is {dxo.data_kind}")
+    return arrays_in(cast("dict[str, Any]", dxo.data)), dxo
+
+
+def _trained_in(result: Shareable) -> Trained:
+    """Return what a script returned: parameters, metrics, and how many steps it made, one where it does not say."""
+    arrays, dxo = _model_in(result)
+    metrics: object = dxo.get_meta_prop(MetaKey.INITIAL_METRICS)
+    reported: dict[str, object] = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1, **(metrics if isinstance(metrics, dict) else {})}
+    steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
+    if steps is not None:
+        reported[MetaKey.NUM_STEPS_CURRENT_ROUND] = steps
+
+    def number(name: str) -> float | int | None:
+        value = reported.get(name)
+        return float(value) if isinstance(value, int | float | np.integer | np.floating) else None
+
+    return Trained([arrays], number, is_difference=dxo.data_kind == DataKind.WEIGHT_DIFF)

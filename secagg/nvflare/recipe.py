@@ -1,0 +1,125 @@
+"""The one line: a FedAvg recipe becomes secure before it is run or exported."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.fuel.utils.class_utils import get_component_init_parameters
+from nvflare.job_config.api import ClientApp
+from nvflare.recipe.spec import Recipe
+
+from secagg.errors import InvalidParameters
+from secagg.platforms.logs import LOG
+from secagg.platforms.settings import SecAggSettings
+
+from .client import COMPONENT, SecAggClient, SecAggExecutor, SecAggFilter
+from .controller import SecureFedAvg
+from .records import STAGE_TASK
+
+_SERVER: Final = "server"
+_ANY: Final = "*"
+_PACKAGE: Final = "secagg"
+
+
+def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
+    recipe: Recipe,
+    *,
+    floors: dict[str, Any] | None = None,
+    scheme: str | None = None,
+    invited: int | None = None,
+    training_timeout: float = 0.0,
+    training_patience: float | None = None,
+    poll: float = 0.5,
+    **settings: Any,  # noqa: ANN401 -- of the settings' own types
+) -> None:
+    """Make a FedAvg recipe secure: its server learns sums, and never what one site trained.
+
+    Call it last, after filters and components were added: its filter has to be the last that sees a result.
+
+    Args:
+        floors: what sites insist on, by the names of ``NodeSettings``; operators raise them in ``local/secagg.json``.
+        scheme: a scheme from outside, as ``compression`` names it.
+        invited: how many sites a round asks; by default the recipe's ``min_clients``, and more where a round and its
+            job are to outlive a site that is lost.
+        training_timeout: seconds for the stage that trains; 0 waits for every site that is alive.
+        training_patience: once enough sites have trained, the others get so many times as long; None waits.
+        poll: how often a site asks for its next task, in seconds; every stage waits for that.
+        settings: of ``SecAggSettings``, such as ``protocol="one-message"`` or ``clip=1.0``.
+    Raises:
+        InvalidParameters: a setting is wrong, or the recipe does what no sum can.
+    """
+    checked = SecAggSettings(**settings)
+    SecAggClient(floors, scheme)
+    if not poll > 0:
+        raise InvalidParameters(f"poll is a positive number of seconds; got {poll!r}")
+    recipe._ensure_client_apps_prepared()  # noqa: SLF001 -- NVFlare makes them as late as this, and has no other door
+    job: Any = recipe._job  # noqa: SLF001 -- a job has no list of its apps
+    apps: dict[str, Any] = job._deploy_map  # noqa: SLF001 -- the same
+    sites = [app for app in apps.values() if isinstance(app, ClientApp)]
+    if _SERVER not in apps or not sites:
+        raise InvalidParameters("the recipe has no server or no client yet; make it secure when it is complete")
+    workflow = _only_workflow(apps[_SERVER].app_config.workflows)
+    plain = workflow.controller
+    count = invited or plain.num_clients
+    checked.tolerated_dropouts(count)
+    names = [name for name in get_component_init_parameters(plain) if name not in {"self", "args", "kwargs"}]
+    kept = {name: _attribute(plain, name) for name in names if hasattr(plain, name) or hasattr(plain, f"_{name}")}
+    secured = SecureFedAvg(
+        **{**kept, "num_clients": count},
+        secagg=settings,
+        training_timeout=training_timeout,
+        training_patience=training_patience,
+    )
+    secured.set_communicator(plain.communicator)
+    workflow.controller = secured
+    for app in sites:
+        _narrow(app.app_config.executors, plain.task_name)
+    add = recipe._add_to_client_apps  # noqa: SLF001 -- of executors and components there is no public one
+    add(SecAggClient(floors, scheme), id=COMPONENT)
+    add(SecAggExecutor(), tasks=[STAGE_TASK])
+    recipe.add_client_input_filter(SecAggFilter(), tasks=[plain.task_name])
+    recipe.add_client_output_filter(SecAggFilter(), tasks=[plain.task_name])
+    recipe.add_server_config({"server": {"task_request_interval": poll}})
+    # Sites run the library that they have installed, and none that a job brings.
+    job.set_app_packages([*job.job.app_packages, _PACKAGE])
+    LOG.warning("what scripts log as analytics still travels in the clear; name in `metrics` what is to be a mean")
+
+
+def _only_workflow(workflows: list[Any]) -> Any:  # noqa: ANN401 -- NVFlare's own record
+    """Return the workflow of a job of one FedAvg, which needs the mean alone.
+
+    Raises:
+        InvalidParameters: there is another one, or it needs what single sites send.
+    """
+    kinds = [type(workflow.controller) for workflow in workflows]
+    if kinds == [SecureFedAvg]:
+        raise InvalidParameters("the recipe is secure already; call this once")
+    if kinds != [FedAvg]:
+        found = ", ".join(kind.__name__ for kind in kinds) or "no workflow"
+        raise InvalidParameters(
+            f"the recipe runs {found}, and FedAvg alone can be made secure: cross-site evaluation hands single models "
+            "on, and other workflows have not been looked at"
+        )
+    plain = workflows[0].controller
+    for name, why in (
+        ("aggregator", "is given the update of each site"),
+        ("aggregation_weights", "weigh sites on the server; let their scripts report NUM_STEPS_CURRENT_ROUND"),
+    ):
+        if getattr(plain, name):
+            raise InvalidParameters(f"{name} {why}, which nobody sees here; leave it out")
+    return workflows[0]
+
+
+def _attribute(plain: object, name: str) -> object:
+    return getattr(plain, name if hasattr(plain, name) else f"_{name}")
+
+
+def _narrow(executors: list[Any], task: str) -> None:
+    """Let an executor of every task have training alone: under another name nothing would mask what it returns."""
+    for defined in executors:
+        defined.tasks = [task if name == _ANY else name for name in defined.tasks]
+        if others := {*defined.tasks} - {task}:
+            raise InvalidParameters(
+                f"a site would answer {', '.join(sorted(others))} in the clear; make a recipe without it secure"
+            )

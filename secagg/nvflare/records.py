@@ -1,0 +1,136 @@
+"""What travels between the controller and a client: one record in a ``Shareable``, and a model as NumPy has it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.platforms.leaving import Left, code_of, code_said
+from secagg.platforms.terms import RECORD, Terms, malformed, parsed_client
+
+STAGE_TASK: Final = "secagg"
+"""The task of a stage without updates; the stage with updates is the recipe's own task."""
+_LEFT: Final = "secagg-left"
+_CODES: Final = {
+    ReturnCode.TASK_DATA_FILTER_ERROR: Left.TERMS,
+    ReturnCode.EXECUTION_EXCEPTION: Left.TRAINING,
+    ReturnCode.EXECUTION_RESULT_ERROR: Left.TRAINING,
+}
+"""What NVFlare's own codes mean here; a client's log says more."""
+
+
+def client_of(site: str) -> ClientId:
+    """Return the client that a site without a key is; NVFlare has authenticated its name."""
+    digest = hashlib.sha256(bind(Label.PLATFORM_CLIENT, site.encode())).digest()
+    return ClientId(int.from_bytes(digest[:CLIENT_ID_BYTES], "big"))
+
+
+def with_message(message: bytes, *, client: ClientId | None = None, terms: Terms | None = None) -> dict[str, object]:
+    """Return the record that carries one message of the protocol."""
+    record: dict[str, object] = {"message": message}
+    if client is not None:
+        record["client"] = client.encode()
+    if terms is not None:
+        record |= {"terms": terms.small, "parameters": terms.parameters}
+    return record
+
+
+def carrying(record: Mapping[str, object], content: Shareable | None = None) -> Shareable:
+    """Return a record in what NVFlare sends, beside a model where there is one."""
+    shareable = Shareable() if content is None else content
+    shareable[RECORD] = dict(record)
+    return shareable
+
+
+def message_in(shareable: Shareable) -> bytes:
+    """Return the protocol's message.
+
+    Raises:
+        MalformedMessage: there is none.
+    """
+    message = _field(shareable, "message")
+    if not isinstance(message, bytes) or not message:
+        raise malformed("message")
+    return message
+
+
+def terms_in(shareable: Shareable) -> Terms | None:
+    """Return the terms, if the message is the first of a session.
+
+    Raises:
+        MalformedMessage: a field is missing or of another type.
+    """
+    return Terms.parsed(_field(shareable, "terms"), _field(shareable, "parameters"))
+
+
+def client_in(shareable: Shareable) -> ClientId:
+    """Return who an answer says it is of.
+
+    Raises:
+        MalformedMessage: it does not say so.
+    """
+    return parsed_client(_field(shareable, "client"))
+
+
+def record_bytes(record: Mapping[str, object]) -> int:
+    """Return how many bytes of the protocol a record carries, or that in what NVFlare sends."""
+    inner = record.get(RECORD)
+    fields = inner if isinstance(inner, dict) else record
+    return sum(len(value) for value in cast("dict[str, object]", fields).values() if isinstance(value, bytes | str))
+
+
+def _field(shareable: Shareable, name: str) -> object:
+    record: object = shareable.get(RECORD)
+    return cast("dict[str, object]", record).get(name) if isinstance(record, dict) else None
+
+
+def refusal(error: Exception) -> Shareable:
+    """Return what a server is told where a client leaves: that it left, and one of a few codes."""
+    reply = make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
+    reply.set_header(_LEFT, str(code_of(error)))
+    return cast("Shareable", reply)
+
+
+def failure_in(reply: Shareable) -> Left | None:
+    """Return why a client left; nothing where it answered."""
+    code = reply.get_return_code()
+    if code == ReturnCode.OK:
+        return None
+    said = reply.get_header(_LEFT)
+    return code_said(said) if said else _CODES.get(code, Left.OTHER)
+
+
+def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and not copied.
+
+    Raises:
+        InvalidParameters: something in it is no tensor.
+    """
+    found = dict[str, npt.NDArray[Any]]()
+    for name, value in model.items():
+        tensor = value.detach().cpu() if hasattr(value, "detach") else value
+        try:
+            array = tensor.numpy() if hasattr(tensor, "numpy") else tensor
+        except TypeError as error:
+            raise InvalidParameters(f"tensor {name!r} cannot be read ({error}); send it as float32") from None
+        if not isinstance(array, np.ndarray | np.generic):
+            raise InvalidParameters(f"{name!r} is a {type(value).__name__} and no tensor; send NumPy arrays or tensors")
+        found[name] = np.asarray(array)
+    return found
+
+
+def like(before: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """Return arrays as tensors of the library that those of a model are of."""
+    return {
+        name: before[name].new_tensor(array) if hasattr(before[name], "new_tensor") else array
+        for name, array in arrays.items()
+    }

@@ -1,0 +1,1 @@
+"""What plug-ins for federated-learning platforms share: settings, floors, schemes, keys, charges, and one round."""

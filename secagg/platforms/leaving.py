@@ -1,0 +1,118 @@
+"""Why a client leaves a round, as far as the server is told, and what the server's log advises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from secagg.errors import CapacityExceeded, Misuse, Reason, SecAggError
+
+_KILO: Final = 1000
+
+
+class Left(StrEnum):
+    """Why a client left, as far as the server is told. Each is as much as the server could have tried out anyway."""
+
+    TERMS = "terms"
+    """The server's offer is below this client's floors, or about something else than the server says."""
+    WEIGHT = "weight"
+    """The update weighs more than secagg-maximum-weight."""
+    RANGE = "range"
+    """The update holds NaN, or an integer that changed by more than its bound."""
+    REPEAT = "repeat"
+    """The client has no session to go on with, or uploaded for this round, or this update, before."""
+    TRAINING = "training"
+    """Training failed, or returned something else than it should."""
+    OTHER = "other"
+    """Something else; the client's own log says what."""
+
+
+ADVICE: Final[Mapping[Left, str]] = {
+    Left.TERMS: "the offer is below their floors, or not what they were told; compare it with their arguments",
+    Left.WEIGHT: "their updates weigh more than secagg-maximum-weight; raise it, or secagg-weight-unit",
+    Left.RANGE: "their updates hold NaN, or an integer changed by more than its bound",
+    Left.REPEAT: "they restarted, or have uploaded for this round, or of this model, before",
+    Left.TRAINING: "training failed there, or returned other tensors or metrics than it should",
+    Left.OTHER: "their own logs say why",
+}
+"""What a server's log says of a code."""
+
+
+class TrainingFailed(Misuse):
+    """The app's own function failed, or returned what cannot be summed."""
+
+
+class TooHeavy(CapacityExceeded):
+    """An update weighs more than the run allows."""
+
+
+def code_of(error: Exception) -> Left:
+    """Return what the server is told of an error."""
+    if isinstance(error, TrainingFailed):
+        return Left.TRAINING
+    if isinstance(error, TooHeavy):
+        return Left.WEIGHT
+    match error.reason if isinstance(error, SecAggError) else None:
+        case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.WRONG_VERSION | Reason.PARAMETER_OUT_OF_RANGE:
+            return Left.TERMS
+        case Reason.INPUT_OUT_OF_RANGE:
+            return Left.RANGE
+        case Reason.ALREADY_SPENT | Reason.ALREADY_ANSWERED:
+            return Left.REPEAT
+        case _:
+            return Left.OTHER
+
+
+def code_said(said: object) -> Left:
+    """Return the code that a client sent; that of anything else is the last one."""
+    return next((code for code in Left if code == said), Left.OTHER)
+
+
+@dataclass(slots=True)
+class StageCount:
+    """What one stage carried."""
+
+    sent: int = 0
+    received: int = 0
+    refused: int = 0
+    """Answers that the protocol does not accept."""
+    left: Counter[Left] = field(default_factory=Counter[Left])
+    """Clients that left, or raised an error, by what they said of it."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    largest_up: int = 0
+    """The bytes of the largest answer."""
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> int:
+        """How many left, or raised an error."""
+        return self.left.total()
+
+    @property
+    def late(self) -> int:
+        """How many did not answer at all."""
+        return self.sent - self.received - self.refused - self.failed
+
+    @property
+    def advice(self) -> list[str]:
+        """A sentence for each code that clients left with."""
+        return [f"{self.left[code]} clients left with code {str(code)!r}: {ADVICE[code]}" for code in sorted(self.left)]
+
+    def took(self, size: int) -> None:
+        """Count the bytes of an answer."""
+        self.bytes_up += size
+        self.largest_up = max(self.largest_up, size)
+
+    def __str__(self) -> str:
+        dropped = self.sent - self.received
+        text = (
+            f"sent {self.sent} ({self.bytes_down / _KILO:.1f} kB), received {self.received} "
+            f"({self.bytes_up / _KILO:.1f} kB), dropped {dropped}, in {self.seconds:.1f} s"
+        )
+        reasons = [f"{count} left: {code}" for code, count in sorted(self.left.items())]
+        reasons += [f"{count} {name}" for name, count in (("refused", self.refused), ("silent", self.late)) if count]
+        return f"{text} ({', '.join(reasons)})" if reasons else text

@@ -1,0 +1,246 @@
+"""What a round on the server is about: its session, and the means that its sum is decoded to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.model_update import ModelUpdate, encode_parameters
+from secagg.compression.outside import outside_factory
+from secagg.contract import Aggregate
+from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.errors import Misuse, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import ClientNoise, noise_in
+from secagg.session.registry import find
+from secagg.session.roles import ServerSession, Subject
+
+from .keys.identities import Roster, load_roster
+from .logs import LOG
+from .model_tensors import METRICS, Arrays, applied, model_digest, restored
+from .noise import noise_settings
+from .plugs import ServerSide, plug_of
+from .schemes import COARSE, SchemeChoice, part, steps_in, taken_told, value_bounds
+from .settings import SecAggSettings
+from .terms import Terms
+from .trained_update import FINER
+
+_SEED_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a round gives: means alone."""
+
+    tensors: Mapping[str, npt.NDArray[Any]]
+    told: Mapping[str, float]
+    """What clients told of their tensors, as scales of the next round."""
+    metrics: dict[str, float]
+    contributors: int
+    total_weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTask:
+    """What a round is about."""
+
+    settings: SecAggSettings
+    roster: Roster | None
+    task: str
+    round_number: int
+    weighted_by: str
+    metrics: tuple[str, ...]
+    sent: Arrays
+    update: ModelUpdate
+    joined: tuple[str, ...] = ()
+    """The tensors that travel as one vector."""
+
+    @property
+    def terms(self) -> Terms:
+        """What clients are told."""
+        settings = self.settings
+        return Terms(
+            protocol=settings.protocol,
+            is_certified=settings.is_certified,
+            weighted_by=self.weighted_by,
+            weighting=settings.weighting,
+            weight_unit=settings.weight_unit,
+            maximum_weight=settings.maximum_weight,
+            metrics=self.metrics,
+            joined=self.joined,
+            round_number=self.round_number,
+            task=self.task,
+            parameters=encode_parameters(self.update),
+        )
+
+    def opened(
+        self, population: int, invited: frozenset[ClientId], coins: Coins, resources: ExitStack
+    ) -> ServerSession:
+        """Begin the session.
+
+        Args:
+            population: how many nodes are invited.
+            invited: who they are, where clients are nodes; a roster says it otherwise.
+            resources: ends after the session what was opened for it.
+        Raises:
+            SecAggError: the session cannot be planned.
+        """
+        update = self.update
+        find(self.settings.protocol).require_segments(update.layout)
+        subject = Subject(
+            task=self.task.encode(),
+            round_number=self.round_number,
+            layout=update.layout,
+            capacity=update.capacity,
+            tables=update.tables,
+            terms=self.terms.digest,
+            model_digest=model_digest(self.sent),
+        )
+        side = ServerSide(
+            settings=self.settings,
+            subject=subject,
+            population=population,
+            invited=invited if self.roster is None else None,
+            roster=self.roster,
+            bounds=value_bounds(update),
+            noise=noise_settings(self.settings.noise, self.settings.norm, update),
+            coins=coins,
+            clock=lambda: datetime.now(UTC),
+            resources=resources,
+        )
+        return plug_of(self.settings.protocol).open(side)
+
+    def say_noise(self, session: ServerSession) -> None:
+        """Say what the noise costs, before an update is asked for."""
+        if isinstance(noise := noise_in(session), ClientNoise):
+            # A client may have been in every round so far.
+            for line in noise.sentences(releases=self.round_number):
+                LOG.info("round %d, %s", self.round_number, line)
+        elif self.settings.noise:
+            raise Misuse("the session was to have its clients' noise, and has none")
+
+    def require_threshold(self, invited: int, received: int) -> None:
+        """Hold a round to the threshold that was configured, whatever the protocol's own least is.
+
+        Raises:
+            ThresholdNotMet: too few uploads were received.
+        """
+        needed = invited - self.settings.tolerated_dropouts(invited)
+        if self.settings.threshold and received < needed:
+            raise ThresholdNotMet(needed=needed, present=received, what="clients (secagg-threshold)")
+
+    def means(self, aggregate: Aggregate) -> Means:
+        """Decode a sum."""
+        mean = self.update.mean(aggregate)
+        vector, told = mean.pop(METRICS), taken_told(mean, self.sent)
+        part(mean, self.joined, self.sent)
+        # With noise it is noise.
+        if vector[0] and not self.settings.noise:
+            LOG.warning("%.3g of the clients' values were out of range and cut off; raise secagg-clip", vector[0])
+        if (steps := steps_in(self.update, mean)) < COARSE / np.sqrt(aggregate.contributors):
+            LOG.warning("the mean change is about %.2g steps, and the rest is noise; %s", steps, FINER)
+        LOG.info(
+            "round %d, sum: %d clients of total weight %d",
+            self.round_number,
+            aggregate.contributors,
+            aggregate.total_weight,
+        )
+        return Means(
+            tensors=mean,
+            told=told,
+            metrics=dict(zip(self.metrics, map(float, vector[1:]), strict=True)),
+            contributors=aggregate.contributors,
+            total_weight=aggregate.total_weight,
+        )
+
+
+class Rounds:
+    """A server's rounds, one after another: scales, dtypes, and what was said once."""
+
+    def __init__(self, settings: SecAggSettings) -> None:
+        """Read what the settings name.
+
+        Raises:
+            InvalidParameters: the roster is not readable, or the scheme cannot be imported.
+        """
+        self.settings = settings
+        self._roster: Roster | None = load_roster(Path(settings.roster)) if settings.roster else None
+        if self._roster is not None and not settings.is_certified:
+            LOG.warning(
+                "secagg-roster certifies nobody in semi_honest mode, where every node is a client; take "
+                "secagg-mode = 'active' for certified ones"
+            )
+            self._roster = None
+        self._has_said = set[str]()
+        self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
+        self._factory = outside_factory(settings.outside) if settings.outside else None
+        self._told: Mapping[str, float] | None = None
+        self._dtypes = dict[str, np.dtype[Any]]()
+
+    def begun(  # noqa: PLR0913 -- what a round is about
+        self, sent: Arrays, *, clients: int, task: str, number: int, weighted_by: str, is_evaluation: bool = False
+    ) -> RoundTask:
+        """Return the task of a round over a model that is sent to so many clients.
+
+        Raises:
+            InvalidParameters: too few clients, or a ring that is too narrow.
+        """
+        settings = self.settings
+        # Refused here, where too few clients are told of what to do, before anything is computed for them.
+        settings.tolerated_dropouts(clients)
+        choice = SchemeChoice(settings, clients * settings.heaviest, self._factory)
+        update = (
+            choice.of_metrics()
+            if is_evaluation
+            else choice.parameters(sent, seed=self._seed, epoch=number, told=self._known_scales())
+        )
+        weights = "each client's weight" if find(settings.protocol).reveals_weights else "their total weight"
+        self.say_once(
+            "this server learns the sums of updates and of the metrics that are named, who takes part and when each "
+            f"leaves, with one of six codes, and {weights}"
+        )
+        return RoundTask(
+            settings=settings,
+            roster=self._roster,
+            task=task,
+            round_number=number,
+            weighted_by=weighted_by,
+            metrics=settings.evaluated_names if is_evaluation else settings.metric_names,
+            sent=sent,
+            update=update,
+            joined=() if is_evaluation else choice.joined(sent),
+        )
+
+    def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
+        """Return the model that results from a round of training; its scales are those of the next one."""
+        self._told = means.told
+        return applied(task.sent, means.tensors)
+
+    def examples(self, means: Means) -> int:
+        """Return how many examples were counted."""
+        return means.total_weight * (self.settings.weight_unit if self.settings.weighting == "examples" else 1)
+
+    def restored(self, sent: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """Return a model with the dtypes that it had at first.
+
+        Strategies multiply every tensor by floats, so integers and booleans come back from them as floats.
+        """
+        return {name: restored(array, self._dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
+
+    def say_once(self, sentence: str) -> None:
+        """Warn, if that was not said before."""
+        if sentence not in self._has_said:
+            self._has_said.add(sentence)
+            LOG.warning("%s", sentence)
+
+    def _known_scales(self) -> Mapping[str, float] | None:
+        if self._told is None and self.settings.is_calibrated:
+            LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
+        return self._told

@@ -1,0 +1,34 @@
+"""What a site trains: it adds its number in sixteenths. Site 5 is killed in a round, if the job says in which."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import numpy as np
+import nvflare.client as flare
+from nvflare.client.tracking import SummaryWriter
+
+MARKER = "a-marker-in-the-clear"
+
+
+def train(fatal_round: int) -> None:
+    """Train until the job ends."""
+    flare.init()
+    number = int(flare.get_site_name().rpartition("-")[2])
+    writer = SummaryWriter()
+    while flare.is_running():
+        model = flare.receive()
+        if (number, model.current_round) == (5, fatal_round):
+            # With the process that started it, which would report that to the server, and NVFlare would end the job.
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        writer.add_scalar(MARKER, number, model.current_round)
+        params = {name: values + np.float32(number / 16) for name, values in model.params.items()}
+        meta = {"NUM_STEPS_CURRENT_ROUND": number}
+        flare.send(flare.FLModel(params=params, metrics={"accuracy": 0.1 * number}, meta=meta))
+
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]))

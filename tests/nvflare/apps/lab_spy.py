@@ -1,0 +1,31 @@
+"""A server that writes down every message that reaches it, before anything is read out of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.widgets.widget import Widget
+
+VARIABLE = "LAB_REACHED"
+_LOCK = threading.Lock()
+
+
+class Spy(Widget):
+    """Looks at what NVFlare's cell receives, whatever it is."""
+
+    def __init__(self) -> None:
+        """Begin to look."""
+        super().__init__()
+        receive = CoreCell._process_received_msg  # noqa: SLF001 -- the lowest place, below every filter
+
+        def looked(cell: CoreCell, endpoint: Any, connection: Any, message: Any) -> None:
+            payload = message.payload
+            if isinstance(payload, bytes | bytearray | memoryview):
+                with _LOCK, open(os.environ[VARIABLE], "ab") as file:  # noqa: PTH123 -- appended to
+                    file.write(payload)
+            receive(cell, endpoint, connection, message)
+
+        CoreCell._process_received_msg = looked  # noqa: SLF001

@@ -1,0 +1,176 @@
+"""Sites and a controller in one process: filters, executor and encoding are NVFlare's and the library's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.utils import fobs
+
+from secagg.nvflare.client import SecAggClient, SecAggExecutor, SecAggFilter, task_of
+from secagg.nvflare.records import STAGE_TASK
+from secagg.nvflare.server_round import SiteRound
+from secagg.platforms.round_task import Means, Rounds
+from secagg.platforms.settings import SecAggSettings
+
+Model = Mapping[str, npt.NDArray[Any]]
+Train = Callable[["Site", FLModel], FLModel]
+JOB = "job-1"
+SITES = 5
+
+
+def adding(site: Site, model: FLModel) -> FLModel:
+    """Train: a site adds its number in sixteenths, and says that it made as many steps."""
+    params = {name: values + values.dtype.type(site.number / 16) for name, values in model.params.items()}
+    return FLModel(
+        params=params, metrics={"accuracy": site.number}, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: site.number}
+    )
+
+
+def crossed(shareable: Shareable) -> tuple[bytes, Shareable]:
+    """Return what crosses the wire, and what arrives."""
+    common_decomposers.register()
+    fobs.register(NumpyArrayDecomposer)
+    data = fobs.dumps(shareable)
+    return data, fobs.loads(data)
+
+
+class Site:
+    """One site's process."""
+
+    def __init__(self, name: str, root: Path, train: Train, floors: dict[str, Any]) -> None:
+        self.name, self.number, self.train = name, int(name.rpartition("-")[2]), train
+        (root / name / "local").mkdir(parents=True, exist_ok=True)
+        (root / name / JOB).mkdir(exist_ok=True)
+        self.local = root / name / "local"
+        self.client, self.filter, self.executor = SecAggClient(floors), SecAggFilter(), SecAggExecutor()
+        workspace = SimpleNamespace(
+            get_run_dir=lambda job: str(root / name / job), get_site_config_dir=lambda: str(self.local)
+        )
+        engine = SimpleNamespace(get_component=lambda _: self.client, get_workspace=lambda: workspace)
+        self.context = FLContext()
+        for key, value in (
+            (ReservedKey.ENGINE, engine),
+            (ReservedKey.IDENTITY_NAME, name),
+            (ReservedKey.RUN_NUM, JOB),
+        ):
+            self.context.put(key=key, value=value, private=True, sticky=False)
+
+    def do(self, task: str, data: Shareable) -> Shareable:
+        """Do what NVFlare's client runner does with a task."""
+        if task == STAGE_TASK:
+            return self.executor.execute(task, data, self.context, Signal())
+        try:
+            data = self._filtered(data, FilterKey.IN)
+        except Exception:  # noqa: BLE001 -- as the client runner
+            return make_reply(ReturnCode.TASK_DATA_FILTER_ERROR)
+        try:
+            result = FLModelUtils.to_shareable(self.train(self, FLModelUtils.from_shareable(data)))
+        except RuntimeError:
+            result = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        return self._filtered(result, FilterKey.OUT)
+
+    def _filtered(self, shareable: Shareable, direction: str) -> Shareable:
+        self.context.set_prop(FLContextKey.FILTER_DIRECTION, direction, private=True, sticky=False)
+        return self.filter.process(shareable, self.context)
+
+
+@dataclass
+class Federation:
+    """A controller's tasks, and the sites that do them at once."""
+
+    root: Path
+    settings: SecAggSettings
+    train: Train = adding
+    floors: dict[str, Any] = field(default_factory=dict[str, Any])
+    meddling: Callable[[str, str, Shareable], Shareable] = lambda site, task, data: data  # noqa: ARG005 -- a server's
+    task_name: str = "train"
+    gone: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Which site is lost at which task."""
+
+    def __post_init__(self) -> None:
+        self.sites = {
+            f"site-{number}": Site(f"site-{number}", self.root, self.train, self.floors)
+            for number in range(1, SITES + 1)
+        }
+        self.rounds, self.number = Rounds(self.settings), 0
+        self.reached = list[bytes]()
+        """Everything that reached the server, as it was on the wire."""
+        self.dead = set[str]()
+        self.abort_signal, self.fl_ctx = Signal(), next(iter(self.sites.values())).context
+        self.round: SiteRound
+
+    def run(self, model: Model, **waits: Any) -> tuple[dict[str, npt.NDArray[Any]], Means]:
+        """Run one round."""
+        self.number += 1
+        task = self.rounds.begun(
+            model,
+            clients=len(self.sites),
+            task=f"{task_of(self.fl_ctx)} 00",
+            number=self.number,
+            weighted_by=MetaKey.NUM_STEPS_CURRENT_ROUND,
+        )
+        sent = FLModel(params=dict(model), params_type=ParamsType.FULL, current_round=self.number)
+        self.round = SiteRound(task, self, sent, **{"training_timeout": 30.0, "training_patience": None, **waits})
+        means = task.means(self.round.run(list(self.sites)))
+        return self.rounds.model(task, means), means
+
+    # --- What a round asks of its controller --------------------------------------------------------------------------
+
+    def shareable_of(self, model: FLModel) -> Shareable:
+        return FLModelUtils.to_shareable(model)
+
+    def send(self, *, task: Any, fl_ctx: FLContext, targets: list[str]) -> None:
+        (name,) = targets
+        if name in self.dead or (name, task.name) in self.gone:
+            self.dead.add(name)
+            return
+        reply = self.sites[name].do(task.name, self.meddling(name, task.name, crossed(task.data)[1]))
+        data, arrived = crossed(reply)
+        self.reached.append(data)
+        task.result_received_cb(
+            client_task=SimpleNamespace(client=SimpleNamespace(name=name), result=arrived), fl_ctx=fl_ctx
+        )
+        task.completion_status = "ok"
+
+    def cancel_task(self, task: Any) -> None:
+        task.completion_status = "cancelled"
+
+    def get_client_disconnect_time(self, name: str) -> float | None:
+        return 1.0 if name in self.dead else None
+
+
+def plain_mean(model: Model) -> dict[str, npt.NDArray[Any]]:
+    """Return what FedAvg of the same training gives."""
+    numbers = range(1, SITES + 1)
+    step = sum(number * number for number in numbers) / sum(numbers) / 16
+    return {name: values + values.dtype.type(step) for name, values in model.items()}
+
+
+def weights_of(reply: Shareable) -> DXO | None:
+    """Return the model in what reached a server, if there is one."""
+    try:
+        dxo = from_shareable(reply)
+    except ValueError:
+        return None
+    return dxo if dxo.data_kind in {DataKind.WEIGHTS, DataKind.WEIGHT_DIFF} else None
+
+
+MODEL: Model = {
+    "w": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
+    "b": np.full(3, 0.25, dtype=np.float32),
+}

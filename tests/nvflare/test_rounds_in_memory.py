@@ -1,0 +1,280 @@
+"""Rounds of every protocol over NVFlare's filters and encoding, and what a server could try with them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.dxo import MetaKey
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.nvflare.client import SITE_FILE
+from secagg.nvflare.records import STAGE_TASK, arrays_in, failure_in, like
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.leaving import Left
+from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import RECORD
+from tests.nvflare.sites import MODEL, SITES, Federation, Site, adding, plain_mean
+
+pytestmark = pytest.mark.nvflare
+STEP = 2.0**-16
+PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("pairwise", {}, {}),
+    ("pairwise", {"mode": "active"}, {}),
+    ("pairwise", {"compression": "scalar-8"}, {}),
+    ("enclave", {}, {"allow_simulated_enclave": True, "maximum_weight": 1 << 16}),
+    ("two-servers", {"weighting": "uniform"}, {"allow_simulated_second_server": True}),
+    ("one-message", {}, {}),
+]
+
+
+def keyed(folder: Path, protocol: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Make the keys that a protocol needs, and return what the settings name of them."""
+    if protocol == "pairwise" and "mode" not in settings:
+        return {}
+    keys = folder / "keys"
+    make_identities(keys, map(ClientId, range(1, SITES + 1)), SystemCoins())
+    found = {"roster": str(keys / "roster.json")}
+    if protocol == "one-message":
+        main = import_module("secagg.cli").main
+        holders = [part for number in range(1, SITES + 1) for part in ("--client", str(number))]
+        signed = ["holder", "record", "--authority", str(keys / "authority.key"), "--number", "1"]
+        out = ["--roster", found["roster"], "--out", str(folder / "record")]
+        assert main([*signed, *holders, *out]) == 0
+        found["epoch"] = str(folder / "record")
+    return found
+
+
+def federation(
+    folder: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any], **more: Any
+) -> Federation:
+    chosen = SecAggSettings(protocol=protocol, **settings, **keyed(folder, protocol, settings))
+    return Federation(folder, chosen, floors={"identity": str(folder / "keys"), **floors}, **more)
+
+
+def plain_updates() -> list[bytes]:
+    """Return what a server must not see: what each site trained, and by how much that changed the model."""
+    return [
+        part.tobytes()
+        for number in range(1, SITES + 1)
+        for values in MODEL.values()
+        for part in (values + np.float32(number / 16), np.full_like(values, number / 16))
+    ]
+
+
+@pytest.mark.parametrize(("protocol", "settings", "floors"), PROTOCOLS)
+def test_the_mean_is_that_of_fedavg_and_no_update_reaches_the_server(
+    folder: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any]
+) -> None:
+    made = federation(folder, protocol, {"metrics": "accuracy", **settings}, floors)
+    model, means = made.run(MODEL)
+    expected = plain_mean(MODEL)
+    if settings.get("weighting") == "uniform":
+        expected = {name: values + np.float32(3 / 16) for name, values in MODEL.items()}
+    for name, values in expected.items():
+        assert model[name].dtype == values.dtype
+        assert np.abs(model[name] - values).max() < STEP
+    uniform = settings.get("weighting") == "uniform"
+    assert means.metrics["accuracy"] == pytest.approx(3 if uniform else 55 / 15, abs=1e-3)
+    assert means.contributors == SITES
+    assert not any(plain in reached for plain in plain_updates() for reached in made.reached)
+
+
+def test_the_search_for_updates_finds_one_that_is_in_the_clear(folder: Path) -> None:
+    made = federation(folder, "pairwise", {}, {})
+    made.sites["site-2"].filter.process = lambda shareable, _: shareable
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+    assert any(plain in reached for plain in plain_updates() for reached in made.reached)
+
+
+def test_a_second_round_goes_on_from_the_first_and_codes_get_shorter(folder: Path) -> None:
+    def train(site: Site, model: FLModel) -> FLModel:
+        del site
+        return FLModel(params={name: values + np.float32(1 / 8) for name, values in model.params.items()})
+
+    made = federation(folder, "pairwise", {"compression": "scalar-8", "weighting": "uniform"}, {}, train=train)
+    large = {"w": np.zeros((64, 64), np.float32)}
+    first, _ = made.run(large)
+    longest = max(count.largest_up for _, count in made.round.stages)
+    second, _ = made.run(first)
+    assert np.abs(second["w"] - 1 / 4).max() < 0.01
+    assert max(count.largest_up for _, count in made.round.stages) < longest
+
+
+@pytest.mark.parametrize("task", [STAGE_TASK, "train"])
+def test_a_site_that_is_lost_is_left_out_at_every_stage(folder: Path, task: str) -> None:
+    made = federation(folder, "pairwise", {}, {}, gone={("site-5", task)})
+    model, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+    step = sum(n * n for n in range(1, SITES)) / sum(range(1, SITES)) / 16
+    assert np.abs(model["w"] - MODEL["w"] - step).max() < STEP
+
+
+def test_too_few_sites_are_no_sum(folder: Path) -> None:
+    made = federation(folder, "pairwise", {}, {}, gone={("site-4", "train"), ("site-5", "train")})
+    with pytest.raises(ThresholdNotMet):
+        made.run(MODEL)
+
+
+def test_differences_integers_and_metrics_travel_as_scripts_return_them(folder: Path) -> None:
+    model = {**MODEL, "count": np.array([3, 4], dtype=np.int64)}
+
+    def train(site: Site, sent: FLModel) -> FLModel:
+        changes = {
+            name: np.full_like(values, 1) * values.dtype.type(site.number) for name, values in sent.params.items()
+        }
+        return FLModel(params=changes, params_type=ParamsType.DIFF)
+
+    made = federation(folder, "pairwise", {"clip": 8.0}, {}, train=train)
+    changed, means = made.run(model)
+    assert means.total_weight == SITES
+    assert changed["count"].tolist() == [6, 7]
+    assert np.abs(changed["w"] - model["w"] - 3).max() < STEP
+
+
+# --- What a server, or its job, could try ---------------------------------------------------------------------------
+
+
+def left(folder: Path, expected: Left, log: pytest.LogCaptureFixture, **more: Any) -> str:
+    """Run a round in which site-5 leaves with a code, and return what its log says."""
+    log.set_level(logging.DEBUG, "secagg.platforms")
+    made = federation(folder, "pairwise", more.pop("settings", {}), {}, **more)
+    made.run(MODEL)
+    assert [count.left[expected] for _, count in made.round.stages if count.left] == [1]
+    return log.text
+
+
+def test_a_request_without_the_protocol_is_refused_before_training(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bare(site: str, task: str, data: Shareable) -> Shareable:
+        if (site, task) == ("site-5", "train"):
+            del data[RECORD]
+        return data
+
+    trained = list[str]()
+
+    def train(site: Site, model: FLModel) -> FLModel:
+        trained.append(site.name)
+        return adding(site, model)
+
+    left(folder, Left.TERMS, caplog, meddling=bare, train=train)
+    assert "site-5" not in trained
+
+
+def test_another_jobs_terms_are_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def renamed(site: str, task: str, data: Shareable) -> Shareable:
+        if (site, task) == ("site-5", STAGE_TASK) and "terms" in data[RECORD]:
+            data[RECORD]["terms"] = data[RECORD]["terms"].replace("job-1", "job-2")
+        return data
+
+    assert "the server says 'nvflare job job-2 00'" in left(folder, Left.TERMS, caplog, meddling=renamed)
+
+
+def test_an_operator_raises_the_floors_of_a_job(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = federation(folder, "pairwise", {}, {})
+    (made.sites["site-5"].local / SITE_FILE).write_text(json.dumps({"secagg-minimum-cohort": 9}))
+    caplog.set_level(logging.DEBUG, "secagg.platforms")
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+    assert "this client left the round" in caplog.text
+    (made.sites["site-5"].local / SITE_FILE).write_text("[")
+    made.run({name: values + 1 for name, values in MODEL.items()})
+    assert "is no JSON object of floors" in caplog.text
+
+
+def test_training_that_fails_is_told_by_a_code_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def train(site: Site, model: FLModel) -> FLModel:
+        if site.name == "site-5":
+            raise RuntimeError("a secret of this site")
+        return adding(site, model)
+
+    made_log = left(folder, Left.TRAINING, caplog, train=train)
+    assert "a secret of this site" not in made_log
+
+
+def test_nan_is_told_by_a_code_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def train(site: Site, model: FLModel) -> FLModel:
+        found = adding(site, model)
+        if site.name == "site-5":
+            found.params["w"][0] = np.nan
+        return found
+
+    left(folder, Left.RANGE, caplog, train=train)
+
+
+def test_a_result_that_no_session_waits_for_stays_at_the_site(folder: Path) -> None:
+    made = federation(folder, "pairwise", {}, {})
+    site = made.sites["site-1"]
+    made.run(MODEL)
+    for _ in range(2):
+        reply = site._filtered(made.shareable_of(FLModel(params=dict(MODEL))), "out")  # noqa: SLF001 -- our own harness
+        assert failure_in(reply) is Left.REPEAT
+        assert reply.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
+
+
+def test_a_round_that_was_uploaded_for_is_refused_a_second_time(folder: Path) -> None:
+    made = federation(folder, "pairwise", {}, {})
+    made.run(MODEL)
+    made.number -= 1
+    with pytest.raises(ThresholdNotMet):
+        made.run(MODEL)
+    assert made.round.stages[0][1].left == {Left.REPEAT: SITES}
+
+
+def test_a_site_answers_for_itself_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = federation(folder, "pairwise", {"mode": "active"}, {})
+    # Site 4 was given the key file of site 5.
+    (made.sites["site-4"].local / SITE_FILE).write_text(
+        json.dumps({"secagg-identity": str(folder / "keys" / "client-5.key")})
+    )
+    with pytest.raises(ThresholdNotMet):
+        made.run(MODEL)
+    assert "is answered for by two nodes" in caplog.text
+
+
+# --- Models ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_of_another_library_come_back_as_such() -> None:
+    class Tensor:
+        """What PyTorch's tensors have of what is used here."""
+
+        def __init__(self, values: Any) -> None:
+            self.values = np.asarray(values)
+
+        def detach(self) -> Tensor:
+            return self
+
+        cpu = detach
+
+        def numpy(self) -> Any:
+            if self.values.dtype == np.float16:
+                raise TypeError("unsupported ScalarType BFloat16")
+            return self.values
+
+        def new_tensor(self, values: Any) -> Tensor:
+            return Tensor(values)
+
+    before = {"w": Tensor([1.0, 2.0])}
+    assert arrays_in(before)["w"].tolist() == [1.0, 2.0]
+    assert isinstance(like(before, {"w": np.ones(2)})["w"], Tensor)
+    with pytest.raises(InvalidParameters, match="send it as float32"):
+        arrays_in({"w": Tensor(np.ones(1, np.float16))})
+    with pytest.raises(InvalidParameters, match="'w' is a list and no tensor"):
+        arrays_in({"w": [1.0]})
+    assert MetaKey.NUM_STEPS_CURRENT_ROUND == "NUM_STEPS_CURRENT_ROUND"
