@@ -73,7 +73,7 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	$(FLOWER)/bin/python -m pytest -p no:randomly -m flower tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
-	$(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py
+	MYPYPATH=tests/nvflare/apps $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
 	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+

@@ -48,7 +48,7 @@ def opened(side: ServerSide) -> ServerSession:
     path = side.settings.enclave_socket
     if path:
         try:
-            remote = side.resources.enter_context(RemoteEnclave(Path(path)))
+            remote = side.resources.enter_context(RemoteEnclave(Path(path), timeout=side.settings.stage_timeout))
         except OSError as error:
             raise InvalidParameters(
                 f"{PREFIX}enclave-socket is {path}, and nothing answers there ({error}); start "

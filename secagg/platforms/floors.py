@@ -22,7 +22,7 @@ from secagg.session.privacy_ledger import PrivacyLedger
 from .charges import privacy_file
 from .keys.identities import ClientIdentity, client_file, load_identity
 from .noise import noise_settings
-from .settings import MODES, NOISED, PREFIX, PROTOCOLS, SUITES
+from .settings import ENCLAVE, MODES, NOISED, PREFIX, PROTOCOLS, SUITES, TWO_SERVERS
 
 PARTITION: Final = "partition-id"
 Kind = TypeVar("Kind")
@@ -37,6 +37,10 @@ _NARROWED: Final = ("protocols", "modes", "suites")
 _NAMED: Final = ("identity", "enclave_policy", "servers")
 """Files of the node's own, which take the place of those in the app."""
 _NOISE: Final = ("noise", "norm", "epsilon", "delta")
+_OF_MASKS: Final = (
+    *("minimum_threshold", "minimum_modulus_bits", "maximum_population", "assumed_corrupted", "privacy_bits"),
+)
+"""Floors that nothing in an enclave or between two servers could be held to."""
 _ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")
 
 
@@ -124,7 +128,7 @@ class NodeSettings:
         return frozenset(_member("modes", name, MODES) for name in self.modes)
 
     def require_protocol(self, protocol: str) -> None:
-        """Refuse a protocol that this client does not take part in.
+        """Refuse a protocol that this client does not take part in, or that has not what it insists on.
 
         Raises:
             InvalidParameters: it does not.
@@ -134,6 +138,19 @@ class NodeSettings:
                 f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}",
                 reason=Reason.BELOW_FLOOR,
             )
+        usual = NodeSettings()
+        changed = [name for name in _OF_MASKS if self._is_stricter(name, getattr(usual, name))]
+        if protocol in {ENCLAVE, TWO_SERVERS} and changed:
+            key = PREFIX + changed[0].replace("_", "-")
+            raise InvalidParameters(
+                f"this client insists on {key}, which {protocol} does not have, so that it would act nowhere; leave it "
+                f"out, or leave {protocol} out of {PREFIX}protocols",
+                reason=Reason.BELOW_FLOOR,
+            )
+
+    def _is_stricter(self, name: str, usual: int) -> bool:
+        own: int = getattr(self, name)
+        return own < usual if name in _LOWERED else own > usual
 
     def noise_for(self, protocol: str, update: ModelUpdate) -> NoiseSettings:
         """Return the noise that this client insists on, for the public parameters of a round.

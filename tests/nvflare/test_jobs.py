@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +37,44 @@ def run(folder: Path, kind: str, rounds: int, fatal_round: int) -> tuple[Path, s
         "NVFLARE_POC_WORKSPACE": str(home),
         "LAB_REACHED": str(folder / "reached"),
     }
-    done = subprocess.run(  # noqa: S603 -- our own job
-        [sys.executable, "lab_job.py", kind, str(home), str(rounds), str(fatal_round)],
-        cwd=apps,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=SECONDS,
-        check=False,
-        text=True,
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 -- our own job
+            [sys.executable, "lab_job.py", kind, str(home), str(rounds), str(fatal_round)],
+            cwd=apps,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=SECONDS,
+            check=False,
+            text=True,
+        )
+    finally:
+        end(folder)
     assert done.returncode == 0, done.stdout[-4000:]
     return Path(json.loads((home / "result.json").read_text())["result"]), done.stdout
+
+
+def end(folder: Path) -> None:
+    """End what a job left running: NVFlare starts a site that was killed again."""
+    began = time.monotonic()
+    while (left := [pid for pid in pids() if belongs(pid, folder)]) and time.monotonic() < began + 60:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+    assert not left, f"still there: {left}"
+
+
+def pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and int(path.name) != os.getpid()]
+
+
+def belongs(pid: int, folder: Path) -> bool:
+    try:
+        started = f"LAB_REACHED={folder / 'reached'}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return started and not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
+    except OSError:
+        return False
 
 
 def mean_step(sites: range) -> float:
@@ -70,3 +99,14 @@ def test_the_simulator_gives_the_mean_of_fedavg_and_no_update_reaches_its_server
     assert "round 2, sum: 5 clients of total weight 15" in log
     assert "new best validation metric at round 1: 0.36" in log
     require_no_update((tmp_path / "reached").read_bytes(), FIRST, sites)
+
+
+def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, "poc", rounds=2, fatal_round=1)
+    log = (found / "workspace" / "log.txt").read_text()
+    assert "round 1, sum: 5 clients of total weight 15" in log
+    assert "round 2, masked input: sent 5" in log
+    assert "round 2, sum: 4 clients of total weight 10" in log
+    model = np.load(found / "workspace" / "models" / "server.npy")
+    assert np.abs(model - FIRST - mean_step(range(1, 6)) - mean_step(range(1, 5))).max() < 2 * STEP
+    require_no_update((tmp_path / "reached").read_bytes(), FIRST, range(1, 6))

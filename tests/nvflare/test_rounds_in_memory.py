@@ -93,9 +93,9 @@ def test_the_mean_is_that_of_fedavg_and_no_update_reaches_the_server(
     assert not any(plain in reached for plain in plain_updates() for reached in made.reached)
 
 
-def test_the_search_for_updates_finds_one_that_is_in_the_clear(folder: Path) -> None:
+def test_the_search_for_updates_finds_one_that_is_in_the_clear(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = federation(folder, "pairwise", {}, {})
-    made.sites["site-2"].filter.process = lambda shareable, _: shareable
+    monkeypatch.setattr(made.sites["site-2"].filter, "process", lambda shareable, _: shareable)
     _, means = made.run(MODEL)
     assert means.contributors == SITES - 1
     assert any(plain in reached for plain in plain_updates() for reached in made.reached)

@@ -13,7 +13,7 @@ VARIABLE = "LAB_REACHED"
 _LOCK = threading.Lock()
 
 
-class Spy(Widget):
+class Spy(Widget):  # type: ignore[misc] # NVFlare has no types
     """Looks at what NVFlare's cell receives, whatever it is."""
 
     def __init__(self) -> None:
