@@ -8,12 +8,14 @@ PEERS := build/peers/.venv
 SOLVERS := build/solvers/.venv
 FLWR ?= 1.41.0
 FLOWER := build/flower/$(FLWR)/.venv
+PUBLISHING := build/publishing/.venv
+PYTHONS := 3.11 3.12 3.13 3.14
 DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist-check \
-  flower vectors clean
+.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist dist-check \
+  sbom extras pythons oldest newest flower vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -40,7 +42,7 @@ lint: $(INSTALLED)  ## check style, formatting and spelling
 
 types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks .ci/check_distributions.py
+	$(BIN)/mypy tests benchmarks .ci/*.py
 	$(BIN)/pyright
 
 proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims, weakenings
@@ -73,8 +75,30 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json
 
-dist-check: $(INSTALLED)  ## build the distributions, install the wheel elsewhere, and check both
-	$(BIN)/python .ci/check_distributions.py
+dist: $(INSTALLED)  ## build the wheel and the source distribution in dist/, the same bytes from the same sources
+	rm -rf dist
+	$(BIN)/python .ci/build_distributions.py
+
+dist-check: $(INSTALLED) $(PUBLISHING)/.installed  ## build the distributions, install the wheel elsewhere, and check both
+	$(BIN)/python .ci/check_distributions.py $(PUBLISHING)/bin
+
+sbom: dist $(PUBLISHING)/.installed  ## list what an installation of the wheel brings, in CycloneDX: dist/secagg.cdx.json
+	$(PYTHON) -m venv --clear --without-pip build/materials
+	$(BIN)/python -m pip --disable-pip-version-check --python build/materials/bin/python install -c constraints.txt dist/*.whl
+	$(PUBLISHING)/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+	  --output-file dist/secagg.cdx.json build/materials/bin/python
+
+extras: $(INSTALLED)  ## install every extra alone, torch's too, and make its first call; minutes, and gigabytes
+	$(BIN)/python .ci/check_extras.py
+
+pythons: $(INSTALLED)  ## run the tests of the core on every Python that is supported and here
+	$(BIN)/python .ci/check_versions.py $(PYTHONS:%=--python %)
+
+oldest: $(INSTALLED)  ## run the tests of the core with the oldest numpy, cryptography and hypothesis
+	$(BIN)/python .ci/check_versions.py --dependencies oldest
+
+newest: $(INSTALLED)  ## run the tests of the core with the newest of all dependencies
+	$(BIN)/python .ci/check_versions.py --dependencies newest
 
 vectors: $(INSTALLED)  ## write the test vectors of the protocols again
 	$(BIN)/python -m tests.vectors.generate
@@ -91,6 +115,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
+	touch $@
+
+$(PUBLISHING)/.installed: Makefile
+	$(PYTHON) -m venv --clear $(PUBLISHING)
+	$(PUBLISHING)/bin/python -m pip install --disable-pip-version-check \
+	  twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
 	touch $@
 
 $(SOLVERS)/.installed: pyproject.toml constraints.txt
