@@ -10,12 +10,13 @@ FLWR ?= 1.41.0
 FLOWER := build/flower/$(FLWR)/.venv
 PUBLISHING := build/publishing/.venv
 PYTHONS := 3.11 3.12 3.13 3.14
+SCOREBOARD := build/scoreboard
 DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist dist-check \
-  sbom extras pythons oldest newest flower vectors clean
+  sbom extras pythons oldest newest flower scoreboard vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -42,7 +43,7 @@ lint: $(INSTALLED)  ## check style, formatting and spelling
 
 types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks .ci/*.py
+	$(BIN)/mypy tests benchmarks examples/*.py .ci/*.py
 	$(BIN)/pyright
 
 proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims, weakenings
@@ -100,6 +101,14 @@ oldest: $(INSTALLED)  ## run the tests of the core with the oldest numpy, crypto
 newest: $(INSTALLED)  ## run the tests of the core with the newest of all dependencies
 	$(BIN)/python .ci/check_versions.py --dependencies newest
 
+scoreboard: $(SCOREBOARD)/.installed  ## attack other libraries and this one, each in an environment of its own; gigabytes
+	for name in flower openfl declearn appfl; do \
+	  $(SCOREBOARD)/$$name/.venv/bin/python benchmarks/scoreboard/against_$$name.py > $(SCOREBOARD)/$$name.json || exit 1; done
+	for mode in semi_honest active; do PYTHONPATH=. \
+	  $(SCOREBOARD)/secagg/.venv/bin/python benchmarks/scoreboard/against_secagg.py $$mode > $(SCOREBOARD)/$$mode.json || exit 1; done
+	$(PYTHON) benchmarks/scoreboard/table.py benchmarks/results/scoreboard.md benchmarks/results/scoreboard.json \
+	  $(foreach name,flower openfl declearn appfl semi_honest active,$(SCOREBOARD)/$(name).json)
+
 vectors: $(INSTALLED)  ## write the test vectors of the protocols again
 	$(BIN)/python -m tests.vectors.generate
 	$(BIN)/python -m tests.vectors.generate_one_message
@@ -121,6 +130,16 @@ $(PUBLISHING)/.installed: Makefile
 	$(PYTHON) -m venv --clear $(PUBLISHING)
 	$(PUBLISHING)/bin/python -m pip install --disable-pip-version-check \
 	  twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
+	touch $@
+
+# OpenFL asks for pycryptodome at run time; without a torch of one's own, APPFL takes the newest one with its CUDA packages.
+$(SCOREBOARD)/.installed: pyproject.toml Makefile
+	for name in flower openfl declearn appfl secagg; do $(PYTHON) -m venv --clear $(SCOREBOARD)/$$name/.venv; done
+	$(SCOREBOARD)/flower/.venv/bin/python -m pip install --disable-pip-version-check flwr==1.41.0
+	$(SCOREBOARD)/openfl/.venv/bin/python -m pip install --disable-pip-version-check openfl==1.9 pycryptodome
+	$(SCOREBOARD)/declearn/.venv/bin/python -m pip install --disable-pip-version-check declearn==2.9.1
+	$(SCOREBOARD)/appfl/.venv/bin/python -m pip install --disable-pip-version-check $$(grep '^torch==' constraints.txt) appfl==1.12.0
+	$(SCOREBOARD)/secagg/.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
 $(SOLVERS)/.installed: pyproject.toml constraints.txt
