@@ -8,6 +8,7 @@ PEERS := build/peers/.venv
 SOLVERS := build/solvers/.venv
 FLWR ?= 1.41.0
 FLOWER := build/flower/$(FLWR)/.venv
+FLOWER_TORCH := build/flower/$(FLWR)-torch/.venv
 PUBLISHING := build/publishing/.venv
 PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
@@ -16,7 +17,7 @@ DEMO_ROUNDS ?= 80
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist dist-check \
-  sbom extras pythons oldest newest flower scoreboard vectors clean
+  sbom extras pythons oldest newest flower flower-torch scoreboard vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -34,7 +35,7 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower and not flower_torch"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check
@@ -72,6 +73,9 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	  tests/flower/apps/*.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py tests/flower/test_noise.py \
 	  benchmarks/bench_flower.py
 	$(FLOWER)/bin/python -m pytest -p no:randomly -m flower tests/flower
+
+flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
+	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json
@@ -126,19 +130,25 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
 	touch $@
 
+$(FLOWER_TORCH)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(FLOWER_TORCH)
+	$(FLOWER_TORCH)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e . \
+	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
+	touch $@
+
 $(PUBLISHING)/.installed: Makefile
 	$(PYTHON) -m venv --clear $(PUBLISHING)
 	$(PUBLISHING)/bin/python -m pip install --disable-pip-version-check \
 	  twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
 	touch $@
 
-# OpenFL asks for pycryptodome at run time; without a torch of one's own, APPFL takes the newest one with its CUDA packages.
+# OpenFL asks for pycryptodome at run time; APPFL brings the newest torch, with its CUDA packages.
 $(SCOREBOARD)/.installed: pyproject.toml Makefile
 	for name in flower openfl declearn appfl secagg; do $(PYTHON) -m venv --clear $(SCOREBOARD)/$$name/.venv; done
 	$(SCOREBOARD)/flower/.venv/bin/python -m pip install --disable-pip-version-check flwr==1.41.0
 	$(SCOREBOARD)/openfl/.venv/bin/python -m pip install --disable-pip-version-check openfl==1.9 pycryptodome
 	$(SCOREBOARD)/declearn/.venv/bin/python -m pip install --disable-pip-version-check declearn==2.9.1
-	$(SCOREBOARD)/appfl/.venv/bin/python -m pip install --disable-pip-version-check $$(grep '^torch==' constraints.txt) appfl==1.12.0
+	$(SCOREBOARD)/appfl/.venv/bin/python -m pip install --disable-pip-version-check appfl==1.12.0
 	$(SCOREBOARD)/secagg/.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
