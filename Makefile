@@ -10,12 +10,19 @@ FLWR ?= 1.41.0
 FLOWER := build/flower/$(FLWR)/.venv
 NVFLARE_VERSION ?= 2.9.0
 NVFLARE := build/nvflare/$(NVFLARE_VERSION)/.venv
+FLOWER_TORCH := build/flower/$(FLWR)-torch/.venv
+PUBLISHING := build/publishing/.venv
+PYTHONS := 3.11 3.12 3.13 3.14
+SCOREBOARD := build/scoreboard
 DEMO_ROUNDS ?= 80
+# Tests that need nothing but the development environment.
+HERE := not gpu and not flower and not flower_torch and not nvflare
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist-check \
-  flower nvflare vectors clean
+.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
+  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard vectors \
+  clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -33,7 +40,7 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower and not nvflare"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(HERE)"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check
@@ -42,7 +49,7 @@ lint: $(INSTALLED)  ## check style, formatting and spelling
 
 types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks .ci/check_distributions.py
+	$(BIN)/mypy tests benchmarks examples/*.py .ci/*.py
 	$(BIN)/pyright
 
 proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims, weakenings
@@ -76,11 +83,44 @@ nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an 
 	MYPYPATH=tests/nvflare/apps $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
 	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
 
+flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
+	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
+
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json
 
-dist-check: $(INSTALLED)  ## build the distributions, install the wheel elsewhere, and check both
-	$(BIN)/python .ci/check_distributions.py
+dist: $(INSTALLED)  ## build the wheel and the source distribution in dist/, the same bytes from the same sources
+	rm -rf dist
+	$(BIN)/python .ci/build_distributions.py
+
+dist-check: $(INSTALLED) $(PUBLISHING)/.installed  ## build the distributions, install the wheel elsewhere, and check both
+	$(BIN)/python .ci/check_distributions.py $(PUBLISHING)/bin
+
+sbom: dist $(PUBLISHING)/.installed  ## list what an installation of the wheel brings, in CycloneDX: dist/secagg.cdx.json
+	$(PYTHON) -m venv --clear --without-pip build/materials
+	$(BIN)/python -m pip --disable-pip-version-check --python build/materials/bin/python install -c constraints.txt dist/*.whl
+	$(PUBLISHING)/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+	  --output-file dist/secagg.cdx.json build/materials/bin/python
+
+extras: $(INSTALLED)  ## install every extra alone, torch's too, and make its first call; minutes, and gigabytes
+	$(BIN)/python .ci/check_extras.py
+
+pythons: $(INSTALLED)  ## run the tests of the core on every Python that is supported and here
+	$(BIN)/python .ci/check_versions.py $(PYTHONS:%=--python %)
+
+oldest: $(INSTALLED)  ## run the tests of the core with the oldest numpy, cryptography and hypothesis
+	$(BIN)/python .ci/check_versions.py --dependencies oldest
+
+newest: $(INSTALLED)  ## run the tests of the core with the newest of all dependencies
+	$(BIN)/python .ci/check_versions.py --dependencies newest
+
+scoreboard: $(SCOREBOARD)/.installed  ## attack other libraries and this one, each in an environment of its own; gigabytes
+	for name in flower openfl declearn appfl; do \
+	  $(SCOREBOARD)/$$name/.venv/bin/python benchmarks/scoreboard/against_$$name.py > $(SCOREBOARD)/$$name.json || exit 1; done
+	for mode in semi_honest active; do PYTHONPATH=. \
+	  $(SCOREBOARD)/secagg/.venv/bin/python benchmarks/scoreboard/against_secagg.py $$mode > $(SCOREBOARD)/$$mode.json || exit 1; done
+	$(PYTHON) benchmarks/scoreboard/table.py benchmarks/results/scoreboard.md benchmarks/results/scoreboard.json \
+	  $(foreach name,flower openfl declearn appfl semi_honest active,$(SCOREBOARD)/$(name).json)
 
 vectors: $(INSTALLED)  ## write the test vectors of the protocols again
 	$(BIN)/python -m tests.vectors.generate
@@ -97,6 +137,28 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
+	touch $@
+
+$(FLOWER_TORCH)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(FLOWER_TORCH)
+	$(FLOWER_TORCH)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e . \
+	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
+	touch $@
+
+$(PUBLISHING)/.installed: Makefile
+	$(PYTHON) -m venv --clear $(PUBLISHING)
+	$(PUBLISHING)/bin/python -m pip install --disable-pip-version-check \
+	  twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
+	touch $@
+
+# OpenFL asks for pycryptodome at run time; APPFL brings the newest torch, with its CUDA packages.
+$(SCOREBOARD)/.installed: pyproject.toml Makefile
+	for name in flower openfl declearn appfl secagg; do $(PYTHON) -m venv --clear $(SCOREBOARD)/$$name/.venv; done
+	$(SCOREBOARD)/flower/.venv/bin/python -m pip install --disable-pip-version-check flwr==1.41.0
+	$(SCOREBOARD)/openfl/.venv/bin/python -m pip install --disable-pip-version-check openfl==1.9 pycryptodome
+	$(SCOREBOARD)/declearn/.venv/bin/python -m pip install --disable-pip-version-check declearn==2.9.1
+	$(SCOREBOARD)/appfl/.venv/bin/python -m pip install --disable-pip-version-check appfl==1.12.0
+	$(SCOREBOARD)/secagg/.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
 $(SOLVERS)/.installed: pyproject.toml constraints.txt

@@ -2,24 +2,31 @@
 
 Nothing is built in the repository and nothing is imported from it. The sources are copied to a temporary directory,
 the wheel is built from the source distribution, and it is installed in a new and otherwise empty environment.
-Run it as `make dist-check`; it needs the standard library and the tools of the development environment.
+Run it as `make dist-check`, which names the folder of the publishing tools; it needs the tools of the development
+environment too.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 import tomllib
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-NOT_SOURCES = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".coverage")
+from build_distributions import REPOSITORY, build, copy_sources
+from check_extras import EXTRAS, check_missing, check_present, new_environment
+from check_extras import run as run_outside
+
 REPOSITORY_FOLDERS = ("compression", "protocols", "training", "proofs", "tests", "benchmarks")
+DOCUMENTS = {"secagg/compression/README.md"}
+"""What the wheel carries because a message names it; tests/test_publishing.py finds the messages."""
+DEPENDENCIES = {"cffi", "cryptography", "numpy", "pycparser"}
+"""What an installation without extras brings, and the bill of materials lists."""
 
 NEEDS_EXTRA: dict[str, str] = {
     "secagg.conformance": "hypothesis",
@@ -63,32 +70,50 @@ PLANTED_ERRORS = ("planted_1: str = ring.modulus_bits", "planted_2: int = fixed_
 
 def main() -> None:
     """Run every check in order; the first fault ends the run with a sentence that says what to change."""
+    (tools,) = (Path(argument).absolute() for argument in sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="secagg-distributions-") as name:
         scratch = Path(name).resolve()
-        sources = copy_sources(scratch / "sources")
-        say("build the source distribution, and the wheel from it")
-        run(sys.executable, "-P", "-m", "build", "--outdir", scratch / "dist", sources, cwd=scratch)
+        say("build both distributions, twice, and compare")
+        sources = copy_sources(scratch / "first" / "sources")
+        built = build(sources, scratch / "first", isolated=True)
+        wheel, archive = built
+        check_reproducible(built, sources, scratch / "again")
         say("check their content")
-        check_wheel(only(scratch / "dist", "*.whl"), sources)
-        check_source_distribution(only(scratch / "dist", "*.tar.gz"), sources)
+        check_wheel(wheel, sources)
+        check_source_distribution(archive, sources)
+        run(tools / "twine", "check", "--strict", wheel, archive, cwd=scratch)
+        run(tools / "check-wheel-contents", wheel, cwd=scratch)
         say("install the wheel in an empty environment")
-        python = install(only(scratch / "dist", "*.whl"), scratch / "environment")
+        python = new_environment(wheel, scratch / "environment")
         elsewhere = scratch / "elsewhere"
         elsewhere.mkdir()
         say("import every module of it")
         program = IMPORT_EVERYTHING.format(needs_extra=NEEDS_EXTRA, repository_folders=REPOSITORY_FOLDERS)
         print(run(python, "-c", program, cwd=elsewhere), end="")
+        say("list its materials")
+        check_materials(tools, python, elsewhere)
         say("type-check a consumer of it, right and wrong")
         check_types(python, elsewhere)
+        say("install extras, one by one")
+        check_missing(python, elsewhere)
+        check_present(wheel, scratch, [name for name, extra in EXTRAS.items() if extra.is_small])
     say("the distributions are sound")
 
 
 # --- Build and content ------------------------------------------------------------------------------------------------
 
 
-def copy_sources(target: Path) -> Path:
-    """Copy what a fresh checkout would hold, so that nothing left over from an earlier build is picked up."""
-    return shutil.copytree(REPOSITORY, target, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+def check_reproducible(built: tuple[Path, Path], sources: Path, scratch: Path) -> None:
+    """Build from another copy, in another folder, with other dates and permissions; expect the same bytes."""
+    again = copy_sources(scratch / "a longer name" / "sources", sources)
+    for file in again.rglob("*"):
+        if not file.is_symlink():
+            file.chmod(file.stat().st_mode & 0o700)
+            os.utime(file, (1, 1))
+    for one, other in zip(built, build(again, scratch, isolated=False), strict=True):
+        digests = [sha256(file.read_bytes()).hexdigest() for file in (one, other)]
+        require(digests[0] == digests[1], f"two builds of {one.name} differ: {digests}; see .ci/build_distributions.py")
+        print(f"  {digests[0]}  {one.name}")
 
 
 def check_wheel(wheel: Path, sources: Path) -> None:
@@ -98,7 +123,9 @@ def check_wheel(wheel: Path, sources: Path) -> None:
     strangers = {name for name in names if not name.startswith("secagg/") and ".dist-info/" not in name}
     require(not strangers, f"the wheel must hold secagg/ and its metadata only; it also holds {sorted(strangers)}")
     documents = {name for name in names if name.endswith(".md")}
-    require(not documents, f"keep documents out of the wheel (exclude-package-data): {sorted(documents)}")
+    require(
+        documents == DOCUMENTS, f"the wheel's documents are {sorted(DOCUMENTS)} (package-data): {sorted(documents)}"
+    )
     require("secagg/py.typed" in names, "ship secagg/py.typed (package-data), or type checkers ignore the package")
     require(any(name.endswith("licenses/LICENSE") for name in names), "ship LICENSE (license-files)")
     expected = modules_of_listed_packages(sources)
@@ -134,14 +161,13 @@ def check_source_distribution(archive: Path, sources: Path) -> None:
 # --- Use, as a user would ---------------------------------------------------------------------------------------------
 
 
-def install(wheel: Path, environment: Path) -> Path:
-    """Install the wheel with its dependencies in a new environment, and return that environment's interpreter."""
-    run(sys.executable, "-m", "venv", environment, cwd=environment.parent)
-    python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
-    constraints = REPOSITORY / "constraints.txt"
-    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    run(*pip, "install", "-c", constraints, wheel, cwd=environment.parent)
-    return python
+def check_materials(tools: Path, python: Path, folder: Path) -> None:
+    """Make the bill of materials of the installed wheel, as `make sbom` does, and look for what is known to come."""
+    made, project = folder / "materials.json", REPOSITORY / "pyproject.toml"
+    options = ("--pyproject", project, "--mc-type", "library", "--output-reproducible", "--output-file", made)
+    run(tools / "cyclonedx-py", "environment", *options, python, cwd=folder)
+    listed = {component["name"] for component in json.loads(made.read_text(encoding="utf-8"))["components"]}
+    require(listed - {"secagg"} == DEPENDENCIES, f"an installation brings {sorted(listed)}; is that meant?")
 
 
 def check_types(python: Path, folder: Path) -> None:
@@ -170,20 +196,10 @@ def check_types(python: Path, folder: Path) -> None:
 
 def run(*command: str | Path, cwd: Path, expected_status: int = 0) -> str:
     """Run a command outside the repository and return its output; another exit status ends the check."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MYPY"))}
-    child = subprocess.run(  # noqa: S603 - the commands are the ones in this file
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    status, output = run_outside(*command, cwd=cwd)
     shown = " ".join(str(part) for part in command)
-    require(child.returncode == expected_status, f"exit status {child.returncode} of: {shown}\n{child.stdout}")
-    return child.stdout
-
-
-def only(folder: Path, pattern: str) -> Path:
-    """Return the one file that matches."""
-    found = list(folder.glob(pattern))
-    require(len(found) == 1, f"expected one {pattern}, found {[file.name for file in found]}")
-    return found[0]
+    require(status == expected_status, f"exit status {status} of: {shown}\n{output}")
+    return output
 
 
 def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence at every call

@@ -10,7 +10,7 @@ import pytest
 FENCED_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s][^)\s]*)\)")
-ROOMS = ("compression", "protocols", "proofs", "tests", "benchmarks", "training")
+ROOMS = ("compression", "protocols", "proofs", "tests", "benchmarks", "examples", "training")
 MAKE_COMMAND = re.compile(r"\bmake ([a-z][a-z-]*)")
 MAKE_TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 SECTION = re.compile(r"^## Two commands\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, cast
@@ -180,7 +181,7 @@ def _notes(network: Network, measuring: float) -> Iterator[str]:
     """Say what is counted and what is not."""
     yield (
         "Bytes are those of one client, without the model itself. Cheapest means the shortest upload: what a scheme "
-        "loses is in compression/README.md."
+        f"loses is in {files('secagg.compression') / 'README.md'}."
     )
     yield (
         f"Seconds are estimates without encoding: small sessions were run on this machine, in {in_seconds(measuring)}, "

@@ -12,7 +12,13 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
+    ) from None
 
 from .sections import LocalTraining
 

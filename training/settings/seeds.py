@@ -13,7 +13,13 @@ from enum import IntEnum
 from typing import Final
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
+    ) from None
 
 from secagg.errors import InvalidParameters
 

@@ -1,0 +1,60 @@
+"""The attacks of the scoreboard, and how a library's script reports what came of each.
+
+It imports the standard library alone: every library's script runs in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import NamedTuple
+
+ATTACKS = {
+    "inconsistent dropouts": "The server calls one client present and gone, to be shown both of its secrets.",
+    "cohort of one": "The server runs the protocol with one client, and takes its update for a sum.",
+    "sum below a floor": "The server keeps few of many clients, so that the sum says much of each.",
+    "the round again": "The server asks for the same round once more, without one client, and subtracts.",
+    "replayed messages": "The server sends messages of a finished round again, for a second answer.",
+    "key in the middle": "The server hands out keys of its own in the place of other clients'.",
+    "malformed upload": "One client sends what does not decode, and the round ends for everybody.",
+    "silent overflow": "Honest values, each in its range, have a sum that wraps; nobody is told.",
+    "predictable masks": "A part of a mask is known, and the rest of it is computed.",
+}
+
+
+class Outcome(NamedTuple):
+    """What came of an attack, and one line of what the script saw."""
+
+    verdict: str
+    why: str
+
+
+def succeeded(why: str) -> Outcome:
+    """Report that the script got what the attack is for."""
+    return Outcome("succeeded", why)
+
+
+def refused(why: str) -> Outcome:
+    """Report that the library stopped it, or that what it yields is of no use."""
+    return Outcome("refused", why)
+
+
+def not_applicable(why: str) -> Outcome:
+    """Report that the library has nothing that the attack could be aimed at."""
+    return Outcome("not applicable", why)
+
+
+def not_shown(why: str) -> Outcome:
+    """Report that a defence is missing or weak, and that no attack was run."""
+    return Outcome("not shown", why)
+
+
+def report(package: str, what: str, honest: Callable[[], None], attacks: Mapping[str, Callable[[], Outcome]]) -> None:
+    """Run an honest round, then every attack, and print what came of it as JSON; a check that fails ends the script."""
+    honest()
+    assert attacks.keys() == ATTACKS.keys(), attacks.keys() ^ ATTACKS.keys()
+    rows = {name: attacks[name]()._asdict() for name in ATTACKS}
+    head = {"package": package, "version": version(package), "what": what, "python": platform.python_version()}
+    print("\n" + json.dumps({**head, "attacks": rows}))

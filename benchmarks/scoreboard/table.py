@@ -1,0 +1,54 @@
+"""Join what the scripts reported into one table, as Markdown and as JSON.
+
+`make scoreboard` runs it with the reports of all libraries: table.py OUT.md OUT.json REPORT...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attacks import ATTACKS
+
+INTRODUCTION = """\
+# Attacks on other libraries, and on this one
+
+`make scoreboard` installs each library in an environment of its own, runs an honest round with its
+own code, and then these attacks. *Succeeded*: the script got what the attack is for, and checked
+it. *Refused*: the library stopped it, or what it yields is of no use. *Not applicable*: there is
+nothing to aim at. *Not shown*: a defence looks weak, and no attack was run. Each verdict is about
+the version named and about what the script does, and no more; libraries differ in what they
+promise, and some of these attacks are outside of it: APPFL's documents exclude a malicious server
+and dropouts, and Flower's SecAgg+ and OpenFL's name no defence against a server that lies.
+"""
+
+
+def main() -> None:
+    """Write the table and the record behind it."""
+    table, record, *reports = map(Path, sys.argv[1:])
+    read = [json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1]) for path in reports]
+    record.write_text(json.dumps({"attacks": ATTACKS, "libraries": read}, indent=1) + "\n", encoding="utf-8")
+    table.write_text("\n".join(lines(read)) + "\n", encoding="utf-8")
+    print(table.read_text(encoding="utf-8"))
+
+
+def lines(read: list[dict[str, Any]]) -> Iterator[str]:
+    """Write the verdicts in one table, and then what each script saw."""
+    yield INTRODUCTION
+    heads = [f"{one['package']} {one['version']}, {one['what'].partition(' (')[0]}" for one in read]
+    yield from ("| attack | " + " | ".join(heads) + " |", "|---" * (len(read) + 1) + "|")
+    for attack in ATTACKS:
+        verdicts = [one["attacks"][attack]["verdict"] for one in read]
+        yield f"| {attack} | " + " | ".join(f"**{v}**" if v == "succeeded" else v for v in verdicts) + " |"
+    for attack, what in ATTACKS.items():
+        yield from ("", f"## {attack.capitalize()}", "", what, "")
+        for head, one in zip(heads, read, strict=True):
+            verdict, why = one["attacks"][attack]["verdict"], one["attacks"][attack]["why"]
+            yield f"- {head}: {verdict}. {why[0].upper()}{why[1:].rstrip('.')}."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Federated analytics: a histogram, a mean and the frequent strings of clients, none of whom is looked at.
+
+Run it as `python examples/analytics.py`; it needs `pip install secagg` and nothing else.
+"""
+
+import numpy as np
+
+import secagg
+
+HOURS = range(24)
+
+
+def main() -> None:
+    """Ask sixty clients three questions; three of them leave on the way."""
+    draw = np.random.default_rng(1)
+    hours = [int(hour) for hour in np.clip(draw.normal(20, 2, 60), 0, 23)]
+    words = ["tea"] * 30 + ["coffee"] * 24 + [f"rarity {number}" for number in range(6)]
+    minutes = {f"client {number}": np.array([draw.gamma(2.0, 15.0)]) for number in range(60)}
+
+    busy = secagg.histogram(hours, HOURS, drop=3)
+    print("when devices charge:", {hour: count for hour, count in busy.items() if count})
+    assert sum(busy.values()) == 57
+
+    frequent = secagg.heavy_hitters(words, least=10)
+    print("what at least ten clients typed:", frequent)
+    assert frequent == {"tea": 30, "coffee": 24}
+
+    # Values beyond 120 minutes count as 120; one step is 120 / 32767 minutes.
+    result = secagg.aggregate(minutes, clip=120.0, drop=3)
+    print(f"mean time: {result.mean[0]:.2f} minutes, of {len(result.counted)} clients, to {result.step:.4f}")
+    expected = np.mean([np.minimum(minutes[str(name)], 120.0) for name in result.counted])
+    assert abs(result.mean[0] - expected) <= result.step
+
+    # A sum of few, or a rare value, still says much of a client: read LIMITATIONS, and add noise where that matters.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What is published agrees with itself: versions, documents that messages name, and the container file."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.house import SHIPPED, report, shipped_modules
+
+DOCUMENT = re.compile(r"[\w./-]*\b\w+\.md\b")
+REPOSITORY_ONLY = re.compile(r"\b(benchmarks|examples|tests|proofs)/|\bmake (test|demo|study|bench|proofs|dist)\b")
+WRITTEN_BY_THE_PROGRAM = {"report.md"}
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return table
+
+
+# --- Versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_document_names_the_version_of_the_package(repository: Path, project: dict[str, Any]) -> None:
+    version = project["version"]
+    changes = (repository / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == version
+    notes = (repository / "RELEASE_NOTES.md").read_text(encoding="utf-8")
+    assert notes.startswith(f"# secagg {version}\n")
+    citation = (repository / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (\S+)$", citation, re.MULTILINE) == [version]
+    security = (repository / "SECURITY.md").read_text(encoding="utf-8")
+    assert f"| {version.rpartition('.')[0]}.x | yes |" in security
+
+
+def test_each_python_that_is_claimed_is_checked(repository: Path, project: dict[str, Any]) -> None:
+    claimed = [name.rpartition(" ")[2] for name in project["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    checked = re.search(r"^PYTHONS := (.*)$", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert checked is not None
+    assert checked[1].split() == claimed
+    assert project["requires-python"] == f">={claimed[0]}"
+
+
+# --- Documents that messages name -------------------------------------------------------------------------------------
+
+
+def test_a_message_names_only_documents_that_the_wheel_has(repository: Path) -> None:
+    files = (repository / "pyproject.toml").read_text(encoding="utf-8")
+    data: dict[str, list[str]] = tomllib.loads(files)["tool"]["setuptools"]["package-data"]
+    shipped = {name for names in data.values() for name in names}
+    report(
+        f"{module.file.relative_to(repository)}:{fault}"
+        for module in shipped_modules(repository).values()
+        for fault in message_faults(module.file.read_text(encoding="utf-8"), shipped)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("x = 'see SECURITY.md'", ["1 names SECURITY.md, which the wheel lacks"]),
+        ("x = f'as {1} of protocols/README.md'", ["1 names protocols/README.md, which the wheel lacks"]),
+        ("x = 'run make bench'", ["1 names make bench, which the wheel lacks"]),
+        ("x = 'see benchmarks/README'", ["1 names benchmarks/, which the wheel lacks"]),
+        ("x = f'in {files() / \"README.md\"}'", []),
+        ('"""See SECURITY.md."""', []),
+    ],
+)
+def test_a_message_that_names_an_absent_document_is_noticed(text: str, faults: list[str]) -> None:
+    assert [*message_faults(text, {"README.md"})] == faults
+
+
+def message_faults(text: str, shipped: set[str]) -> Iterator[str]:
+    """Look at every string that is no docstring: a file that it names must be in package-data."""
+    for line, said in strings_of(ast.parse(text)):
+        named = {*DOCUMENT.findall(said), *(found[0] for found in REPOSITORY_ONLY.finditer(said))}
+        yield from (f"{line} names {name}, which the wheel lacks" for name in named - shipped - WRITTEN_BY_THE_PROGRAM)
+
+
+def strings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.lineno, node.value
+
+
+# --- The container file -----------------------------------------------------------------------------------------------
+
+
+def test_the_container_file_keeps_the_rules(repository: Path) -> None:
+    text = (repository / "Containerfile").read_text(encoding="utf-8")
+    assert [*container_faults(text, repository)] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "objection"),
+    [
+        ("python:3.13-slim", "python:latest", "name the version of the base image"),
+        ("USER 10001", "USER root", "the last USER is a number above 0"),
+        ("--constraint constraints.txt ", "", "hold the versions of what pip installs"),
+        ("COPY . .", "COPY absent.txt .", "there is no absent.txt to copy"),
+        ('ENTRYPOINT ["secagg"]', "ENTRYPOINT secagg", "the entry point is a list"),
+        ("STOPSIGNAL", "STOPSIGN", "STOPSIGN is no instruction"),
+        ("AS build", "AS other", "there is no stage build"),
+    ],
+)
+def test_a_fault_in_the_container_file_is_noticed(repository: Path, old: str, new: str, objection: str) -> None:
+    text = (repository / "Containerfile").read_text(encoding="utf-8")
+    assert old in text
+    assert objection in [*container_faults(text.replace(old, new), repository)]
+
+
+def container_faults(text: str, root: Path) -> Iterator[str]:
+    """Parse the instructions and compare them with the tree; a builder is not needed."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    steps = [line.partition(" ") for line in "\n".join(lines).replace("\\\n", "").splitlines()]
+    known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
+    yield from (f"{name} is no instruction" for name, _, _ in steps if name not in known)
+    arguments = dict(value.partition("=")[::2] for name, _, value in steps if name == "ARG")
+    if not re.search(r":\d+\.\d+", arguments["BASE"]):
+        yield "name the version of the base image"
+    stages = {value.partition(" AS ")[2] for name, _, value in steps if name == "FROM"}
+    for value in (value.split() for name, _, value in steps if name == "COPY"):
+        if value[0].startswith("--from="):
+            if (stage := value[0].partition("=")[2]) not in stages:
+                yield f"there is no stage {stage}"
+        else:
+            yield from (f"there is no {source} to copy" for source in value[:-1] if not (root / source).exists())
+    runs = [value for name, _, value in steps if name == "RUN"]
+    if any("pip install" in run and "--constraint" not in run for run in runs):
+        yield "hold the versions of what pip installs"
+    users = [value for name, _, value in steps if name == "USER"]
+    if not users[-1:] or not users[-1].isdigit() or int(users[-1]) == 0:
+        yield "the last USER is a number above 0"
+    (entry,) = (value for name, _, value in steps if name == "ENTRYPOINT")
+    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    if not entry.startswith("["):
+        yield "the entry point is a list"
+    elif json.loads(entry)[0] not in scripts:
+        yield "the entry point is a command of the package"
+
+
+def test_the_container_leaves_out_what_no_build_reads(repository: Path) -> None:
+    """Without this file a local environment and its caches would go to the builder."""
+    ignored = (repository / ".containerignore").read_text(encoding="utf-8").split()
+    assert {".git", ".venv", "build", "dist"} <= {*ignored}
+    assert not {*ignored} & {*SHIPPED, "pyproject.toml", ".ci"}

@@ -1,0 +1,25 @@
+"""The scoreboard shows what its record holds, and every attack was run on every library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_table_is_that_of_the_record(repository: Path, tmp_path: Path) -> None:
+    results = repository / "benchmarks" / "results"
+    record = json.loads((results / "scoreboard.json").read_text(encoding="utf-8"))
+    reports = list[str]()
+    for number, library in enumerate(record["libraries"]):
+        assert library["attacks"].keys() == record["attacks"].keys()
+        report = tmp_path / f"{number}.json"
+        report.write_text(json.dumps(library), encoding="utf-8")
+        reports.append(str(report))
+    made, again = tmp_path / "table.md", tmp_path / "record.json"
+    script = repository / "benchmarks" / "scoreboard" / "table.py"
+    command = [sys.executable, str(script), str(made), str(again), *reports]
+    subprocess.run(command, check=True, capture_output=True)  # noqa: S603 -- a script of this repository
+    assert made.read_text(encoding="utf-8") == (results / "scoreboard.md").read_text(encoding="utf-8")
+    assert json.loads(again.read_text(encoding="utf-8")) == record
