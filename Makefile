@@ -12,8 +12,8 @@ DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist-check \
-  flower vectors clean
+.PHONY: help demo study demo-round test test-long lint types proofs proofs-second-opinion mutants timing bench bench-peers \
+  bench-flower dist-check flower vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -31,7 +31,10 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower and not long"
+
+test-long: $(INSTALLED)  ## run the tests with eight times the examples, and the long ones; for every night, not every change
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long -m "not gpu and not flower"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check
