@@ -21,8 +21,8 @@ HERE := not gpu and not flower and not flower_torch and not nvflare
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
-  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard vectors \
-  clean
+  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard test-long \
+  vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -40,7 +40,10 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(HERE)"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(HERE) and not long"
+
+test-long: $(INSTALLED)  ## run the tests with eight times the examples, and the long ones; for every night, not every change
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long -m "$(HERE)"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check

@@ -1,13 +1,20 @@
-"""What every test shares: one Hypothesis profile and the root of the repository."""
+"""What every test shares: two Hypothesis profiles, one thread for arithmetic, and the root of the repository."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+# Each of pytest's workers has a core of its own. Threads of torch and of BLAS beside those wait for one another: a file
+# of k-means takes four times the computing and ten times the time with them. Read before either is imported.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 # A property is judged by its result and not by its speed; it searches anew in every run, also where a CI variable is
-# set; and a failure prints the blob that reproduces it.
-settings.register_profile("house", deadline=None, derandomize=False, print_blob=True)
+# set; and a failure prints the blob that reproduces it. As many examples kill the mutants of ``proofs/mutation``.
+settings.register_profile("house", deadline=None, derandomize=False, print_blob=True, max_examples=25)
+settings.register_profile("long", settings.get_profile("house"), max_examples=200)
 settings.load_profile("house")
 
 

@@ -11,6 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,21 @@ def prose_of_repository(repository: Path) -> Iterator[tuple[str, str]]:
                 yield file.relative_to(repository).as_posix(), text
 
 
-def prose_in(source: str) -> Iterator[str]:
+@cache
+def prose_in(source: str) -> tuple[str, ...]:
+    return (*docstrings_in(source), *comments_in(source))
+
+
+def docstrings_in(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield text
             case _:
                 pass
+
+
+def comments_in(source: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string

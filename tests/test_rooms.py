@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ LISTENING = {
     "secagg.protocols.two_servers.operators.process",
 }
 """What still has sockets of its own inside of a protocol."""
+PRIVATE = re.compile(r"\bimport (\([^)]*|[^(\n]*)\b_[A-Za-z]")
 OUTSIDE = re.compile(r"\b(socket|Thread|sleep)\b")
 ENTRY_POINTS = {"secagg.cli.__main__", "secagg.protocols.enclave.trusted.__main__"}
 
@@ -153,7 +155,7 @@ def check_no_waiting(root: Path) -> None:
         f"{module.file.relative_to(root)}: {found} belongs in secagg/session"
         for module in modules_below(root, "secagg.protocols")
         if module.name not in LISTENING
-        for found in sorted(set(OUTSIDE.findall(code_of(module))))
+        for found in waiting_in(module.file.read_text(encoding="utf-8"))
     )
 
 
@@ -201,7 +203,7 @@ def check_private_members(root: Path) -> None:
     report(
         f"{module.file.relative_to(root)}:{line}: {name} is private to another package"
         for module in shipped_modules(root).values()
-        for line, name in foreign_private_names(module)
+        for line, name in foreign_private_names(module.file.read_text(encoding="utf-8"))
     )
 
 
@@ -230,11 +232,15 @@ def is_deep(name: str, modules: dict[str, Module]) -> bool:
     return parts[:2] == ["secagg", "protocols"] and ".".join(parts[:4]) in modules
 
 
-def code_of(module: Module) -> str:
-    """Return the imports and calls of a module, without its prose."""
-    tree = ast.parse(module.file.read_text(encoding="utf-8"))
+@cache
+def waiting_in(source: str) -> list[str]:
+    """Return what the imports and calls of a module name of sockets and waiting, and not what its prose does."""
+    if OUTSIDE.search(source) is None:
+        return []
+    tree = ast.parse(source)
     names = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
-    return "\n".join(re.sub(r"'[^']*'|\"[^\"]*\"", "''", name) for name in names)
+    code = "\n".join(re.sub(r"'[^']*'|\"[^\"]*\"", "''", name) for name in names)
+    return sorted(set(OUTSIDE.findall(code)))
 
 
 def is_public(name: str) -> bool:
@@ -243,13 +249,18 @@ def is_public(name: str) -> bool:
     return is_top or name.startswith(("secagg.compression.", "secagg.session."))
 
 
-def foreign_private_names(module: Module) -> Iterator[tuple[int, str]]:
+@cache
+def foreign_private_names(source: str) -> list[tuple[int, str]]:
     """Find ``from elsewhere import _name``: a class's private members are held by the type checkers."""
-    for node in ast.walk(ast.parse(module.file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if alias.name.startswith("_") and not alias.name.startswith("__"):
-                    yield node.lineno, alias.name
+    if PRIVATE.search(source) is None:
+        return []
+    return [
+        (node.lineno, alias.name)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
 
 
 def tracked_faults(paths: list[str]) -> Iterator[str]:

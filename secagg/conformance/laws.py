@@ -17,6 +17,7 @@ from .trial import Trial
 LEAST_CAPACITY: Final = 4
 """With fewer clients there is hardly a sum to look at."""
 EXAMPLES: Final = 50
+"""The most of one law; a profile may ask for fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Law:
         if search is None:
             # Read here, because the caller may load a profile after importing the kit.
             search = settings(
-                max_examples=EXAMPLES,
+                max_examples=min(EXAMPLES, settings().max_examples),
                 deadline=None,
                 print_blob=False,
                 report_multiple_bugs=False,

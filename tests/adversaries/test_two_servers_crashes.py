@@ -224,7 +224,7 @@ def told_again(server: IndexingServer, rehearsal: Rehearsal) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("beyond", [0, 1, 24, 40, -1])
+@pytest.mark.parametrize("beyond", [0, 24, -1, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 40))])
 def test_a_server_goes_on_from_any_beginning_of_its_journal(index: int, beyond: int, tmp_path: Path) -> None:
     """Whatever the crash left: nothing is added twice, nothing is said otherwise, and the share is the same."""
     rehearsal = whole(tmp_path / "whole")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -114,7 +114,6 @@ def test_the_largest_value_uses_all_bits_of_its_grid() -> None:
 # --- One tensor -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_sums_of_codewords_decode_to_the_bits_that_histograms_decode_to(data: st.DataObject) -> None:
     stages = data.draw(st.lists(codebooks(), min_size=1, max_size=3))
@@ -125,7 +124,6 @@ def test_sums_of_codewords_decode_to_the_bits_that_histograms_decode_to(data: st
     assert decoder.decode_summed(summed).tobytes() == decoder.decode(total).tobytes()
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_sums_of_codewords_are_the_exact_sums(data: st.DataObject) -> None:
     codebook = data.draw(codebooks())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -204,7 +204,6 @@ def test_it_signs_the_contract_of_a_linear_decoder() -> None:
     assert signed.layout.segments == (RingSegment(24, 3),)
 
 
-@settings(max_examples=200)
 @given(st.data(), schemes(), st.integers(1, 8))
 def test_decoding_a_sum_is_the_sum_of_the_decoded(data: st.DataObject, decoder: FixedPoint, count: int) -> None:
     clients = [data.draw(updates(decoder)) for _ in range(count)]
@@ -220,7 +219,6 @@ def test_a_weight_counts_an_update_as_often_as_it_says(data: st.DataObject, deco
     assert weighted.tolist() == decoded_sum(decoder, [first] * 3 + [second] * 2).tolist()
 
 
-@settings(max_examples=200)
 @given(st.data(), schemes(), st.integers(1, 8))
 def test_the_error_is_at_most_half_a_step_per_contributor(data: st.DataObject, decoder: FixedPoint, count: int) -> None:
     clients = [data.draw(updates(decoder)) for _ in range(count)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -187,7 +187,6 @@ def test_rings_of_one_width_and_indices_of_one_size_are_not_confused() -> None:
     assert decoder.layout.segments == (IndexSegment(4, 4), IndexSegment(8, 4), RingSegment(4, 5))
 
 
-@settings(max_examples=30)
 @given(st.lists(updates(), min_size=1, max_size=3))
 def test_each_tensor_comes_back_as_from_its_scheme_alone(clients: list[dict[str, Tensor]]) -> None:
     given_schemes = {**schemes(), "conv.weight": ((2, 2, 1, 2), quantizer((2, 2, 1, 2), zero_points=(3,)))}

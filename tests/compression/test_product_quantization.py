@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -169,7 +169,6 @@ def test_a_value_that_no_update_has_is_refused(large: float) -> None:
 # --- Decoding ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
 @given(st.data())
 def test_a_sum_of_codewords_is_exact_up_to_the_capacity(data: st.DataObject) -> None:
     values = data.draw(arrays(np.float32, (5, 3), elements=st.floats(-1e3, 1e3, width=32)))

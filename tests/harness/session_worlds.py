@@ -27,14 +27,14 @@ from tests.harness import plain_sum
 LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 CAPACITY: Final = 1 << 10
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
-FULL: Final[dict[str, Any]] = {"topology": Topology.FULL, "dropped": 2, "minimum_cohort": 3, "population": 8}
+FULL: Final[dict[str, Any]] = {"topology": Topology.FULL, "dropped": 1, "minimum_cohort": 3, "population": 6}
 SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
-    "pairwise, semi-honest, full": ("pairwise", PairwiseSettings(mode=SecurityMode.SEMI_HONEST, **FULL), 8),
-    "pairwise, active, full": ("pairwise", PairwiseSettings(mode=SecurityMode.ACTIVE, **FULL), 8),
+    "pairwise, semi-honest, full": ("pairwise", PairwiseSettings(mode=SecurityMode.SEMI_HONEST, **FULL), 6),
+    "pairwise, active, full": ("pairwise", PairwiseSettings(mode=SecurityMode.ACTIVE, **FULL), 6),
     "pairwise, semi-honest, sparse": (
         "pairwise",
-        PairwiseSettings(mode=SecurityMode.SEMI_HONEST, dropped=3, minimum_cohort=3, population=24),
-        24,
+        PairwiseSettings(mode=SecurityMode.SEMI_HONEST, dropped=2, minimum_cohort=3, population=16),
+        16,
     ),
     "enclave": ("enclave", EnclaveSettings(suite=Suite.CLASSIC), 5),
     "two servers": ("two-servers", TwoServersSettings(), 5),

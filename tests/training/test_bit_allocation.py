@@ -122,5 +122,5 @@ def test_what_cannot_be_combined_is_refused(changes: list[str], message: str) ->
 
 
 def test_the_preset_of_thirty_times_goes_through_the_enclave_and_is_thirty_times_smaller() -> None:
-    run = changed(preset("fashion-pq30"), ["rounds=2", "secagg.mode=real", "clients_per_round=20"])
+    run = changed(preset("fashion-pq30"), ["rounds=2", "secagg.mode=real", "clients_per_round=3"])
     assert train(run)["factor"] >= 30

@@ -1,4 +1,7 @@
-"""What a study on the bundled images has to show, each run once: 50 rounds of 20 clients, over exact modular sums."""
+"""What a study on the bundled images has to show, each run once: 20 clients a round, over exact modular sums.
+
+Twelve rounds show it already; the 50 of the study are for ``make test-long``.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,19 @@ SCALAR = ("compression.scheme=sq", "compression.wrap=true")
 PRODUCT = ("compression.scheme=pq", "secagg.protocol=enclave")
 
 
-@pytest.fixture(scope="module")
-def told() -> Told:
+LENGTHS = [
+    pytest.param(("rounds=12", "evaluation.every=3"), id="12 rounds"),
+    pytest.param(("rounds=50", "evaluation.every=5"), id="50 rounds", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module", params=LENGTHS)
+def told(request: pytest.FixtureRequest) -> Told:
     """Return what trains with some changes, once, and returns the summary."""
 
     @cache
     def trained(*changes: str) -> dict[str, Any]:
-        return train(changed(preset("fashion-none"), ["rounds=50", "evaluation.every=5", *changes]))
+        return train(changed(preset("fashion-none"), [*request.param, *changes]))
 
     return trained
 
@@ -43,7 +52,8 @@ def accuracy(summary: dict[str, Any]) -> float:
 
 
 def test_the_uncompressed_run_learns(told: Told) -> None:
-    assert accuracy(told()) >= 81
+    found = told()
+    assert accuracy(found) >= (81 if found["rounds"] == 50 else 70)
 
 
 def test_six_bits_in_eight_lose_nothing_although_some_sums_overflow(told: Told) -> None:

@@ -219,7 +219,6 @@ def ball_bits(dimension: int, squared: float) -> float:
     ),
     capacity=st.sampled_from([2, 9, 100, 3000, 200_000]),
 )
-@settings(max_examples=40)
 def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list[Values], capacity: int) -> None:
     """Counted over all wrong sums of secrets, the chance that any passes the tests of an opened sum is below 2^-64."""
     values = [*segments, Values(1, capacity.bit_length()), *(one.check_words for one in segments if one.fine_bits)]

@@ -40,6 +40,11 @@ FROM_CLIENTS = (
     MessageKind.UNMASKING_SHARES,
 )
 ACTIVE_ALONE = {MessageKind.SURVIVOR_SET, MessageKind.SURVIVOR_SIGNATURE}
+FLIPS = {
+    Suite.CLASSIC: ((0.0, 0), (0.5, 3), (0.97, 7)),
+    Suite.HYBRID: ((0.2, 7), (0.8, 0), (1.0, 6)),
+}
+"""How far behind the header, and which bit."""
 CASES = [
     pytest.param(mode, suite, kind, id=f"{mode}-{suite.name}-{kind.name}")
     for mode in SecurityMode
@@ -97,7 +102,7 @@ def blamed(session: InsecurePairwiseSession) -> list[PeerError]:
 def test_a_flipped_bit_is_refused_or_changes_nothing_and_blames_no_client_alone(
     mode: SecurityMode, suite: Suite, kind: MessageKind
 ) -> None:
-    for at, bit in ((0.0, 0), (0.2, 7), (0.5, 3), (0.8, 0), (0.97, 7), (1.0, 6)):
+    for at, bit in FLIPS[suite]:
         session, victim = session_altered(setup_of(mode, suite), kind, flip(at, bit))
         total, error = outcome(session)
         if total is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
@@ -46,7 +46,6 @@ def setups(draw: st.DrawFn) -> SessionSetup:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(setups(), st.data())
 def test_what_is_configured_is_released(setup: SessionSetup, data: st.DataObject) -> None:
     def weight_of(client: ClientId) -> int:

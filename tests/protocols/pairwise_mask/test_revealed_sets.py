@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import Misuse
@@ -117,7 +117,6 @@ def sums_that_every_view_determines(seen: Transcript) -> set[Clients]:
 
 
 @given(transcripts(most=4).filter(lambda seen: 2 ** unknown_count(seen) <= LARGEST_ENUMERATION))
-@settings(max_examples=200, deadline=None)
 def test_exactly_the_unions_of_revealed_sets_have_sums_that_a_view_determines(seen: Transcript) -> None:
     assert unions(revealed_sets(seen)) == sums_that_every_view_determines(seen)
 

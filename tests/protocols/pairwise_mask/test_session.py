@@ -121,7 +121,6 @@ def uploaded(session: InsecurePairwiseSession, cut: Iterable[ClientId] = ()) -> 
 # --- The sum ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
 @given(setups(), st.data())
 def test_everybodys_inputs_add_up_exactly(setup: SessionSetup, data: st.DataObject) -> None:
     session = drawn_session(setup, data)
@@ -136,7 +135,6 @@ def test_everybodys_inputs_add_up_exactly(setup: SessionSetup, data: st.DataObje
     assert not any(client.complaints for client in session.clients.values())
 
 
-@settings(max_examples=90)
 @given(setups(), st.data())
 def test_whoever_drops_out_the_sum_is_exact_or_nothing_is_released(setup: SessionSetup, data: st.DataObject) -> None:
     leaving = data.draw(st.dictionaries(st.sampled_from(setup.client_ids), st.sampled_from(OPEN_STATES), max_size=5))
@@ -169,7 +167,6 @@ def test_whoever_drops_out_the_sum_is_exact_or_nothing_is_released(setup: Sessio
     assert all(client in cut and isinstance(error, MalformedMessage) for client, error in session.refusals)
 
 
-@settings(max_examples=40)
 @given(setups([Topology.FULL]), st.data())
 def test_a_full_graph_survives_every_dropout_that_was_planned_for(setup: SessionSetup, data: st.DataObject) -> None:
     order = data.draw(st.permutations(setup.client_ids))
@@ -561,7 +558,7 @@ class AttackedSessionMachine(SessionMachine):
         self.set_back = True
 
 
-SessionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-AttackedSessionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+SessionMachine.TestCase.settings = settings(stateful_step_count=30)
+AttackedSessionMachine.TestCase.settings = settings(stateful_step_count=40)
 TestAnyOrder = SessionMachine.TestCase
 TestSetBack = AttackedSessionMachine.TestCase

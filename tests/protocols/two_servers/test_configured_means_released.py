@@ -45,7 +45,7 @@ def setups(draw: st.DrawFn) -> IndexingSetup:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(setup=setups(), data=st.data())
 def test_what_can_be_configured_is_released_exactly(setup: IndexingSetup, data: st.DataObject) -> None:
     try:

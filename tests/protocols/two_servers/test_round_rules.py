@@ -288,4 +288,4 @@ class RoundModel(RuleBasedStateMachine):
 
 
 TestRoundModel = RoundModel.TestCase
-TestRoundModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRoundModel.settings = settings(stateful_step_count=30)
