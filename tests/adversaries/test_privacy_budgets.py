@@ -15,9 +15,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -45,6 +47,7 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.session.chained_file import ChainedFile
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Subject, Update
@@ -303,6 +306,7 @@ def test_what_cannot_be_written_is_not_uploaded(
     def failing(_: int) -> None:
         raise OSError("no space is left")
 
+    ledger().charge(own_noise())
     with world_of(name) as world:
         session, clients, message = brought_to_the_upload(world, SUBJECT)
         with monkeypatch.context() as patched:
@@ -310,7 +314,7 @@ def test_what_cannot_be_written_is_not_uploaded(
             with pytest.raises(OSError, match="no space"):
                 clients[CLIENT].answer(message)
         session.abort()
-    assert ledger().uploads == 0
+    assert ledger().uploads == 1
 
 
 PROGRAM = """
@@ -321,6 +325,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.privacy.budget import PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.privacy.sensitivity import Adjacency
+from secagg.session.chained_file import ChainedFile
 from secagg.session.privacy_ledger import PrivacyLedger
 noise = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT).noise_for(
     Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
@@ -396,6 +401,30 @@ def test_a_ledger_keeps_to_one_adjacency(ledger: Callable[[], PrivacyLedger], tm
         PrivacyLedger(replace(TWO, adjacency=Adjacency.REPLACE), owner=b"a client", path=tmp_path / "ledger").charge(
             own_noise()
         )
+
+
+def test_a_ledger_counts_with_its_own_neighbours_whatever_the_noise_is_made_for(tmp_path: Path) -> None:
+    strict = PrivacyLedger(
+        PrivacyBudget(epsilon=50.0, delta=1e-6, adjacency=Adjacency.REPLACE), owner=b"a client", path=tmp_path / "own"
+    )
+    strict.charge(own_noise())
+    assert strict.spent == own_noise().loss(Adjacency.REPLACE).epsilon(1e-6) > 1.5 * own_noise().epsilon(1e-6)
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_a_record_that_is_no_loss_is_refused(
+    ledger: Callable[[], PrivacyLedger], tmp_path: Path, number: float
+) -> None:
+    """With a chain that is whole: whoever can write it can also leave records out, but none says nothing."""
+    assert ledger().uploads == 0
+    path = tmp_path / "ledger"
+    descriptor = os.open(path, os.O_RDWR)
+    file = ChainedFile(descriptor, path, header=path.read_bytes(), body_bytes=32)
+    file.bodies()
+    file.append(struct.pack(">4d", number, 0, 0, 0))
+    file.close()
+    with pytest.raises(MalformedMessage, match="no number"):
+        ledger().charge(own_noise())
 
 
 def test_no_record_is_taken_out_or_changed(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
