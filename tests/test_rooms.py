@@ -23,7 +23,7 @@ BUDGETS = {
     "secagg/crypto": 2_420,
     "secagg/contract": 880,
     "secagg/privacy": 1_300,
-    "secagg/session": 2_590,
+    "secagg/session": 2_770,
     "secagg/conformance": 2_150,
     "compression": 4_800,
     "protocols/pairwise_mask": 7_350,
@@ -31,12 +31,12 @@ BUDGETS = {
     "protocols/two_servers": 8_900,
     "protocols/one_message": 6_280,
     "protocols/coded_mask": 1_420,
-    "secagg/planning": 1_350,
-    "secagg/simulation": 520,
+    "secagg/planning": 1_580,
+    "secagg/simulation": 540,
     "secagg/short": 790,
     "training": 7_750,
     "secagg/flower": 3_930,
-    "secagg/cli": 2_110,
+    "secagg/cli": 2_160,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

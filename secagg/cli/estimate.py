@@ -72,8 +72,7 @@ def _scale(options: argparse.Namespace) -> int:
     )
     width = max(len(line.name) for line in lines)
     for line in lines:
-        written = {"s": in_seconds, "B": in_bytes}.get(line.unit, lambda value: f"{value:,.0f}")(line.value)
-        print(f"  {line.name:<{width}}  {written:>10}  {line.assumes}")
+        print(f"  {line.name:<{width}}  {_in_unit(line.value, line.unit):>10}  {line.assumes}")
     if options.json is not None:
         figures = [
             {"name": line.name, "value": line.value, "unit": line.unit, "assumes": line.assumes} for line in lines
@@ -81,6 +80,16 @@ def _scale(options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         print(f"\nwritten to {options.json}")
     return 0
+
+
+def _in_unit(value: float, unit: str) -> str:
+    match unit:
+        case "s":
+            return in_seconds(value)
+        case "B":
+            return in_bytes(value)
+        case _:
+            return f"{value:,.0f}"
 
 
 def _training(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.added_sums import MOST_CLIENTS
 from secagg.session.costs import ONE_IN, Costs
 from secagg.session.registry import ProtocolEntry
 from secagg.session.settings import chosen_settings
@@ -22,8 +23,6 @@ from secagg.simulation.rehearsal import Rehearsal
 
 from .seconds import Rates, ZeroInputs, costs_of
 
-MOST_CLIENTS: Final = 10_000
-"""Of one session; more clients are in several, whose sums are added."""
 _FEW, _MANY, _LONG_CLIENTS = 60, 200, 20
 _SHORT, _LONG = 64, 1 << 20
 _BITS: Final = 16

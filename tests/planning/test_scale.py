@@ -10,8 +10,9 @@ import pytest
 from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.planning.scale import MOST_CLIENTS, Constants, Farm, Sample, estimate_scale, fit, layout_for, run_session
+from secagg.planning.scale import Constants, Farm, Sample, estimate_scale, fit, layout_for, run_session
 from secagg.planning.seconds import Rates, costs_of
+from secagg.session.added_sums import MOST_CLIENTS
 from secagg.session.costs import Costs, Work
 from secagg.session.registry import find
 

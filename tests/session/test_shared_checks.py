@@ -1,4 +1,4 @@
-"""Signatures that one process verifies once for many clients: what was verified vouches for nothing else."""
+"""Signatures that a process verifies once for many clients, or in several threads: nothing else passes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed
+from secagg.identifiers import ClientId
 from secagg.session import certificates
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey, shared_checks, verify_signature
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey, in_parallel, shared_checks, verify_signature
 
 LABEL = Label.SIGNED_VIEW
 
@@ -89,3 +90,22 @@ def test_shared_checks_hold_a_bounded_number(monkeypatch: pytest.MonkeyPatch, co
         for part in (b"1", b"2", b"3", b"3", b"1"):
             verify_signature(key.public_key, signed[part], LABEL, part)
     assert counted.verified == 4, "the oldest is forgotten and verified again"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [0, 1, 7, 30])
+def test_threads_keep_the_order_and_check_everybody(threads: int, count: int) -> None:
+    assert in_parallel(lambda one: 2 * one, list(range(count)), threads) == [2 * one for one in range(count)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("bad", [(0,), (29,), (5, 28), (14, 15)])
+def test_of_what_is_refused_the_first_is_named_whatever_thread_meets_it(threads: int, bad: tuple[int, ...]) -> None:
+    def check(one: int) -> int:
+        if one in bad:
+            raise AuthenticationFailed(culprits={ClientId(one)})
+        return one
+
+    with pytest.raises(AuthenticationFailed) as caught:
+        in_parallel(check, list(range(30)), threads)
+    assert caught.value.culprits == {ClientId(bad[0])}
