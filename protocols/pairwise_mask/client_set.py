@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
@@ -19,10 +19,16 @@ class ClientSet:
 
     population: int
     bits: int
+    _flags: bytes = field(init=False, repr=False, compare=False)
+    """The bits in bytes: to look up one of them takes as long in a large set as in a small one."""
+    _digests: dict[SessionContext, bytes] = field(init=False, repr=False, compare=False)
+    """What stands for this set, by the session: every signature on it holds the same."""
 
     def __post_init__(self) -> None:
         if self.bits < 0 or self.bits >> self.population:
             raise InvalidParameters(f"a set among {self.population} clients has no positions beyond")
+        object.__setattr__(self, "_flags", self.bits.to_bytes(set_bytes(self.population), "little"))
+        object.__setattr__(self, "_digests", dict[SessionContext, bytes]())
 
     @classmethod
     def of(cls, population: int, positions: Iterable[int]) -> ClientSet:
@@ -46,25 +52,28 @@ class ClientSet:
 
     def encode(self) -> bytes:
         """Return the bits, filled up with zeros to whole bytes."""
-        return self.bits.to_bytes(set_bytes(self.population), "little")
+        return self._flags
 
     def digest(self, context: SessionContext) -> bytes:
         """Return the hash that stands for this set in signatures of a session."""
-        size = self.population.to_bytes(4, "big")
-        return hashlib.sha256(bind(Label.CLIENT_SET, context.digest, size, self.encode())).digest()
+        if (known := self._digests.get(context)) is None:
+            size = self.population.to_bytes(4, "big")
+            known = hashlib.sha256(bind(Label.CLIENT_SET, context.digest, size, self._flags)).digest()
+            self._digests[context] = known
+        return known
 
     def issubset(self, other: ClientSet) -> bool:
         """Whether the other set holds every position of this one."""
         return self.population == other.population and not self.bits & ~other.bits
 
     def __contains__(self, position: int) -> bool:
-        return bool(self.bits >> position & 1)
+        return 0 <= position < self.population and bool(self._flags[position >> 3] >> (position & 7) & 1)
 
     def __len__(self) -> int:
         return self.bits.bit_count()
 
     def __iter__(self) -> Iterator[int]:
-        flags = self.encode()
+        flags = self._flags
         return (position for position in range(self.population) if flags[position >> 3] >> (position & 7) & 1)
 
 

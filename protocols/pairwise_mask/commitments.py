@@ -6,11 +6,12 @@ Each is a hash of a uniform value of almost 256 bits with where it belongs, whic
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from hmac import compare_digest
+from typing import Final
 
-from secagg.crypto.labels import Label, bind
+from secagg.crypto.labels import Label, bind, frame
 from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
 
@@ -24,6 +25,9 @@ class SharedSecret(Enum):
     """Recovered when its owner contributed."""
 
 
+_SHARE_DIGESTS: Final = {secret: bind(Label.SHARE_DIGEST, secret.value) for secret in SharedSecret}
+
+
 @dataclass(frozen=True, slots=True)
 class SharePlace:
     """Where a pair of shares belongs: whose secrets, held by whom, at which point, in which session."""
@@ -32,10 +36,21 @@ class SharePlace:
     dealer: ClientId
     holder: ClientId
     point: int
+    _framed: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = self.context.digest, self.dealer.encode(), self.holder.encode(), self.point.to_bytes(2, "big")
+        object.__setattr__(self, "_framed", frame(*parts))
 
     def digest_of(self, share: Secret, secret: SharedSecret) -> bytes:
         """Return the digest of one share."""
-        return _hash(share, Label.SHARE_DIGEST, secret.value, *self._parts())
+        return self.digest_of_view(share.expose(), secret)
+
+    def digest_of_view(self, share: memoryview, secret: SharedSecret) -> bytes:
+        """Return the digest of one share, from a view of its bytes."""
+        digest = hashlib.sha256(_SHARE_DIGESTS[secret] + self._framed)
+        digest.update(share)
+        return digest.digest()
 
     def commit_to(self, mask_root_digest: bytes, self_mask_seed_digest: bytes) -> bytes:
         """Return the commitment to both shares.
@@ -44,7 +59,7 @@ class SharePlace:
         shares is ever shown to the server, so each has a digest of its own and the commitment is to both digests; the
         holder shows one share and the digest of the other.
         """
-        statement = bind(Label.SHARES_COMMITMENT, *self._parts(), mask_root_digest, self_mask_seed_digest)
+        statement = Label.SHARES_COMMITMENT + self._framed + frame(mask_root_digest, self_mask_seed_digest)
         return hashlib.sha256(statement).digest()
 
     def fits(self, share: Secret, secret: SharedSecret, other_digest: bytes, commitment: bytes) -> bool:
@@ -52,9 +67,6 @@ class SharePlace:
         own = self.digest_of(share, secret)
         digests = (own, other_digest) if secret is SharedSecret.MASK_ROOT else (other_digest, own)
         return compare_digest(self.commit_to(*digests), commitment)
-
-    def _parts(self) -> tuple[bytes, ...]:
-        return self.context.digest, self.dealer.encode(), self.holder.encode(), self.point.to_bytes(2, "big")
 
 
 def commit_to_self_mask(seed: Secret, client: ClientId, attempt: AttemptContext) -> bytes:

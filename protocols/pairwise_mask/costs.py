@@ -22,6 +22,8 @@ _AUTHORITY = b"\x01" * _DIGEST
 """Stands for the key of an authority, of which only the length counts here."""
 _OWN_STEPS: Final = 8
 """What a client does for itself, in units of what it does for a neighbour."""
+_SIGNATURES_OF_A_STEP: Final = 5
+"""As many of the committee's signatures are verified in the time that a neighbour takes."""
 _PASSES: Final = 8
 """How often an upload is read beside its masks: packed, hashed, checked, sent, read and added."""
 
@@ -45,7 +47,9 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
         up_bytes=_sent(configuration, degree),
         down_bytes=_received(configuration, clients, degree),
         client=Work(
-            cipher_calls=(1 + degree) * calls, word_operations=(_PASSES + degree) * length, steps=_OWN_STEPS + degree
+            cipher_calls=(1 + degree) * calls,
+            word_operations=(_PASSES + degree) * length,
+            steps=_OWN_STEPS + degree + configuration.quorum // _SIGNATURES_OF_A_STEP,
         ),
         server=Work(
             cipher_calls=masks * calls,

@@ -22,7 +22,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.fields import Placed, fixed, repeated, sized, variable
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.session.certificates import Authority
+from secagg.session.certificates import Authority, in_parallel
 from secagg.wire import MessageKind
 
 from .advertisement import (
@@ -185,10 +185,11 @@ def accept_advertised_keys(member: Member, state: Advertised, message: Advertise
         proven = False
     if not proven:
         raise _invalid_roster("the entries of this client and of its neighbours are not those of the roster's root")
-    advertisers = {
-        neighbour: verify_entry(entry, roster.clients[neighbour], configuration, member.authority)
-        for neighbour, entry in zip(neighbours, message.entries, strict=True)
-    }
+    listed = [(roster.clients[at], entry) for at, entry in zip(neighbours, message.entries, strict=True)]
+    verified = in_parallel(
+        lambda one: verify_entry(one[1], one[0], configuration, member.authority), listed, member.threads
+    )
+    advertisers = dict(zip(neighbours, verified, strict=True))
     own = state.keys.published
     own_keys = [own.channel.encoded, own.mask.encoded]
     if member.certificate is not None:

@@ -236,24 +236,24 @@ def share_keys(member: Member, state: Advertised, key_set: VerifiedKeySet) -> tu
 
 def verify_delivered_entry(
     roster: Roster, sender: int, receiver: int, item: DeliveredEntry, identity: VerifiedIdentity | None
-) -> SharesEntry:
+) -> None:
     """Check that the sender signed this entry for this receiver; in semi-honest mode there is nothing to check.
 
     Raises:
         AuthenticationFailed: the leaf, the path and the signature do not belong together.
     """
-    if roster.configuration.mode is SecurityMode.ACTIVE:
-        if identity is None:
-            raise InternalError("a delivered entry of an active session is verified without an identity")
-        leaf = _leaf(roster.clients[receiver], item.entry)
-        count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
-        try:
-            root = recover_root(count, {place: leaf}, item.path)
-        except MalformedMessage:
-            raise AuthenticationFailed(culprits={identity.client, ServerId()}, round_name=ROUND) from None
-        parts = _signed_parts(roster.context, identity.client, count, root)
-        identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits={identity.client, ServerId()})
-    return SharesEntry.decode(item.entry, EntryForm.between(roster, sender, receiver))
+    if roster.configuration.mode is not SecurityMode.ACTIVE:
+        return
+    if identity is None:
+        raise InternalError("a delivered entry of an active session is verified without an identity")
+    leaf = _leaf(roster.clients[receiver], item.entry)
+    count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
+    try:
+        root = recover_root(count, {place: leaf}, item.path)
+    except MalformedMessage:
+        raise AuthenticationFailed(culprits={identity.client, ServerId()}, round_name=ROUND) from None
+    parts = _signed_parts(roster.context, identity.client, count, root)
+    identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits={identity.client, ServerId()})
 
 
 # --- Server -----------------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class RelayedShares:
         entry = self._bytes_to(receiver)
         if not self.message.signature:
             return DeliveredEntry(entry=entry, signature=b"", path=())
-        path = tuple(self._make_tree().prove([bisect_left(self._neighbours, receiver)]))
+        path = self._make_tree().path_of(bisect_left(self._neighbours, receiver))
         return DeliveredEntry(entry=entry, signature=self.message.signature, path=path)
 
     def _bytes_to(self, receiver: int) -> bytes:
@@ -346,4 +346,5 @@ def _read_path(reader: Reader) -> tuple[bytes, ...]:
         raise MalformedMessage(
             f"a path declares {count} nodes and {_MAXIMUM_PATH} is the limit", reason=Reason.LENGTH_OVER_LIMIT
         )
-    return tuple(reader.fixed(NODE_BYTES) for _ in range(count))
+    nodes = reader.fixed(count * NODE_BYTES)
+    return tuple(nodes[start : start + NODE_BYTES] for start in range(0, len(nodes), NODE_BYTES))

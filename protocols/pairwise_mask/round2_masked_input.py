@@ -6,6 +6,10 @@ The set of edges is exactly the neighbours that shared keys, for both ends. A cl
 of them complains and leaves the session; it never leaves out a mask. A share that does not open is another matter:
 nothing is masked with it, so the edge stays and the share is recorded as missing.
 
+Whose entry it is, the signature over the neighbour's tree says. In the classic suite the sealing says it as well: a
+pair that opens was sealed by the neighbour in this session, and its commitment follows from it. So the signature is
+looked at only where a pair does not open or does not fit, and then says whether the neighbour or the way is to blame.
+
 In active mode the client signs what it uploads and the set of sharers under which it masked. Its neighbours show no
 share of its self-mask seed without that signature, so a server cannot have it mask under one set and unmask under
 another; and nobody on the way can add to its vector, which check words alone do not notice.
@@ -22,7 +26,7 @@ from typing import Annotated, ClassVar, Final
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
-from secagg.crypto.shamir import Share
+from secagg.crypto.shamir import check_value
 from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet, blaming
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
@@ -35,7 +39,15 @@ from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_m
 from .member import ClientInput, Member
 from .roster import Roster
 from .round0_advertise_keys import VerifiedKeySet
-from .round1_share_keys import DeliveredShares, Shared, SharesEntry, signature_bytes, verify_delivered_entry
+from .round1_share_keys import (
+    DeliveredEntry,
+    DeliveredShares,
+    EntryForm,
+    Shared,
+    SharesEntry,
+    signature_bytes,
+    verify_delivered_entry,
+)
 from .settled import Settled, suspects
 from .suites import key_suite
 
@@ -119,17 +131,13 @@ def mask_input(
     key_set, roster = state.key_set, state.key_set.roster
     _check_sharers(message, key_set)
     neighbours = [neighbour for neighbour in key_set.neighbours if neighbour in message.sharers]
-    entries = {
-        neighbour: verify_delivered_entry(
-            roster, neighbour, key_set.position, item, key_set.advertisers[neighbour].identity
-        )
-        for neighbour, item in zip(neighbours, message.entries, strict=True)
-    }
-    seeds = dict[int, Secret]()
+    delivered = dict(zip(neighbours, message.entries, strict=True))
+    seeds, shares = dict[int, Secret](), dict[int, Secret]()
     try:
+        entries, complaints = _open_entries(state, delivered, shares)
         unusable = _collect_seeds(state, entries, seeds)
         if unusable:
-            wipe_all(seeds.values())
+            wipe_all((*seeds.values(), *shares.values()))
             return None, complain(member, key_set, message.sharers, unusable), list(unusable.values())
         # Asked before the input is spent, so that a key that cannot sign costs nothing but the session.
         member.require_signing()
@@ -141,9 +149,8 @@ def mask_input(
             parts = signed_view(roster.context, member.client, message.sharers, upload_digest(packed))
             signature = member.sign(Label.SIGNED_VIEW, *parts)
     except BaseException:
-        wipe_all(seeds.values())
+        wipe_all((*seeds.values(), *shares.values()))
         raise
-    shares, complaints = _open_shares(state, entries)
     if not key_suite(roster.configuration.suite).edge_bytes:
         wipe_all(seeds.values())
         seeds.clear()
@@ -262,35 +269,51 @@ def _apply_masks(vector: MaskedVector, state: Shared, seeds: Mapping[int, Secret
         wipe_all((*add, *subtract))
 
 
-def _open_shares(state: Shared, entries: Mapping[int, SharesEntry]) -> tuple[dict[int, Secret], list[PeerError]]:
-    """Open what opens; what does not is a missing share and a complaint, and excludes nobody."""
-    roster, keys = state.key_set.roster, state.keys
+def _open_entries(
+    state: Shared, delivered: Mapping[int, DeliveredEntry], shares: dict[int, Secret]
+) -> tuple[dict[int, SharesEntry], list[PeerError]]:
+    """Fill in the shares that open; what does not is a missing share and a complaint, and excludes nobody.
+
+    Raises:
+        AuthenticationFailed: an entry is not its sender's.
+    Claim PM-8: an entry is taken if its sender signed it, or if its pair opens and fits its commitment in a suite
+        whose sealing authenticates the sender: for this receiver, in this context.
+    """
+    roster, keys, key_set = state.key_set.roster, state.keys, state.key_set
     suite = key_suite(roster.configuration.suite)
-    shares, complaints = dict[int, Secret](), list[PeerError]()
-    for neighbour, entry in entries.items():
-        peer = state.key_set.advertisers[neighbour].keys
+    entries, complaints = dict[int, SharesEntry](), list[PeerError]()
+    for neighbour, item in delivered.items():
+        advertiser = key_set.advertisers[neighbour]
+        if not suite.authenticates_sender:
+            verify_delivered_entry(roster, neighbour, key_set.position, item, advertiser.identity)
+        entry = SharesEntry.decode(item.entry, EntryForm.between(roster, neighbour, key_set.position))
+        entries[neighbour] = entry
         try:
-            both = suite.open_shares(keys, peer, roster.context, entry.sealed)
+            both = suite.open_shares(keys, advertiser.keys, roster.context, entry.sealed)
             with abandoned_on_error(both):
-                _check_shares(both, share_place(roster, neighbour, state.key_set.position), entry.commitment)
+                _check_shares(both, share_place(roster, neighbour, key_set.position), entry.commitment)
         except PeerError as error:
-            complaints.append(_recorded(error, peer.client, entry))
+            if suite.authenticates_sender:
+                verify_delivered_entry(roster, neighbour, key_set.position, item, advertiser.identity)
+            complaints.append(_recorded(error, advertiser.keys.client, entry))
             continue
         shares[neighbour] = both
-    return shares, complaints
+    return entries, complaints
 
 
 def _check_shares(both: Secret, place: SharePlace, commitment: bytes) -> None:
     """Refuse shares that this client could not show later without being taken for a liar."""
-    root_share, seed_share = share_of(both, SharedSecret.MASK_ROOT), share_of(both, SharedSecret.SELF_MASK_SEED)
-    with root_share, seed_share:
-        for share in (root_share, seed_share):
-            Share(place.point, share).check()
-        digests = (
-            place.digest_of(root_share, SharedSecret.MASK_ROOT),
-            place.digest_of(seed_share, SharedSecret.SELF_MASK_SEED),
-        )
-    if commitment and not compare_digest(place.commit_to(*digests), commitment):
+    exposed = both.expose()
+    root_share, seed_share = exposed[:ELEMENT_BYTES], exposed[ELEMENT_BYTES:]
+    check_value(place.point, root_share)
+    check_value(place.point, seed_share)
+    if not commitment:
+        return
+    digests = (
+        place.digest_of_view(root_share, SharedSecret.MASK_ROOT),
+        place.digest_of_view(seed_share, SharedSecret.SELF_MASK_SEED),
+    )
+    if not compare_digest(place.commit_to(*digests), commitment):
         raise PeerMisbehaved(
             f"{place.dealer} sealed other shares than it committed to", reason=Reason.COMMITMENT_MISMATCH
         )

@@ -20,7 +20,7 @@ from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import Share
+from secagg.crypto.shamir import check_value
 from secagg.errors import InternalError, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Placed, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
@@ -271,10 +271,9 @@ class RevealedShares:
             parts = signed_unmasking(roster.context, client, settled.contributors, self._message)
             identity = settled.identity_of(sender)
             identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=suspects(client))
-        step = shown_bytes(roster)
+        step, blame = shown_bytes(roster), settled.blame_for(sender)
         for start in range(0, len(self._message.shares), step):
-            with Secret("share", self._message.shares[start : start + ELEMENT_BYTES]) as share:
-                Share(1, share).check(culprits=settled.blame_for(sender))
+            check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=blame)
 
     def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
         """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""

@@ -97,6 +97,8 @@ class KeySuite(Protocol):
     """The length of the two sealed shares of one neighbour."""
     edge_bytes: int
     """The length of what the sending end of an edge adds in round 1; 0 where both ends derive the seed."""
+    authenticates_sender: bool
+    """Whether shares that open can have been sealed by nobody but the neighbour, or the client itself."""
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> KeyPair:
         """Derive a key pair from a root."""
@@ -139,6 +141,8 @@ class ClassicSuite:
     public_key_bytes: int = X25519_BYTES
     sealed_bytes: int = SHARES_BYTES + TAG_BYTES
     edge_bytes: int = 0
+    authenticates_sender: bool = True
+    """The key follows from the private key of either end, and each direction has its own."""
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> X25519KeyPair:
         """Derive a key pair from a root."""
@@ -190,6 +194,9 @@ class ClassicSuite:
 
 class HybridSuite:
     """ML-KEM-768 with X25519: the sending end of an edge chooses its seed, seals it and commits to it."""
+
+    authenticates_sender: bool = False
+    """Anybody can seal to a public key."""
 
     def __init__(self) -> None:
         """Import the hybrid key agreement, which fails where the backend has no ML-KEM."""

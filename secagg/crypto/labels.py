@@ -14,8 +14,8 @@ from secagg.errors import InvalidParameters, Misuse
 _LENGTH_BYTES = 4
 
 
-class Label(Enum):
-    """One use of one primitive; the value is what is hashed or derived from."""
+class Label(bytes, Enum):
+    """One use of one primitive; it is the bytes that are hashed or derived from."""
 
     LAYOUT_DIGEST = b"secagg/1/layout"
     PUBLIC_PARAMETERS_DIGEST = b"secagg/1/public-parameters"
@@ -164,7 +164,12 @@ def bind(label: Label, *parts: bytes) -> bytes:
 
     Each part is preceded by its length, so the boundaries between parts are part of the string.
     """
-    framed = [label.value]
+    return b"".join((label, frame(*parts)))
+
+
+def frame(*parts: bytes) -> bytes:
+    """Return the parts as ``bind`` puts them after a label: what begins or ends many bound strings is framed once."""
+    framed = list[bytes]()
     for part in parts:
         if type(part) is not bytes:
             raise Misuse(f"a bound part is bytes; got {type(part).__name__}, whose length may count something else")

@@ -36,6 +36,15 @@ class MerkleTree:
         """The hash that stands for all leaves."""
         return self._levels[-1][0]
 
+    def path_of(self, position: int) -> tuple[bytes, ...]:
+        """Return the nodes that somebody who knows one leaf alone lacks for the root: its siblings, from below."""
+        path = list[bytes]()
+        for level in self._levels[:-1]:
+            if (sibling := position ^ 1) < len(level):
+                path.append(level[sibling])
+            position //= 2
+        return tuple(path)
+
     def prove(self, positions: Iterable[int]) -> list[bytes]:
         """Return the nodes that somebody who knows the leaves at these positions lacks for the root."""
         proof = list[bytes]()

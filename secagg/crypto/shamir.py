@@ -54,8 +54,8 @@ class Share:
             PeerMisbehaved: the point is not in [1, 65535], or the value is not a field element.
             Misuse: the value was wiped.
         """
-        _check_point(self.point, culprits)
-        _element(self, culprits)
+        require_secret(self.value)
+        check_value(self.point, self.value.expose(), culprits=culprits)
 
     def wipe(self) -> None:
         """Overwrite the value; calling it again does nothing."""
@@ -325,13 +325,27 @@ def _shareable(secret: Secret) -> int:
         ) from None
 
 
+def check_value(point: int, value: memoryview, *, culprits: Iterable[Party] = ()) -> int:
+    """Refuse a share as ``Share.check`` does, from a view of its bytes; return the element, which is as secret.
+
+    Raises:
+        PeerMisbehaved: the point is not in [1, 65535], or the value is not a field element.
+    """
+    _check_point(point, culprits)
+    return _decoded(point, value, culprits)
+
+
 def _element(share: Share, culprits: Iterable[Party] = ()) -> int:
     require_secret(share.value)
+    return _decoded(share.point, share.value.expose(), culprits)
+
+
+def _decoded(point: int, value: memoryview, culprits: Iterable[Party]) -> int:
     try:
-        return prime_field.decode(share.value.expose())
+        return prime_field.decode(value)
     except MalformedMessage:
         raise PeerMisbehaved(
-            f"the share at point {share.point} is not a field element; ask its holder for the share as dealt",
+            f"the share at point {point} is not a field element; ask its holder for the share as dealt",
             reason=Reason.SHARE_OUT_OF_RANGE,
             culprits=culprits,
         ) from None

@@ -1,0 +1,139 @@
+"""Sessions of a hundred to ten thousand clients beside the model of ``secagg estimate --scale``, and beyond by model.
+
+    python benchmarks/scale.py build/scale.json                      run, compare, write; within minutes
+    python benchmarks/scale.py build/scale.json --sizes 10000 ...    add larger sizes to what is there
+    python benchmarks/scale.py build/scale.json --picture FILE.png   draw what is there
+
+Values are 64 of 16 bits, so that what is seen is everything but the vector. Seconds are of the processor, everybody in
+one process together. In pairwise masks every client verifies all that it is shown, and then once more with checks that
+are shared: the one is what clients take, the other what a rehearsal takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from figures import machine
+from secagg.parameters import Suite
+from secagg.planning.scale import Constants, calibrate, layout_for, run_session
+from secagg.planning.seconds import Rates, costs_of
+from secagg.session.registry import find
+
+SIZES: Final = (100, 300, 1_000)
+BY_MODEL: Final = (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+VALUES: Final = 64
+MOST_ERROR: Final = 0.15
+_KINDS: Final = {
+    "pairwise": ("pairwise", False),
+    "pairwise, shared checks": ("pairwise", True),
+    "one-message": ("one-message", False),
+}
+
+
+def compare(report: Path, sizes: Iterable[int], kinds: Iterable[str]) -> None:
+    """Run sessions, and write them beside what the model says; what was written of the same size is replaced."""
+    known: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {"machine": machine(), "runs": []}
+    for kind in kinds:
+        protocol, shares = _KINDS[kind]
+        entry = find(protocol)
+        constants = calibrate(entry, shares_checks=shares)
+        known.setdefault("constants", {})[kind] = _written(constants)
+        for clients in sizes:
+            done = run_session(entry, clients, VALUES, shares_checks=shares)
+            model = constants.predict(done.costs, clients)
+            row = {"kind": kind, "clients": clients, "measured": done.seconds, "model": model.seconds}
+            known["runs"] = [one for one in known["runs"] if (one["kind"], one["clients"]) != (kind, clients)] + [row]
+            off = model.seconds / done.seconds - 1
+            verdict = "met" if abs(off) <= MOST_ERROR else "MISSED"
+            found = f"{done.seconds:.2f} s, by model {model.seconds:.2f}"
+            print(f"{kind}, {clients:,} clients: {found} ({off:+.0%}, {verdict})", flush=True)
+            report.parent.mkdir(parents=True, exist_ok=True)
+            report.write_text(json.dumps(known, indent=2) + "\n")
+
+
+def rows_by_model(known: dict[str, Any], kind: str) -> list[tuple[int, float]]:
+    """Return what one session of each size takes by the model; sizes that are not safe in one session are left out."""
+    entry, written = find(_KINDS[kind][0]), known["constants"][kind]
+    constants = Constants(
+        session=written["session"], client=Rates(*written["client"]), server=Rates(*written["server"])
+    )
+    return [
+        (
+            clients,
+            constants.predict(costs_of(entry, layout_for(clients, VALUES), clients, Suite.CLASSIC), clients).seconds,
+        )
+        for clients in BY_MODEL
+    ]
+
+
+def draw(known: dict[str, Any], picture: Path) -> None:
+    """Draw seconds over clients: marks are measured, lines are the model."""
+    import matplotlib.pyplot as plt  # noqa: PLC0415 -- the extra is for pictures alone
+
+    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    for color, kind in zip(("#0b4f8a", "#6aa0cc", "#c2571a"), _KINDS, strict=True):
+        if kind not in known.get("constants", {}):
+            continue
+        model = rows_by_model(known, kind)
+        measured = sorted((row["clients"], row["measured"]) for row in known["runs"] if row["kind"] == kind)
+        axes.plot(*zip(*model, strict=True), color=color, linewidth=1.2, label=kind)
+        axes.plot(*zip(*measured, strict=True), "o", color=color, markersize=5)
+    axes.set(
+        xscale="log", yscale="log", xlabel="clients of one session", ylabel="processor seconds, everybody together"
+    )
+    axes.axvspan(10_000, BY_MODEL[-1], color="#000000", alpha=0.05, linewidth=0)
+    axes.text(11_500, axes.get_ylim()[0] * 1.6, "several sessions,\na tree of sums", fontsize=8, color="#555555")
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, title="line: model; mark: measured", title_fontsize=9)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=150)
+    plt.close(figure)
+
+
+def table(known: dict[str, Any]) -> str:
+    """Return the table of sizes: measured where a session ran, else by model."""
+    lines = ["| clients | " + " | ".join(_KINDS) + " |", "|---|" + "---|" * len(_KINDS)]
+    measured = {(row["kind"], row["clients"]): row["measured"] for row in known["runs"]}
+    by_model = {kind: dict(rows_by_model(known, kind)) for kind in _KINDS if kind in known["constants"]}
+    for clients in BY_MODEL:
+        cells = [
+            f"{model[clients]:,.1f} s by model"
+            + (f", {measured[kind, clients]:,.1f} s measured" if (kind, clients) in measured else "")
+            for kind, model in by_model.items()
+        ]
+        lines.append(f"| {clients:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _written(constants: Constants) -> dict[str, Any]:
+    return {
+        "session": constants.session,
+        "client": [constants.client.step, constants.client.word],
+        "server": [constants.server.step, constants.server.word],
+    }
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--sizes", nargs="*", type=int, help=f"(default: {', '.join(map(str, SIZES))})")
+    parser.add_argument("--kinds", nargs="*", choices=tuple(_KINDS), default=tuple(_KINDS))
+    parser.add_argument(
+        "--picture", type=Path, help="draw what the report has, and run nothing unless --sizes is given"
+    )
+    options = parser.parse_args()
+    if options.sizes is not None or options.picture is None:
+        compare(options.report, options.sizes or SIZES, options.kinds)
+    known = json.loads(options.report.read_text())
+    print(table(known))
+    if options.picture:
+        draw(known, options.picture)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,230 @@
+"""How long sessions of thousands and millions of clients take, from four small ones that run on the machine at hand.
+
+A protocol counts its work in steps and words. Of each party the small sessions give the seconds of either, and of the
+server what a session takes whatever its size. Seconds are the processor's, so that a busy machine gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Final
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT, Suite
+from secagg.session.added_sums import MOST_CLIENTS
+from secagg.session.costs import ONE_IN, Costs
+from secagg.session.registry import ProtocolEntry
+from secagg.session.settings import chosen_settings
+from secagg.simulation.rehearsal import Rehearsal
+
+from .seconds import Rates, ZeroInputs, costs_of
+
+_FEW, _MANY, _LONG_CLIENTS = 60, 200, 20
+_SHORT, _LONG = 64, 1 << 20
+_BITS: Final = 16
+_WARM_CLIENTS: Final = 5
+_GIGABIT_BYTES: Final = 125_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one session took of the processor: all clients together, and the server with its helpers."""
+
+    costs: Costs
+    clients: int
+    client_seconds: float
+    server_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of everybody, as in one process."""
+        return self.client_seconds + self.server_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What the machine at hand takes for a protocol."""
+
+    session: float
+    """Seconds of the server for a session of any size."""
+    client: Rates
+    server: Rates
+
+    def predict(self, costs: Costs, clients: int) -> Sample:
+        """Return what a session takes; clients that drop out are as many as the constants were measured with."""
+        return Sample(
+            costs=costs,
+            clients=clients,
+            client_seconds=clients * self.client.of(costs.client),
+            server_seconds=self.session + self.server.of(costs.server),
+        )
+
+
+def fit(few: Sample, many: Sample, short: Sample, long: Sample) -> Constants:
+    """Return the constants that give four sessions: few and many clients, and two lengths of as many clients."""
+    by_length = [
+        ((each.costs.client, each.client_seconds / each.clients), (each.costs.server, each.server_seconds))
+        for each in (short, long)
+    ]
+    client_word, server_word = (Rates.between(one, other).word for one, other in zip(*by_length, strict=True))
+    left = [each.server_seconds - server_word * each.costs.server.words for each in (few, many)]
+    steps = [each.costs.server.steps for each in (few, many)]
+    server_step = max(0.0, left[1] - left[0]) / max(1, steps[1] - steps[0])
+    client_left = many.client_seconds / many.clients - client_word * many.costs.client.words
+    return Constants(
+        session=max(0.0, left[0] - server_step * steps[0]),
+        client=Rates(max(0.0, client_left) / many.costs.client.steps, client_word),
+        server=Rates(server_step, server_word),
+    )
+
+
+def calibrate(entry: ProtocolEntry, suite: Suite = Suite.CLASSIC, *, shares_checks: bool = False) -> Constants:
+    """Run small sessions and return the machine's constants; some ten seconds of one core for pairwise masks."""
+    run_session(entry, _WARM_CLIENTS, _SHORT, suite=suite)  # Imports modules and fills caches.
+    sizes = ((_FEW, _SHORT), (_MANY, _SHORT), (_LONG_CLIENTS, _SHORT), (_LONG_CLIENTS, _LONG))
+    few, many, short, long = (
+        run_session(entry, clients, values, suite=suite, shares_checks=shares_checks) for clients, values in sizes
+    )
+    return fit(few, many, short, long)
+
+
+def layout_for(clients: int, values: int, bits: int = _BITS) -> Layout:
+    """Return the layout of so many values of so many bits, in a ring that holds the sum."""
+    return Layout((RingSegment(bits + clients.bit_length(), values),))
+
+
+def run_session(
+    entry: ProtocolEntry,
+    clients: int,
+    values: int,
+    *,
+    suite: Suite = Suite.CLASSIC,
+    shares_checks: bool = False,
+) -> Sample:
+    """Run a session in this process, of which one client in twenty drops out where that costs most: unheard."""
+    layout, rare = layout_for(clients, values), clients // ONE_IN
+    facts = {
+        "suite": suite,
+        "population": clients,
+        "corrupted": rare,
+        "dropped": rare,
+        "minimum_cohort": max(LEAST_COHORT, clients - rare),
+        "maximum_cohort": clients,
+    }
+    uploading = next(stage.name for stage in entry.stages if stage.takes_update)
+    rehearsal = Rehearsal(
+        entry=entry,
+        settings=entry.settings(**chosen_settings(entry, facts, (), option="a setting")),
+        inputs=ZeroInputs(layout),
+        clients=clients,
+        dropouts={uploading: frozenset(ClientId(1 + place * ONE_IN) for place in range(rare))},
+        shares_checks=shares_checks,
+    )
+    done = rehearsal.run()
+    figures = done.session.figures
+    at_clients, at_server = (sum(getattr(each, f"{who}_seconds") for each in figures) for who in ("client", "server"))
+    # Each is interrupted alike on a busy machine, so that of the processor's time each has its share.
+    share = done.processor_seconds / (at_clients + at_server)
+    return Sample(
+        costs=costs_of(entry, layout, clients, suite),
+        clients=clients,
+        client_seconds=share * at_clients,
+        server_seconds=share * at_server,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Farm:
+    """The machines that take uploads in and add them up."""
+
+    workers: int = 64
+    gigabits: float = 10.0
+    """Per second, into each worker."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= 1 << 20 or not 0 < self.gigabits < inf:
+            raise InvalidParameters("--workers is in 1..1,048,576 and --gigabits above 0; correct them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure of an estimate, and what has to hold for it."""
+
+    name: str
+    value: float
+    unit: str
+    """``s``, ``B``, or what is counted."""
+    assumes: str
+
+
+def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
+    entry: ProtocolEntry,
+    constants: Constants,
+    clients: int,
+    values: int,
+    *,
+    bits: int = _BITS,
+    suite: Suite = Suite.CLASSIC,
+    farm: Farm | None = None,
+) -> Iterator[Line]:
+    """Yield what clients in sessions of at most ``MOST_CLIENTS`` take, line by line.
+
+    Raises:
+        InvalidParameters: no such session is safe or fits; the message says what to change.
+    """
+    farm = farm or Farm()
+    sessions = ceil(clients / MOST_CLIENTS)
+    each = ceil(clients / sessions)
+    costs = costs_of(entry, layout_for(each, values, bits), each, suite)
+    one = constants.predict(costs, each)
+    bytes_in = clients * costs.up_bytes
+    taking, adding = bytes_in / (farm.workers * farm.gigabits * _GIGABIT_BYTES), sessions * one.server_seconds
+    yield Line(
+        name="sessions",
+        value=sessions,
+        unit="sessions",
+        assumes=f"at most {MOST_CLIENTS:,} clients in each, here {each:,}; a ring for the sum of one session; every "
+        "sum is released, then they are added as integers",
+    )
+    yield Line(name="a client sends", value=costs.up_bytes, unit="B", assumes=f"lengths of messages; {costs.plan}")
+    yield Line(
+        name="a client computes",
+        value=one.client_seconds / each,
+        unit="s",
+        assumes="one core like this one, all messages together; a device that is ten times slower takes ten times that",
+    )
+    yield Line(
+        name="all clients send",
+        value=bytes_in,
+        unit="B",
+        assumes="nobody sends twice; one in twenty drops out, and is counted all the same",
+    )
+    yield Line(
+        name="taking it in",
+        value=taking,
+        unit="s",
+        assumes=f"{farm.workers} workers at {farm.gigabits:g} Gb/s each, evenly loaded, at the rate of the line",
+    )
+    yield Line(
+        name="server, cores busy",
+        value=adding,
+        unit="s",
+        assumes="one core like this one; signatures, adding, removing masks or opening; words from the cache of one "
+        "core, so that cores of one machine do not wait for its memory",
+    )
+    yield Line(
+        name="server, a core for each worker",
+        value=adding / farm.workers,
+        unit="s",
+        assumes="ranges and sessions are independent; no worker fails, waits or is slower than this core",
+    )
+    yield Line(
+        name="a round at the server",
+        value=max(taking, adding / farm.workers),
+        unit="s",
+        assumes="uploads are added while others come in; clients, their network and stragglers are not in it",
+    )
