@@ -16,12 +16,12 @@ PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
 DEMO_ROUNDS ?= 80
 # Tests that need nothing but the development environment.
-HERE := not gpu and not flower and not flower_torch and not nvflare
+HERE := not gpu and not flower and not flower_torch and not nvflare and not scale
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
-  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard test-long \
+  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scale scoreboard test-long \
   vectors clean
 
 help:  ## list the targets
@@ -88,6 +88,9 @@ nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an 
 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
 	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
+
+scale: $(INSTALLED)  ## kill actors of a local Ray, and sum on two of its nodes
+	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -p no:randomly -m scale tests/scale
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json
