@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from secagg.contract import Payload
+from secagg.contract.pieces import piece_digests
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.crypto.labels import Label
@@ -16,7 +17,6 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
-from secagg.session.pieces import piece_digests
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Subject
 

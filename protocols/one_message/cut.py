@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from secagg.session.pieces import Sums
+from secagg.contract.pieces import Sums
 
 from .lattice.masks import EpochRing, SumOfSecrets
 from .lattice.packing import Word

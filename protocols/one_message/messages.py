@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
+from secagg.contract.pieces import Cut, pieces_of, require_pieces
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
@@ -21,7 +22,6 @@ from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsi
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
-from secagg.session.pieces import Cut, pieces_of, require_pieces
 from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms

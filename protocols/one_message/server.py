@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from secagg.contract import Aggregate
+from secagg.contract.pieces import Adder, Cut, LocalSum
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import (
@@ -27,7 +28,6 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId, HolderId
-from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer

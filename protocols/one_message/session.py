@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Final
 
+from secagg.contract.pieces import Adder, Cut, LocalSum
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret, draw_exactly
@@ -25,7 +26,6 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.connection import AskAll
-from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.session.roles import Released, Stage, Subject, Turnout
 from secagg.wire import MessageKind, message_kind
 

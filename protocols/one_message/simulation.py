@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from secagg.contract import RingSegment
+from secagg.contract.pieces import Adder, Cut, LocalSum
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import SecAggError
@@ -14,7 +15,6 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.privacy_ledger import PrivacyLedgers
-from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import new_signing_key

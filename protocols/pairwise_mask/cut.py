@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from secagg.contract import RingSegment
+from secagg.contract.pieces import Adder, Sums, piece_digests
 from secagg.crypto.mask_expansion import SEGMENT_BYTES, accumulate, segment_count
 from secagg.crypto.ring import add_into, reduce_into
 from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.session.pieces import Adder, Sums, piece_digests
 
 from .configuration import SessionConfiguration
 from .masking import MaskedVector

@@ -15,6 +15,7 @@ from hmac import compare_digest
 from threading import RLock
 
 from secagg.contract import Aggregate
+from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.secret import Confined
 from secagg.errors import (
     AuthenticationFailed,
@@ -29,7 +30,6 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.session.pieces import Adder, Cut
 from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, message_kind, owned_bytes
 

@@ -8,6 +8,7 @@ from threading import RLock
 from typing import Final
 
 from secagg.contract import Payload
+from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
@@ -17,7 +18,6 @@ from secagg.privacy.client_noise import NO_NOISE, ClientNoise, NoiseSettings
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
 from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.session.pieces import Adder, Cut
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 
 from .client import Client

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Final
 
 from secagg.contract import RingSegment
+from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode
 from secagg.session.latch import MemoryLatch
 from secagg.session.privacy_ledger import PrivacyLedgers
-from secagg.session.pieces import Adder, Cut
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys

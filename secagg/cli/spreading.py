@@ -13,8 +13,8 @@ from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry
 
 if TYPE_CHECKING:
+    from secagg.contract.pieces import Adder, Cut
     from secagg.scale.spread import Figures
-    from secagg.session.pieces import Adder, Cut
 
 ENGINES = ("memory", "processes", "ray")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from secagg.contract.pieces import Sums, piece_digests
 from secagg.crypto.ring import add_into, subtract_into
 from secagg.identifiers import ClientId
-from secagg.session.pieces import Sums, piece_digests
 
 from .spread import SpreadSettings, SpreadSum
 from .store import open_store, piece_name

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final, Protocol
 
+from secagg.contract.pieces import Cut, Sums, pieces_of
 from secagg.errors import InvalidParameters, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, Party, ServerId
-from secagg.session.pieces import Cut, Sums, pieces_of
 
 from .jobs import Disagreement, Jobs
 from .store import open_store, piece_name, read_result, session_folder

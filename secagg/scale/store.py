@@ -12,9 +12,9 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Protocol
 
+from secagg.contract.pieces import piece_digest
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.pieces import piece_digest
 
 _TEMPORARY = ".part"
 

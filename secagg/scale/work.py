@@ -14,10 +14,10 @@ from time import perf_counter
 
 import numpy as np
 
+from secagg.contract.pieces import Cut, Sums
 from secagg.crypto.ring import add_into
 from secagg.errors import MalformedMessage
 from secagg.identifiers import ClientId
-from secagg.session.pieces import Cut, Sums
 
 from .store import Store, WrongPiece, open_store, read_piece, read_result, write_result
 

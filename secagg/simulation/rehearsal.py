@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol
 
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.contract.codewords import Tables
+from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import deviations_in
 from secagg.session.certificates import shared_checks
 from secagg.session.measured import Measured
-from secagg.session.pieces import Adder, Cut
 from secagg.session.registry import ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
 from secagg.session.run import Progress, run

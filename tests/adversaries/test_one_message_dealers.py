@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract.pieces import piece_digests
 from secagg.crypto.hpke import sealing_key
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
@@ -48,7 +49,6 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.protocols.one_message.sharing_field import FIELD, holder_point
-from secagg.session.pieces import piece_digests
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.planted import always
 

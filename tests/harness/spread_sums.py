@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from secagg.contract.pieces import piece_digests
 from secagg.errors import PeerError
 from secagg.identifiers import ClientId
 from secagg.scale.run import WORDS, ToyCut
@@ -15,7 +16,6 @@ from secagg.scale.spread import Figures, Memory, SpreadSettings, SpreadSum
 from secagg.scale.store import FolderStore, piece_name
 from secagg.scale.work import Order, Outcome, perform
 from secagg.scale.workers import Answer, Workers
-from secagg.session.pieces import piece_digests
 
 CUT = ToyCut()
 NO_KEY = bytes(8)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from secagg.contract.pieces import LocalSum, piece_digest
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.scale.jobs import Disagreement, Exhausted
@@ -22,7 +23,6 @@ from secagg.scale.telling import sentence, tell
 from secagg.scale.work import Kind, Order, Outcome, perform
 from secagg.scale.workers import InProcess
 from secagg.session.metrics import Metrics
-from secagg.session.pieces import LocalSum, piece_digest
 from tests.harness.spread_sums import CUT, NO_KEY, Crowd, Unruly, digests_of, vector_of
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from secagg.cli import main
 from secagg.contract import Layout, RingSegment
+from secagg.contract.pieces import LocalSum, pieces_of
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse
@@ -19,7 +20,6 @@ from secagg.protocols.pairwise_mask import cut as cut_module
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.cut import PairwiseCut, keys_of
 from secagg.protocols.pairwise_mask.masking import MaskedVector
-from secagg.session.pieces import LocalSum, pieces_of
 from tests.protocols.pairwise_mask.test_masking import configuration_of
 
 LAYOUTS = st.lists(
