@@ -155,6 +155,8 @@ class Label(Enum):
     CODED_MASK_SEALING = b"secagg/1/coded-mask-sealing"
     FLOWER_INVITATION = b"secagg/1/flower-invitation"
     FLOWER_ROUND = b"secagg/1/flower-round"
+    HTTP_PROOF = b"secagg/1/http-proof"
+    HTTP_TERMS = b"secagg/1/http-terms"
 
 
 def bind(label: Label, *parts: bytes) -> bytes:
