@@ -199,6 +199,9 @@ class Exchange:
         return None
 
     def _untimely(self, number: int) -> Verdict | None:
+        if number == self._number + 1 and self._patience is None:
+            # A server that was restarted listens before it has opened the stage that its clients know.
+            return Verdict(Answer.BUSY, f"stage {number} is about to begin; send this again")
         if number > self._number:
             return Verdict(Answer.WRONG, f"stage {number} has not begun; answer the message of the stage that is open")
         if number < self._number or self._patience is None:

@@ -127,6 +127,11 @@ class SumServer:
         if self._current is not None:
             await self._current.told(seconds)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a stage is open."""
+        return self._open_card() is not None and self._current is not None and self._current.exchange.number >= 0
+
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -165,6 +165,8 @@ def test_an_answer_of_the_stage_before_says_nothing_of_this_one(exchange: Exchan
 
 def test_a_restarted_server_counts_stages_on() -> None:
     exchange = Exchange(Limits(exchange=1, training=1), 1000, Clock(), number=3)
+    assert exchange.offered(ONE, 3, 10).answer is Answer.BUSY
+    assert exchange.offered(ONE, 4, 10).answer is Answer.WRONG
     exchange.open(STAGE, Turnout.TOO_FEW)
     assert exchange.number == 3
     assert exchange.offered(ONE, 2, 10).answer is Answer.LATE

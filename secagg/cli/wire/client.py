@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.registry import names
 
 from .shared import assigned, now, own_credentials, plan_of, plug_for, running, subject_of
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from secagg.crypto.secret import Secret
     from secagg.errors import PeerError
     from secagg.identifiers import ClientId
-    from secagg.session.roles import ClientSession, LateUpdate, Subject
+    from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
     from secagg.transport.card import Card
     from secagg.transport.client import Outcome
 
@@ -26,7 +26,11 @@ _LISTS: Final = ("modes", "suites", "protocols")
 
 def run_contribute(options: argparse.Namespace) -> int:
     """Add one update, and return the exit status."""
-    outcome = running(lambda: _contribute(options))
+    try:
+        outcome = running(lambda: _contribute(options))
+    except ConnectionError as error:
+        print(f"secagg: {error}", file=sys.stderr)
+        return 2
     print(outcome.sentence)
     return 0 if outcome.is_released else 1
 
@@ -59,14 +63,15 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         **{
             "minimum_cohort": 3,
             "minimum_threshold": 2,
-            "modes": ("semi_honest", "active"),
+            # A client with a key has somebody to believe but the server.
+            "modes": ("semi_honest",) if options.identity is None else ("active",),
             "suites": ("classic", "hybrid"),
             "minimum_modulus_bits": 4,
             "maximum_population": 10_000,
             "assumed_corrupted": 1,
             "privacy_bits": 40,
             "identity": None if options.identity is None else str(options.identity),
-            "protocols": names(),
+            "protocols": (options.protocol,),
             **_floors({field.name for field in fields(NodeSettings)}, options.set),
         }
     )
@@ -108,13 +113,17 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
     def join(card: Card, suspended: Secret | None) -> ClientSession:
         subject, update = joined(card)
-        plug = plug_for(card.protocol)
-        # A plug looks at the first message, so the member is made when that is there.
-        return _PluggedSession(
-            client,
-            lambda message: plug.member(replace(side, invitation=message)).join(subject, update, suspended),
-        )
 
+        def begin(message: bytes) -> ClientSession:
+            # A plug looks at the first message; the member that it makes then may keep what is suspended.
+            if not members:
+                first = message if suspended is None else b""
+                members.append(plug_for(card.protocol).member(replace(side, invitation=first)))
+            return members[0].join(subject, update, suspended)
+
+        return _PluggedSession(client, begin)
+
+    members: list[Member] = []
     own = own_credentials(options)
     return await contribute(
         options.url,

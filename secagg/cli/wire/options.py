@@ -48,12 +48,19 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--state", type=Path, metavar="DIR", help="where the session is kept, to go on after a crash")
     serve.add_argument("--exchange-seconds", type=float, default=60.0, help="for a stage (default: %(default)s)")
     serve.add_argument("--training-seconds", type=float, default=600.0, help="for the updates (default: %(default)s)")
+    serve.add_argument(
+        "--patience",
+        type=float,
+        metavar="SHARE",
+        help="with enough uploads, wait for so much of the time until then",
+    )
     serve.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
     serve.set_defaults(run=_serve)
     contribute = commands.add_parser("contribute", help="add one update to the sum that a server holds")
     contribute.add_argument("url", metavar="URL", help="of the server")
     contribute.add_argument("--update", type=Path, required=True, metavar="FILE", help="values, as .npy")
+    contribute.add_argument("--protocol", choices=names(), default="pairwise", help="no other (default: %(default)s)")
     who = contribute.add_mutually_exclusive_group(required=True)
     who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg flower keys`")
     who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")

@@ -49,7 +49,8 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     from secagg.transport.tls import server_context
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
-    settings = SecAggSettings.from_run_config({f"{PREFIX}protocol": options.protocol, **given})
+    alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}maximum-weight": 1, f"{PREFIX}weighting": "uniform"}
+    settings = SecAggSettings.from_run_config({**given, **alike})
     own = own_credentials(options)
     tls = None if own is None else server_context(own, options.client_certs)
     if tls is None and options.client_certs is not None:
@@ -58,7 +59,12 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     with ExitStack() as resources:
         held = _Held.of(options, settings, resources)
         limits = WireLimits(
-            stages=Limits(exchange=options.exchange_seconds, training=options.training_seconds, least=1.0),
+            stages=Limits(
+                exchange=options.exchange_seconds,
+                training=options.training_seconds,
+                training_patience=options.patience,
+                least=1.0,
+            ),
             answer_bytes=held.card.answer_bytes,
         )
         allow_connections(limits)
