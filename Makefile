@@ -16,13 +16,13 @@ PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
 DEMO_ROUNDS ?= 80
 # Tests that need nothing but the development environment.
-HERE := not gpu and not flower and not flower_torch and not nvflare
+HERE := not gpu and not wire and not flower and not flower_torch and not nvflare
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard test-long \
-  vectors clean
+  wire vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -88,6 +88,9 @@ nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an 
 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
 	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
+
+wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
+	$(BIN)/python -m pytest -n 2 -m wire tests/transport
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json

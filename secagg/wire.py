@@ -107,6 +107,8 @@ class MessageKind(IntEnum):
     CODED_MASK_INPUT = 125
     CODED_MASK_SURVIVORS = 126
     CODED_MASK_ANSWER = 127
+    HTTP_SERVER_RECORD = 130
+    HTTP_CLIENT_RECORD = 131
 
 
 class Writer:
