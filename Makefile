@@ -8,12 +8,13 @@ PEERS := build/peers/.venv
 SOLVERS := build/solvers/.venv
 FLWR ?= 1.41.0
 FLOWER := build/flower/$(FLWR)/.venv
+SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist-check \
-  flower vectors clean
+  flower site vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -73,6 +74,10 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json
 
+site: $(SITE)/.installed  ## build the documentation into build/site/html, with warnings as errors, and follow every link
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict -f docs/mkdocs.yml
+	PYTHONPATH=. $(SITE)/bin/python -m docs.links build/site/html
+
 dist-check: $(INSTALLED)  ## build the distributions, install the wheel elsewhere, and check both
 	$(BIN)/python .ci/check_distributions.py
 
@@ -111,4 +116,9 @@ $(FLOWER)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e '.[attestation]' \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
+	touch $@
+
+$(SITE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(SITE)
+	$(SITE)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

@@ -32,7 +32,10 @@ def diagram_of(table: Mapping[Any, tuple[Any, Any]], other: str = "") -> str:
     for state, (due, following) in table.items():
         if state in ends:
             continue
-        label, after = ", ".join(sorted(kind.name for kind in _kinds(due))), sorted(_members(following), key=states.index)
+        label, after = (
+            ", ".join(sorted(kind.name for kind in _kinds(due))),
+            sorted(_members(following), key=states.index),
+        )
         lines += [f"    {state.value} --> {each.value}: {label}" for each in after]
         if other and other not in {each.value for each in after}:
             lines.append(f"    {state.value} --> {other}: any failure")

@@ -23,6 +23,8 @@ _OUTSIDE: Final = "[*]"
 _ON_A_RAIL: Final = 3
 """So many arrows into one state are drawn as one."""
 _HEAD: Final = 5
+_LANE: Final = 62
+"""How far apart arrows beside the column are."""
 
 
 def fence(source: str, language: str, css_class: str, options: Any, md: Any, **more: Any) -> str:  # noqa: ANN401, ARG001, PLR0913 -- as pymdownx calls it
@@ -54,13 +56,14 @@ def _states(edges: list[tuple[str, ...]]) -> str:
     column = [state for state in order if state != railed] + ([railed] if railed else [])
     left, width = 26 if railed else 6, 216
     places = {state: 26 + position * (_BOX + 44) for position, state in enumerate(column)}
-    drawn, lanes, height = list[str](), 0, max(places.values()) + _BOX + 26
+    drawn, height = list[str](), max(places.values()) + _BOX + 26
     middle, right = left + width // 2, left + width
     for state, top in places.items():
         drawn.append(_box(left, top, width, state.replace("_", " ")))
     joined = dict[tuple[str, str], list[str]]()
     for before, after, label in edges:
         joined.setdefault((before, after), []).append(label)
+    aside = list[tuple[int, str, str]]()
     for (before, after), labels in joined.items():
         if before == _OUTSIDE:
             drawn.append(_dot(middle, places[after] - 20) + _arrow(f"M{middle} {places[after] - 16}V{places[after]}"))
@@ -70,15 +73,16 @@ def _states(edges: list[tuple[str, ...]]) -> str:
         elif after == railed:
             drawn.append(_arrow(f"M{left} {places[before] + 20}H12V{places[after] + 15}H{left}", dashed=True))
         elif column.index(after) == column.index(before) + 1:
-            top = places[before] + _BOX
-            drawn.append(_arrow(f"M{middle} {top}V{places[after]}"))
-            drawn.append(_text(middle + 8, top + 27, [_said(labels)], anchor="start"))
+            drawn.append(_arrow(f"M{middle} {places[before] + _BOX}V{places[after]}"))
+            drawn.append(_text(middle + 8, places[before] + _BOX + 27, [_said(labels)], anchor="start"))
         else:
-            lanes += 1
-            lane, start, end = right + 10 + 7 * lanes, places[before] + 11, places[after] + (24 if before == after else 19)
-            drawn.append(_arrow(f"M{right} {start}H{lane}V{end}H{right}"))
-            words = _said(labels).split()
-            drawn.append(_text(lane + 5, (start + end - _LINE * (len(words) - 1)) / 2 + 4, words, anchor="start"))
+            aside.append((abs(column.index(after) - column.index(before)), before, after))
+    # The longest go outside, so that no arrow crosses another's words.
+    for number, (_, before, after) in enumerate(sorted(aside)):
+        lane, start, end = right + 16 + _LANE * number, places[before] + 8 + 5 * number, places[after] + 17 + 5 * number
+        drawn.append(_arrow(f"M{right} {start}H{lane}V{end}H{right}"))
+        words = _said(joined[before, after]).split()
+        drawn.append(_text(lane + 5, (start + end - _LINE * (len(words) - 1)) / 2 + 4, words, anchor="start"))
     if railed:
         (label, _), *_ = Counter(label for _, after, label in edges if after == railed).most_common()
         drawn.append(_text(20, places[railed] - 10, [_said([label])], anchor="start"))
@@ -141,7 +145,9 @@ def _dot(middle: float, height: float, *, is_end: bool = False) -> str:
     return f'<circle class="{"end" if is_end else "start"}" cx="{middle:g}" cy="{height:g}" r="4"/>'
 
 
-def _text(left: float, top: float, lines: list[str], *, anchor: str = "middle", css: str = "", halo: bool = False) -> str:
+def _text(
+    left: float, top: float, lines: list[str], *, anchor: str = "middle", css: str = "", halo: bool = False
+) -> str:
     classes = " ".join(filter(None, (css, "halo" if halo else "")))
     spans = "".join(
         f'<tspan x="{left:g}" y="{top + _LINE * number:g}">{escape(line)}</tspan>' for number, line in enumerate(lines)

@@ -7,8 +7,11 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from importlib import import_module
+from posixpath import dirname, relpath
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -22,7 +25,9 @@ from secagg.planning.seconds import Network, seconds_of
 from secagg.session.registry import find, names
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
-_PLACE = re.compile(r"^\{\{ (?P<name>[a-z_]+)(?P<arguments>(?: [^ }]+)*) \}\}$", re.MULTILINE)
+_PLACE = re.compile(r"^(?P<margin> *)\{\{ (?P<name>[a-z_]+)(?P<arguments>(?: [^ }]+)*) \}\}$", re.MULTILINE)
+_SITE = re.compile(r"\]\(site:([^)]+)\)")
+"""A link from wherever it will stand, by the path of a page of the site."""
 _COLUMNS: Final = "100"
 _ROW_WEIGHTS: Final = 100
 """Values of a row of the matrix that stands for a model."""
@@ -39,9 +44,10 @@ def filled(page: str, text: str) -> str:
         maker = _MAKERS.get(place["name"])
         if maker is None:
             raise ValueError(f"{page} asks for {place['name']!r}; there are {', '.join(_MAKERS)}")
-        return maker(*place["arguments"].split())
+        return indent(maker(*place["arguments"].split()), place["margin"])
 
-    return _PLACE.sub(made, text)
+    beside = dirname(page) or "."
+    return _SITE.sub(lambda link: f"]({relpath(link[1], beside)})", _PLACE.sub(made, text))
 
 
 # --- Choosing ---------------------------------------------------------------------------------------------------------
@@ -50,7 +56,7 @@ def filled(page: str, text: str) -> str:
 def trust() -> str:
     """Return whom each protocol's clients believe, as its entry in the registry says."""
     rows = [
-        (f"[{name}](protocols/{name}.md)", entry.trust, str(len(entry.stages)), entry.summary)
+        (f"[{name}](site:protocols/{name}.md)", entry.trust, str(len(entry.stages)), entry.summary)
         for name, entry in _entries()
     ]
     return table(("protocol", "a client has to believe in", "exchanges", "in a line"), rows)
@@ -66,7 +72,7 @@ def plan(clients: str, values: str, *only: str) -> str:
             seconds = seconds_of(option, request.suite, network)
             rows.append(
                 (
-                    f"[{name}](protocols/{name}.md)",
+                    f"[{name}](site:protocols/{name}.md)",
                     str(len(option.entry.stages)),
                     in_bytes(option.costs.up_bytes),
                     in_bytes(option.down_bytes),
@@ -76,10 +82,10 @@ def plan(clients: str, values: str, *only: str) -> str:
                     in_seconds(seconds.round),
                 )
             )
-    return table(
-        ("protocol", "exchanges", "a client sends", "receives", "between servers", "a client works", "server", "round"),
-        rows,
-    )
+    heads = ("protocol", "exchanges", "a client sends", "receives", "with helpers", "a client works", "server", "round")
+    if only:
+        return table(("for one session", ""), [pair for row in rows for pair in zip(heads[1:], row[1:], strict=True)])
+    return table(heads, rows)
 
 
 def _entries() -> Iterator[tuple[str, Any]]:
@@ -107,7 +113,9 @@ def settings(protocol: str) -> str:
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 -- any setting's
-    return f"`{value.value if hasattr(value, 'value') else value}`"
+    if isinstance(value, Enum):
+        value = value.value if isinstance(value.value, str) else value.name.lower()
+    return f"`{value}`"
 
 
 # --- Reference --------------------------------------------------------------------------------------------------------
@@ -117,7 +125,9 @@ def api(module: str) -> str:
     """Return what mkdocstrings shows of every name of a face."""
     face = import_module(module)
     listed: Iterable[str] = getattr(face, "__all__", None) or sorted(face._MODULES)  # noqa: SLF001 -- a face lists its names there
-    found = [f"{getattr(face, name).__module__}.{name}" for name in listed if hasattr(getattr(face, name), "__module__")]
+    found = [
+        f"{getattr(face, name).__module__}.{name}" for name in listed if hasattr(getattr(face, name), "__module__")
+    ]
     return "\n\n".join(f"::: {name}" for name in found if name.startswith("secagg."))
 
 
@@ -151,6 +161,12 @@ def file(path: str, name: str = "") -> str:
     """Return a file of the repository as a block that a reader saves, by its own name or another."""
     language = {".py": "python", ".toml": "toml"}[Path(path).suffix]
     return f'```{language} title="{name or path}"\n{document(path).rstrip()}\n```'
+
+
+def typed(path: str) -> str:
+    """Return what a document of the repository has its reader type first."""
+    commands = document(path).partition("\n```\n")[2].partition("```\n")[0]
+    return f"```console\n{indent(commands, '$ ')}```"
 
 
 # --- Evidence ---------------------------------------------------------------------------------------------------------
@@ -197,5 +213,5 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 _MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     made.__name__: made
-    for made in (trust, plan, sequence, states, settings, api, commands, file, claims, scoreboard)
+    for made in (trust, plan, sequence, states, settings, api, commands, file, typed, claims, scoreboard)
 }

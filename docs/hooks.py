@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Final
@@ -15,16 +16,21 @@ _FOUND: Final = included.Found()
 _PACKAGE: Final = included.ROOT / "build" / "site" / "package"
 """Where the package stands with its rooms as folders: what reads docstrings follows no links."""
 
+_SECTION = re.compile(r"(?<=[^\n])\n( +(?:Args|Returns|Raises|Yields):\n)")
+
 
 def on_startup(*, command: str, dirty: bool) -> None:
     """Lay the package out as a wheel does."""
     del command, dirty
     shutil.rmtree(_PACKAGE, ignore_errors=True)
-    package = shutil.copytree(
-        included.ROOT / "secagg", _PACKAGE / "secagg", ignore=shutil.ignore_patterns("__pycache__", "*.md")
-    )
+    ignored = shutil.ignore_patterns("__pycache__", "*.md")
+    package = shutil.copytree(included.ROOT / "secagg", _PACKAGE / "secagg", ignore=ignored)
     for room in ("compression", "protocols", "training"):
         Path(package, room, "__init__.py").touch()
+    for module in package.rglob("*.py"):
+        # Sections of docstrings follow one another here, and readers of docstrings ask for an empty line between them.
+        text = module.read_text(encoding="utf-8")
+        module.write_text(_SECTION.sub(r"\n\n\1", text), encoding="utf-8")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

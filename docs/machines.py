@@ -63,9 +63,7 @@ def messages_of(protocol: str) -> list[Sent]:
     layout = Layout((segment,))
     tables = ((CodewordTable(2, np.eye(4, dtype=np.int64)),),) if IndexSegment in entry.segments else ()
     clients = [ClientId(number) for number in range(1, _CLIENTS + 1)]
-    subject = Subject(
-        task=b"docs", round_number=1, layout=layout, capacity=100, tables=tables, model_digest=_MODEL
-    )
+    subject = Subject(task=b"docs", round_number=1, layout=layout, capacity=100, tables=tables, model_digest=_MODEL)
     facts = {
         "population": _CLIENTS,
         "corrupted": 1,

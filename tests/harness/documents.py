@@ -36,10 +36,10 @@ class Block:
     @property
     def commands(self) -> str:
         """What a reader types of a ``console`` block; the rest of it is what the machine says."""
-        lines, typed, goes_on = self.body.splitlines(), list[str](), False
-        for line in lines:
-            if line.startswith("$ ") or goes_on:
-                typed.append(line.removeprefix("$ ") if not goes_on else line)
+        typed, goes_on = list[str](), False
+        for line in self.body.splitlines():
+            if goes_on or line.startswith(("$ ", "> ")):
+                typed.append(line[2:] if line.startswith(("$ ", "> ")) else line)
                 goes_on = line.endswith("\\")
         return "\n".join(typed)
 
