@@ -14,6 +14,7 @@ FLOWER_TORCH := build/flower/$(FLWR)-torch/.venv
 PUBLISHING := build/publishing/.venv
 PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
+SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
 # Tests that need nothing but the development environment.
 HERE := not gpu and not wire and not flower and not flower_torch and not nvflare
@@ -22,7 +23,7 @@ HERE := not gpu and not wire and not flower and not flower_torch and not nvflare
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard test-long \
-  wire vectors clean
+  wire site vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -128,6 +129,11 @@ scoreboard: $(SCOREBOARD)/.installed  ## attack other libraries and this one, ea
 	$(PYTHON) benchmarks/scoreboard/table.py benchmarks/results/scoreboard.md benchmarks/results/scoreboard.json \
 	  $(foreach name,flower openfl declearn appfl semi_honest active,$(SCOREBOARD)/$(name).json)
 
+site: $(SITE)/.installed  ## build the documentation into build/site/html, with warnings as errors, and follow every link
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict -f docs/mkdocs.yml
+	PYTHONPATH=. $(SITE)/bin/python -m docs.links build/site/html
+
+
 vectors: $(INSTALLED)  ## write the test vectors of the protocols again
 	$(BIN)/python -m tests.vectors.generate
 	$(BIN)/python -m tests.vectors.generate_one_message
@@ -191,4 +197,9 @@ $(NVFLARE)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(NVFLARE)
 	$(NVFLARE)/bin/python -m pip install --disable-pip-version-check "nvflare==$(NVFLARE_VERSION)" -e . \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
+	touch $@
+
+$(SITE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(SITE)
+	$(SITE)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

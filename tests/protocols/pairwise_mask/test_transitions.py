@@ -42,7 +42,7 @@ from secagg.protocols.pairwise_mask.transitions import (
 )
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
-from tests.harness.state_diagrams import diagram_of
+from docs.diagrams import diagram_of
 
 MODES = list(SecurityMode)
 CONTEXT_AT = 7
