@@ -25,6 +25,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.connection import AskAll
+from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.session.roles import Released, Stage, Subject, Turnout
 
 from .buffers.answered import Answered
@@ -49,6 +50,8 @@ class OneMessageHelpers:
     coins: Coins
     ask_all: AskAll | None = None
     """Reaches standing holders by position; without it the holders are clients, whose ids are the holders' numbers."""
+    adding: Callable[[Cut], Adder] = LocalSum
+    """Who adds the uploads: this process, or ``secagg.scale``."""
     answered: Answered = field(default_factory=Answered)
     """Who uploaded for which model; the same for all buffers of an epoch."""
 
@@ -86,7 +89,7 @@ def open_session(
         noise=settings,
     )
     noise_of(offer.configuration, settings)
-    return OneMessageServerSession(Server(offer, sum_id), settings, invited, helpers.ask_all)
+    return OneMessageServerSession(Server(offer, sum_id, helpers.adding), settings, invited, helpers.ask_all)
 
 
 class OneMessageServerSession(Confined):
