@@ -106,6 +106,7 @@ class MessageKind(IntEnum):
     CODED_MASK_INPUT = 125
     CODED_MASK_SURVIVORS = 126
     CODED_MASK_ANSWER = 127
+    SUM_RECORD = 144
 
 
 class Writer:

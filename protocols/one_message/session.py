@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Final
 
@@ -27,10 +27,12 @@ from secagg.privacy.client_noise import ClientNoise
 from secagg.session.connection import AskAll
 from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.session.roles import Released, Stage, Subject, Turnout
+from secagg.wire import MessageKind, message_kind
 
 from .buffers.answered import Answered
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .epoch import EpochRecord
+from .messages import Upload
 from .plan import OneMessageSettings, plan_offer
 from .server import Opened, Server
 
@@ -209,6 +211,12 @@ class OneMessageServerSession(Confined):
         if position is None:
             raise PeerMisbehaved(f"{sender} holds nothing", reason=Reason.NOT_ELIGIBLE, culprits={sender})
         self._server.receive(position, message)
+
+    def without_vector(self, message: bytes) -> bytes:
+        """Return an upload without its vector, whose pieces are stored; other messages as they are."""
+        if message_kind(message) is not MessageKind.ONE_MESSAGE_UPLOAD:
+            return message
+        return replace(Upload.decode(message), vector=b"").encode()
 
     def drop(self, client: ClientId) -> None:
         """Await a client no more."""

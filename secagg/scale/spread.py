@@ -44,6 +44,9 @@ class Memory(Protocol):
         """Write down whose vectors are not in the sum; or return what was, before the list was made of it."""
         ...
 
+    def ended(self) -> None:
+        """Write down that the session is over, before anything is removed."""
+
 
 class NoMemory:
     """For a coordinator that is not resumed."""
@@ -59,8 +62,12 @@ class NoMemory:
         """Forget it."""
 
     def settled(self, wrong: Mapping[ClientId, tuple[str, bool]] | None) -> Mapping[ClientId, tuple[str, bool]] | None:
-        """Return what is given."""
-        return wrong
+        """Know nothing."""
+        del wrong
+        return None
+
+    def ended(self) -> None:
+        """Forget it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +142,7 @@ class SpreadSum:
         self._working = dict[int, str]()
         self._batches, self._roots = [_Batch()], list[str]()
         self.wrong = dict[ClientId, tuple[str, bool]]()
-        self.figures = Figures()
+        self.figures, self._is_over = Figures(), False
 
     # --- Uploads ------------------------------------------------------------------------------------------------------
 
@@ -303,7 +310,11 @@ class SpreadSum:
             raise ConnectionError(f"the storage lost an opened range: {error}; release again") from error
 
     def end(self) -> None:
-        """Remove what was written for this session, and forget it."""
+        """Remove what was written for this session, once it is written down that it is over."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._memory.ended()
         folder = session_folder(self._cut.context)
         self._store.remove(f"{folder}/sums" if self._settings.keeps_pieces else folder)
         self._orders.clear()
