@@ -13,7 +13,7 @@ DEMO_ROUNDS ?= 80
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers bench-flower dist-check \
-  flower vectors clean
+  flower scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -31,7 +31,7 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not flower and not scale"
 
 lint: $(INSTALLED)  ## check style, formatting and spelling
 	$(BIN)/ruff check
@@ -69,6 +69,9 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	  tests/flower/apps/*.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py tests/flower/test_noise.py \
 	  benchmarks/bench_flower.py
 	$(FLOWER)/bin/python -m pytest -p no:randomly -m flower tests/flower
+
+scale: $(INSTALLED)  ## kill actors of a local Ray, and sum on two of its nodes
+	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -p no:randomly -m scale tests/scale
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json

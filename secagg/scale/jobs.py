@@ -5,7 +5,7 @@ A job is a function of what lies in the storage, so it may run twice, at once or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
@@ -193,7 +193,7 @@ class Jobs:
         self._move(key, Event.RESULT)
         return True
 
-    def fail(self, key: str, worker: int, why: str, missing: bytes | None = None) -> None:
+    def fail(self, key: str, worker: int, why: str, missing: Collection[bytes] = ()) -> None:
         """Take note that a job failed: the storage did, or what it needed is lost and must be made again.
 
         Raises:
@@ -205,7 +205,7 @@ class Jobs:
             raise Exhausted(f"{key} failed {ATTEMPTS} times, and last because {why}")
         for need in job.needs:
             made = self._jobs[need]
-            if missing is not None and made.state is State.DONE and made.result == missing:
+            if made.state is State.DONE and made.result in missing:
                 made.results.clear()
                 self._move(need, Event.FORGOTTEN)
         self._leave(key, worker)

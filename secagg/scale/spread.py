@@ -210,12 +210,14 @@ class SpreadSum:
             self._working[worker] = key
             self._workers.start(worker, replace(self._orders[key], parts=parts))
         for worker, outcome in self._workers.poll(seconds if self._working else 0):
-            key = self._working.pop(worker)
+            key = self._working.pop(worker, None)
+            if key is None or (outcome is not None and outcome.key != key):
+                continue  # It was at a job of an earlier sum, which does not need it any more.
             if outcome is None:
                 self.figures.workers_lost += 1
                 self._jobs.lose(worker)
             elif not outcome.digest:
-                self._jobs.fail(key, worker, outcome.failure, outcome.missing or None)
+                self._jobs.fail(key, worker, outcome.failure, outcome.missing)
             else:
                 self._take(worker, outcome)
         self._tell()
@@ -226,12 +228,12 @@ class SpreadSum:
         if before is None:
             self._memory.remember(outcome)
         elif before.wrong != outcome.wrong:
-            self._note(outcome)
             digest = before.digest
-        elif before.digest != digest:
+        self._note(outcome)
+        counts = self._jobs.finish(key, worker, digest, monotonic())
+        if digest != self._outcomes[key].digest:
             raise Disagreement(key, {worker})
-        if self._jobs.finish(key, worker, digest, monotonic()):
-            self._note(outcome)
+        if counts:
             self.figures.bytes_read += outcome.bytes_read
             self.figures.seconds_of_workers += outcome.seconds
 

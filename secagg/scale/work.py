@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
@@ -66,16 +66,8 @@ class Outcome:
     bytes_read: int = 0
     seconds: float = 0.0
     failure: str = ""
-    missing: bytes = b""
-    """The partial sum that is not in the storage any more."""
-
-
-class MissingPart(Exception):
-    """A partial sum that the storage lost."""
-
-    def __init__(self, digest: bytes) -> None:
-        super().__init__("a partial sum is not in the storage any more")
-        self.digest = digest
+    missing: tuple[bytes, ...] = ()
+    """The partial sums that are not in the storage any more."""
 
 
 def perform(order: Order) -> Outcome:
@@ -83,8 +75,9 @@ def perform(order: Order) -> Outcome:
     started, work = perf_counter(), Work(order, open_store(order.storage))
     try:
         digest = work.do()
-    except MissingPart as error:
-        return Outcome(key=order.key, failure=str(error), missing=error.digest)
+    except FileNotFoundError:
+        failure = "partial sums are not in the storage any more"
+        return Outcome(key=order.key, failure=failure, missing=tuple(work.missing_parts()))
     except OSError as error:
         return Outcome(key=order.key, failure=f"the storage failed: {error}")
     wrong = tuple((client, *why) for client, why in sorted(work.wrong.items()))
@@ -125,28 +118,42 @@ class Work:
                 if client in self.wrong:
                     continue
                 for offset, digest in enumerate(digests):
-                    number = self._order.first + offset
-                    try:
-                        piece = read_piece(self._store, self._cut.context, ClientId(client), number, digest)
-                        self.bytes_read += len(piece)
-                        self._cut.add(totals[offset], number, piece)
-                    except WrongPiece as error:
-                        self.wrong[client] = str(error), False
-                    except MalformedMessage as error:
-                        self.wrong[client] = f"piece {number} was signed and does not decode: {error}", True
-                    if client in self.wrong:
+                    if not self._add_piece(totals[offset], ClientId(client), self._order.first + offset, digest):
                         is_clean = is_clean and offset == 0
                         break
             if is_clean:
                 return totals
 
+    def _add_piece(self, total: Sums, client: ClientId, number: int, digest: bytes) -> bool:
+        """Verify a piece and add it; or note what is wrong with it."""
+        try:
+            piece = read_piece(self._store, self._cut.context, client, number, digest)
+            self.bytes_read += len(piece)
+            self._cut.add(total, number, piece)
+        except WrongPiece as error:
+            self.wrong[client.value] = str(error), False
+        except MalformedMessage as error:
+            self.wrong[client.value] = f"piece {number} was signed and does not decode: {error}", True
+        return client.value not in self.wrong
+
     def _merged(self) -> list[Sums]:
         totals = self._empty()
         for digest in self._order.parts:
-            for total, part in zip(totals, self._read(digest), strict=True):
-                for vector, summand in zip(total, part, strict=True):
-                    add_into(vector, summand)
+            self._merge_part(totals, digest)
         return totals
+
+    def _merge_part(self, totals: list[Sums], digest: bytes) -> None:
+        for total, part in zip(totals, self._read(digest), strict=True):
+            for vector, summand in zip(total, part, strict=True):
+                add_into(vector, summand)
+
+    def missing_parts(self) -> Iterator[bytes]:
+        """Return which of its parts the storage has lost."""
+        for digest in self._order.parts:
+            try:
+                read_result(self._store, self._cut.context, digest)
+            except FileNotFoundError:
+                yield digest
 
     def _opened(self) -> list[Sums]:
         (digest,) = self._order.parts
@@ -157,10 +164,7 @@ class Work:
         ]
 
     def _read(self, digest: bytes) -> list[Sums]:
-        try:
-            data = read_result(self._store, self._cut.context, digest)
-        except FileNotFoundError:
-            raise MissingPart(digest) from None
+        data = read_result(self._store, self._cut.context, digest)
         self.bytes_read += len(data)
         return decode_range(data)
 
@@ -168,14 +172,14 @@ class Work:
 def encode_range(totals: Sequence[Sums]) -> bytes:
     """Return the words of all pieces of a range, behind a line that says what they are."""
     forms = [[(vector.dtype.str, vector.size) for vector in total] for total in totals]
-    return b"\n".join((json.dumps(forms).encode(), b"".join(vector.tobytes() for total in totals for vector in total)))
+    header = json.dumps(forms).encode() + b"\n"
+    return b"".join([header, *(memoryview(vector).cast("B") for total in totals for vector in total)])
 
 
 def decode_range(data: bytes) -> list[Sums]:
     """Return views of the words of a range."""
-    header, _, _ = data.partition(b"\n")
-    at, totals = len(header) + 1, list[Sums]()
-    for forms in json.loads(header):
+    at, totals = data.index(b"\n") + 1, list[Sums]()
+    for forms in json.loads(data[:at]):
         totals.append([])
         for dtype, size in forms:
             vector = np.frombuffer(data, dtype, size, at)

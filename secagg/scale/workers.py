@@ -7,6 +7,7 @@ coordinator and what it answers is believed by nobody but that one: both are on 
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -165,8 +166,11 @@ class RayWorkers:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """The processes of the actors, where they are on this machine."""
-        found: list[int] = self._ray.get([actor.process_id.remote() for actor in self._actors.values()])
+        """The processes of the actors that live, where they are on this machine."""
+        found = list[int]()
+        for reference in [actor.process_id.remote() for actor in self._actors.values()]:
+            with suppress(self._ray.exceptions.RayError):
+                found.append(self._ray.get(reference))
         return tuple(found)
 
     def start(self, worker: int, order: Order) -> None:

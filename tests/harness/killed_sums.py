@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,31 +33,33 @@ from tests.harness.one_message_sums import InsecureSum, SumSetup
 
 SETUP = SumSetup(population=6, layout=Layout((RingSegment(12, 1 << 16),)))
 """Two pieces: the weight and the zeros behind it stand in the second."""
-MOST_LIVES = 4
 
 
 class Place:
     """Everything of one sum that outlives its coordinator."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.world = folder, InsecureSum(SETUP)
+    def __init__(self, folder: Path, setup: SumSetup = SETUP, uploads: Mapping[ClientId, bytes] | None = None) -> None:
+        self.folder, self.setup, self.world = folder, setup, InsecureSum(setup)
         self.storage, self.journal = str(folder / "storage"), folder / "journal" / "records"
-        self.uploads = dict[ClientId, bytes]()
         folder.mkdir(parents=True)
-        # Clients are told the offer that every life makes of the same coins.
-        session = self.open_session(None, InsecureSeededCoins(b"coordinator"), self.ask)
-        self.uploads = {client: self.world.client(client).upload(*self.terms(session, client)) for client in SETUP.clients}
-        session.abort()
-        self.world.begin([50 + position for position in range(SETUP.holders)])
+        self.uploads = dict(uploads or {})
+        if uploads is None:
+            # Clients are told the offer that every life makes of the same coins.
+            session = self.open_session(None, InsecureSeededCoins(b"coordinator"), self.ask)
+            self.uploads = {
+                client: self.world.client(client).upload(*self.terms(session, client)) for client in setup.clients
+            }
+            session.abort()
+            self.world.begin([50 + position for position in range(setup.holders)])
 
     def terms(self, session: OneMessageServerSession, client: ClientId) -> tuple[Any, ...]:
-        return session.invitation, SETUP.subject, self.world.update(client)
+        return session.invitation, self.setup.subject, self.world.update(client)
 
     def open_session(
         self, memory: ResumableSession | None, coins: Coins, ask_all: Callable[..., Any]
     ) -> OneMessageServerSession:
         settings = OneMessageSettings(
-            minimum_cohort=SETUP.minimum_cohort, corrupted=SETUP.corrupted_clients, delivered_at_once=4
+            minimum_cohort=self.setup.minimum_cohort, corrupted=self.setup.corrupted_clients, delivered_at_once=4
         )
         spread = SpreadSettings(storage=self.storage, clients_in_a_batch=2)
         helpers = OneMessageHelpers(
@@ -68,7 +69,7 @@ class Place:
             ask_all=ask_all,
             adding=lambda cut: SpreadSum(cut, InProcess(), spread, memory=memory),
         )
-        session = open_session(SETUP.subject, settings, frozenset(SETUP.clients), helpers)
+        session = open_session(self.setup.subject, settings, frozenset(self.setup.clients), helpers)
         assert isinstance(session, OneMessageServerSession)
         return session
 
@@ -122,8 +123,12 @@ class Place:
         return 0
 
     def _run(self, asked: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]) -> dict[str, Any]:
-        opening = partial(lambda memory, coins: self.open_session(memory, coins, memory.ask_all))
-        session = ResumableSession(Journal(self.journal), InsecureSeededCoins(b"coordinator"), opening, asked)
+        session = ResumableSession(
+            Journal(self.journal),
+            InsecureSeededCoins(b"coordinator"),
+            lambda memory, coins: self.open_session(memory, coins, memory.ask_all),
+            asked,
+        )
         if session.stage is not None:
             for client, upload in self.uploads.items():
                 session.receive(client, upload)
@@ -132,7 +137,7 @@ class Place:
         # Whoever releases twice fails here.
         with (self.folder / "released").open("x") as file:
             file.write(released.aggregate.values[0].tobytes().hex())
-        due = self.world.ideal(SETUP.clients)
+        due = self.world.ideal(self.setup.clients)
         return {"exact": bool((released.aggregate.values[0] == due.values[0]).all()), "counted": len(released.counted)}
 
 
@@ -159,19 +164,25 @@ class Moments:
         setattr(owner, name, watched)
 
 
+def _say(report: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Live once undisturbed; then for each of twenty moments die there, and once more in the next life."""
     folder = Path(sys.argv[1])
-    whole = Place(folder / "undisturbed").live(0)
-    print(json.dumps({"at": 0, "lives": [whole]}), flush=True)
+    first = Place(folder / "undisturbed")
+    whole = first.live(0)
+    _say({"at": 0, "lives": [whole], "left": []})
     chosen = np.random.default_rng(int(sys.argv[2])).choice(np.arange(1, whole["moments"] + 1), 20, replace=False)
     for moment in sorted(map(int, chosen)):
-        place, lives = Place(folder / str(moment)), list[dict[str, Any]]()
+        place, lives = Place(folder / str(moment), uploads=first.uploads), list[dict[str, Any]]()
         for die_at in (moment, max(1, moment // 3), 0, 0):
             lives.append(place.live(die_at))
             if not lives[-1]["killed"] and die_at == 0:
                 break
-        print(json.dumps({"at": moment, "lives": lives, "left": os.listdir(place.storage)}), flush=True)
+        _say({"at": moment, "lives": lives, "left": [path.name for path in Path(place.storage).iterdir()]})
 
 
 if __name__ == "__main__":
