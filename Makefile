@@ -17,13 +17,13 @@ SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
 # Tests that need nothing but the development environment.
-HERE := not gpu and not wire and not flower and not flower_torch and not nvflare
+HERE := not gpu and not wire and not scale and not flower and not flower_torch and not nvflare
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard test-long \
-  wire site vectors clean
+  wire site scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -40,7 +40,7 @@ study: $(INSTALLED)  ## compare whole-update codes with uncompressed runs, seed 
 demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo-round
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
-test: $(INSTALLED)  ## run every test that needs no accelerator
+test: $(INSTALLED)  ## run every test that needs no accelerator, and no other environment
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(HERE) and not long"
 
 test-long: $(INSTALLED)  ## run the tests with eight times the examples, and the long ones; for every night, not every change
@@ -92,6 +92,9 @@ flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and
 
 wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport
+
+scale: $(INSTALLED)  ## kill actors of a local Ray, and sum on two of its nodes
+	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -p no:randomly -m scale tests/scale
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json

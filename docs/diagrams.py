@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from secagg.wire import MessageKind
 
-
 _PREFIXES: Final = ("ONE_MESSAGE_", "CODED_MASK_", "TWO_SERVERS_", "ENCLAVE_")
 
 

@@ -27,7 +27,7 @@ _LANE: Final = 62
 """How far apart arrows beside the column are."""
 
 
-def fence(source: str, language: str, css_class: str, options: Any, md: Any, **more: Any) -> str:  # noqa: ANN401, ARG001, PLR0913 -- as pymdownx calls it
+def fence(source: str, language: str, css_class: str, options: Any, md: Any, **more: Any) -> str:  # noqa: ANN401, ARG001 -- as pymdownx calls it
     """Draw a fenced block that is marked ``mermaid``."""
     return drawing(source)
 

@@ -9,8 +9,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
-from posixpath import dirname, relpath
 from pathlib import Path
+from posixpath import dirname, relpath
 from textwrap import indent
 from typing import Any, Final
 from unittest.mock import patch

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from posixpath import dirname, join, normpath, relpath
 from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]

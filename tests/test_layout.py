@@ -49,7 +49,18 @@ CORE_MODULES = set[str]().union(*CORE_LEVELS)
 FACE_IMPORTS = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.contract")
 SHORT_WAY = "secagg.short"
 """What the face names for type checkers, and loads when it is asked for."""
-TOP_ROOMS = ("planning", "simulation", "short", "training", "platforms", "flower", "nvflare", "transport", "cli")
+TOP_ROOMS = (
+    "planning",
+    "simulation",
+    "short",
+    "training",
+    "scale",
+    "platforms",
+    "flower",
+    "nvflare",
+    "transport",
+    "cli",
+)
 ROOMS = {
     "face": "secagg/__init__.py imports errors, identifiers, parameters and contract, and a room only when it is asked",
     "core": "a core module imports its own level and the levels below it; move the code, or the level in CORE_LEVELS",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
 
 from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
@@ -17,13 +16,14 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.pieces import piece_digests
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Subject
 
 from .configuration import Agreement, Offer, SumTerms, noise_of
+from .cut import epoch_ring
 from .epoch import EpochRecord, draw_nonce
 from .floors import Floors
-from .lattice.masks import EpochRing
 from .ledger import Ledger
 from .messages import (
     NoHolder,
@@ -36,7 +36,6 @@ from .messages import (
     upload_digest,
     vector_digest,
 )
-from .parameters import Parameters
 from .sharing import deal
 
 _SEED_BYTES = 32
@@ -139,7 +138,8 @@ class Client(Confined):
                 for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
             )
             root = share_tree(agreement, sealed).root
-            challenge = challenge_of(agreement, header, vector_digest(vector), root)
+            pieces = piece_digests(agreement.t0, self.client, vector, parameters.piece_bytes)
+            challenge = challenge_of(agreement, header, vector_digest(pieces), root)
             polynomial = dealing.polynomial(challenge)
         finally:
             dealing.wipe()
@@ -149,6 +149,7 @@ class Client(Confined):
         return Upload(
             t0=agreement.t0,
             header=header,
+            pieces=pieces,
             vector=vector,
             polynomial=polynomial,
             sealed=sealed,
@@ -157,12 +158,6 @@ class Client(Confined):
 
     def __repr__(self) -> str:
         return f"<Client {self.client}, {self._ledger!r}>"
-
-
-@lru_cache(maxsize=2)
-def epoch_ring(parameters: Parameters, seed: bytes) -> EpochRing:
-    """Return the public polynomials of an epoch, which everybody in this process may share."""
-    return EpochRing(parameters, seed)
 
 
 def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject, noise: NoiseSettings) -> None:

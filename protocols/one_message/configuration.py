@@ -21,6 +21,7 @@ from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Writer
 
+from .cut import OneMessageCut
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, EpochRecord, VerifiedEpoch, verify_epoch
 from .lattice.values import Values
 from .parameters import Parameters, ThresholdRule
@@ -180,6 +181,11 @@ class Agreement:
         writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
         write_fields(writer, self.configuration)
         return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())).digest()
+
+    @property
+    def cut(self) -> OneMessageCut:
+        """How uploads are cut and added."""
+        return OneMessageCut(self.t0, self.parameters, self.epoch.seed)
 
     def holder(self, position: int) -> bytes:
         """Return a holder as it stands in strings that are hashed: its position and its number."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
@@ -21,15 +21,18 @@ from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsi
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
+from secagg.session.pieces import Cut, pieces_of, require_pieces
 from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms
 from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES, EpochRecord
+from .lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS
 from .parameters import ThresholdRule
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 MAXIMUM_UPLOADS: Final = 1 << 20
 _MAXIMUM_VECTOR_BYTES: Final = (1 << 32) - 1
+_MAXIMUM_PIECES: Final = MAXIMUM_COEFFICIENTS // PIECE_COEFFICIENTS
 _MAXIMUM_SHARE_BYTES: Final = 1 << 18
 _MAXIMUM_PROOF: Final = 10
 
@@ -65,7 +68,10 @@ class Upload(Message):
     kind: ClassVar = MessageKind.ONE_MESSAGE_UPLOAD
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]
     header: Annotated[UploadHeader, nested(UploadHeader)]
+    pieces: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), _MAXIMUM_PIECES)]
+    """The digests of the pieces of the masked vector."""
     vector: Annotated[bytes, variable(_MAXIMUM_VECTOR_BYTES)]
+    """Empty where a storage has the pieces."""
     polynomial: Annotated[bytes, variable(_MAXIMUM_SHARE_BYTES)]
     sealed: Annotated[tuple[bytes, ...], repeated(variable(_MAXIMUM_SHARE_BYTES), MAXIMUM_HOLDERS)]
     signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
@@ -212,11 +218,21 @@ MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, Certifi
 # --- What a client signs ----------------------------------------------------------------------------------------------
 
 
-def vector_digest(vector: bytes) -> bytes:
-    """Return the digest that stands for the masked vector."""
-    hashed = hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR))
-    hashed.update(vector)
-    return hashed.digest()
+def vector_digest(pieces: Sequence[bytes]) -> bytes:
+    """Return the digest that stands for the masked vector, from those of its pieces."""
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR, *pieces)).digest()
+
+
+def in_parts(cut: Cut, message: bytes) -> tuple[bytes, list[bytes]]:
+    """Return an upload without its vector, and the pieces of that: for a client or a gateway that stores them.
+
+    Raises:
+        MalformedMessage: it is no upload, or its vector has another length.
+    """
+    upload = Upload.decode(message)
+    if len(upload.vector) != sum(cut.lengths):
+        raise MalformedMessage("the upload has another vector than this sum's", reason=Reason.LAYOUT_MISMATCH)
+    return replace(upload, vector=b"").encode(), pieces_of(upload.vector, cut.lengths)
 
 
 def share_context(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
@@ -302,13 +318,16 @@ def verify_upload(
         raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION)
     overhead = sealing_sizes(agreement.record.suite)[1]
     due = tuple(parameters.share_bytes(position) + overhead for position in range(agreement.epoch.count))
-    lengths = (len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
-    if lengths != (parameters.upload_bytes, parameters.polynomial_bytes, due):
+    cut, whole = agreement.cut, parameters.upload_bytes if upload.vector else 0
+    lengths = (len(upload.pieces), len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
+    if lengths != (len(cut.lengths), whole, parameters.polynomial_bytes, due):
         raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
     tree = share_tree(agreement, upload.sealed)
-    hashed = vector_digest(upload.vector)
+    hashed = vector_digest(upload.pieces)
     digest = upload_digest(challenge_of(agreement, header, hashed, tree.root), upload.polynomial)
     require_signed(agreement, header, digest, upload.signature)
+    if upload.vector:
+        require_pieces(cut, sender, upload.pieces, upload.vector)
     return digest, tuple(
         DeliveredShare(
             header=header,

@@ -18,7 +18,7 @@ from secagg.fields import choice, nested, repeated, unsigned
 
 from .lattice.estimator import SIGMA, security_bits
 from .lattice.ring_products import NORM_FACTOR
-from .lattice.values import MAXIMUM_COEFFICIENTS, Run, Values
+from .lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS, Run, Values
 from .sharing_field import FIELD
 
 DEGREES: Final = (1024, 2048, 4096)
@@ -112,14 +112,22 @@ class Parameters:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """Runs of coefficients of which the same bits travel, over neighbouring segments."""
+        """Runs of coefficients of which the same bits travel, over neighbouring segments, but of one piece each."""
         runs = list[Run]()
         for segment, first, end in zip(self.segments, self.starts, self.starts[1:], strict=False):
             dropped = segment.fine_bits or self.dropped_bits
             sent = segment.sent_bits if segment.fine_bits else self.sent_bits
             joins = bool(runs) and (runs[-1].dropped, runs[-1].sent) == (dropped, sent)
             runs.append(Run(runs.pop().first if joins else first, end, dropped, sent))
-        return tuple(runs)
+        return tuple(part for run in runs for part in run.cut())
+
+    @cached_property
+    def piece_bytes(self) -> tuple[int, ...]:
+        """The length of each piece of an upload."""
+        lengths = [0] * -(-self.coefficients // PIECE_COEFFICIENTS)
+        for run in self.runs:
+            lengths[run.piece] += run.sent_bytes
+        return tuple(lengths)
 
     @cached_property
     def checked(self) -> tuple[tuple[int, int], ...]:

@@ -189,12 +189,14 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
         header=UploadHeader(
             client=ClientId(0), identity=bytes(IDENTITY_BYTES), terms=offer.terms, nonce=bytes(NONCE_BYTES)
         ),
+        pieces=(bytes(DIGEST_BYTES),) * len(parameters.piece_bytes),
         vector=b"",
         polynomial=bytes(parameters.polynomial_bytes),
         sealed=tuple(bytes(parameters.share_bytes(place) + overhead) for place in range(settings.holders)),
         signature=bytes(SIGNATURE_BYTES),
     )
     sent = len(upload.encode())
+    shown = len(replace(upload, pieces=(bytes(DIGEST_BYTES),)).encode())
     padded = parameters.polynomials * parameters.degree
     yield Costs(
         plan=f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits} with {parameters.guard_bits} "
@@ -205,7 +207,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
         up_bytes=sent + parameters.upload_bytes,
         down_bytes=len(offer.encode()),
         # Every holder is shown all of an upload but the vector and the shares of others.
-        between_bytes=settings.holders * sent - (settings.holders - 1) * sum(map(len, upload.sealed)),
+        between_bytes=settings.holders * shown - (settings.holders - 1) * sum(map(len, upload.sealed)),
         client=Work(word_operations=_WORDS_OF_A_PRODUCT * padded),
         server=Work(word_operations=(clients * _WORDS_OF_AN_ADDITION + _WORDS_OF_A_PRODUCT) * padded, steps=clients),
     )

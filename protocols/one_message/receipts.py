@@ -14,13 +14,25 @@ from dataclasses import dataclass, field
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, HolderId
 
-from .messages import Verdict
+from .messages import DeliveredShare, Verdict
 
 LEAST_REFUSALS = 2
 REFUSAL_SHARE = 8
 """A holder refuses one in so many uploads alone, or ``LEAST_REFUSALS``, before it counts as absent."""
 Verdicts = Mapping[int, Verdict]
 """What the holders that are present say of one upload, by their positions."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """An upload whose receipts are due."""
+
+    pieces: tuple[bytes, ...]
+    kept: bytes
+    """What the adder is given: the vector, where it lies nowhere else."""
+    digest: bytes
+    shares: tuple[DeliveredShare, ...]
+    verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
 
 
 @dataclass(slots=True)

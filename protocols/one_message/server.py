@@ -6,8 +6,8 @@ of the uploads whose receipts are due.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -27,15 +27,15 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId, HolderId
+from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.wire import MessageKind, message_kind
 
-from .client import epoch_ring
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer
+from .cut import epoch_ring, joined, key_of
 from .lattice.masks import OpenedSum, WrongSecret
 from .messages import (
     Answer,
     CertifiedList,
-    DeliveredShare,
     Delivery,
     HolderSignature,
     Listed,
@@ -47,7 +47,7 @@ from .messages import (
     verify_upload,
 )
 from .parameters import ThresholdRule
-from .receipts import Receipts
+from .receipts import Pending, Receipts
 from .recovery import recover, require_answer, set_aside
 
 
@@ -75,16 +75,6 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
 """For each state the messages that it takes, and the states that follow it."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """An upload whose receipts are due."""
-
-    upload: Upload
-    digest: bytes
-    shares: tuple[DeliveredShare, ...]
-    verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A sum, and who is in it."""
@@ -96,11 +86,12 @@ class Opened:
 class Server(Confined):
     """One sum. Who carries its messages is another's business: holders stand, or are clients themselves."""
 
-    def __init__(self, offer: Offer, sum_id: bytes) -> None:
+    def __init__(self, offer: Offer, sum_id: bytes, adding: Callable[[Cut], Adder] = LocalSum) -> None:
         """Begin.
 
         Args:
             sum_id: names this sum, and no other of the epoch; under ``one_answer`` the terms of the offer name it too.
+            adding: who adds the uploads; this process, unless it is said.
         """
         self.agreement, self.offer, self.terms = offer.agree(), offer.encode(), offer.terms
         self.agreement.require_terms(offer.terms)
@@ -108,10 +99,10 @@ class Server(Confined):
             raise InvalidParameters(f"a sum is named by {SUM_ID_BYTES} bytes that are not all zero, as in its terms")
         self._sum_id, self.state = sum_id, State.COLLECTING
         self._ring = epoch_ring(self.agreement.parameters, self.agreement.epoch.seed)
-        self._total = self._ring.accumulator()
+        self._adder = adding(self.agreement.cut)
         self._receipts = Receipts(self.agreement.record.corrupted, offer.configuration.corrupted_clients)
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
-        self._pending, self._delivered = dict[ClientId, _Pending](), dict[ClientId, _Pending]()
+        self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
         self._said = dict[tuple[State, int], bytes]()
         self._list: UploadList | None = None
         self._answers = dict[int, Answer]()
@@ -157,7 +148,8 @@ class Server(Confined):
                 return
             if len(self._taken) >= self.agreement.parameters.capacity:
                 raise PeerMisbehaved("the list is full", reason=Reason.BUFFER_FULL)
-        self._taken[sender], self._pending[sender] = digest, _Pending(upload, digest, shares)
+            kept = self._adder.keep(sender, upload.pieces, upload.vector)
+        self._taken[sender], self._pending[sender] = digest, Pending(upload.pieces, kept, digest, shares)
 
     def introduce(self) -> dict[int, bytes]:
         """Return what every holder is told before its first delivery: the offer. Each answers with an empty receipt."""
@@ -201,11 +193,11 @@ class Server(Confined):
                 self.left_out[client] = error
                 self.faults.append(error)
 
-    def _add(self, client: ClientId, pending: _Pending) -> PeerError | None:
+    def _add(self, client: ClientId, pending: Pending) -> PeerError | None:
         """Add an upload, or return what is wrong with its vector, of which holders know the digest alone."""
         try:
             with blaming(client):
-                self._total.add(pending.upload.vector)
+                self._adder.add(client, pending.pieces, pending.kept)
         except MalformedMessage as error:
             return error
         self._listed[client] = pending.digest
@@ -278,6 +270,10 @@ class Server(Confined):
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
         if self._pending or self._delivered:
             raise Misuse("deliver and settle what waits first")
+        for client, error in self._adder.settle().items():
+            del self._listed[client]
+            self.left_out[client] = error
+            self.faults.append(error)
         if len(self._listed) < (least := self.agreement.configuration.minimum_cohort):
             raise ThresholdNotMet(needed=least, present=len(self._listed), what="accepted uploads")
         self.require_holders()
@@ -340,6 +336,7 @@ class Server(Confined):
             raise PeerMisbehaved("the clients' weights add up to what no weights do", reason=Reason.INPUT_OUT_OF_RANGE)
         vectors = tuple(opened.vector(index, weight) for index in range(last))
         self._go_to(State.ENDED)
+        self._adder.end()
         return Opened(Aggregate(self.agreement.configuration.layout, vectors, count, weight), frozenset(self._listed))
 
     def _opened(self) -> OpenedSum:
@@ -357,7 +354,9 @@ class Server(Confined):
                 if (secret := found.sum_secret.tobytes()) in tried:
                     continue
                 tried.add(secret)
-                opened = self._ring.open(self._total, found.sum_secret)
+                self._ring.require_plausible(found.sum_secret, len(self._listed))
+                words = joined(self._adder.open(key_of(found.sum_secret)))
+                opened = self._ring.opened(words, len(self._listed))
                 if opened.vector(self.agreement.parameters.inputs - 1, 0)[1:].any():
                     raise WrongSecret("it leaves other numbers than zeros behind the weights")
             except PeerMisbehaved as error:
@@ -378,6 +377,7 @@ class Server(Confined):
         """Give the sum up, and overwrite what was collected."""
         if self.state is not State.ENDED:
             self._go_to(State.ENDED)
+        self._adder.end()
         for kept in (self._pending, self._delivered, self._answers):
             kept.clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Final
 
@@ -25,11 +25,14 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.connection import AskAll
+from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.session.roles import Released, Stage, Subject, Turnout
+from secagg.wire import MessageKind, message_kind
 
 from .buffers.answered import Answered
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .epoch import EpochRecord
+from .messages import Upload
 from .plan import OneMessageSettings, plan_offer
 from .server import Opened, Server
 
@@ -49,6 +52,8 @@ class OneMessageHelpers:
     coins: Coins
     ask_all: AskAll | None = None
     """Reaches standing holders by position; without it the holders are clients, whose ids are the holders' numbers."""
+    adding: Callable[[Cut], Adder] = LocalSum
+    """Who adds the uploads: this process, or ``secagg.scale``."""
     answered: Answered = field(default_factory=Answered)
     """Who uploaded for which model; the same for all buffers of an epoch."""
 
@@ -86,7 +91,7 @@ def open_session(
         noise=settings,
     )
     noise_of(offer.configuration, settings)
-    return OneMessageServerSession(Server(offer, sum_id), settings, invited, helpers.ask_all)
+    return OneMessageServerSession(Server(offer, sum_id, helpers.adding), settings, invited, helpers.ask_all)
 
 
 class OneMessageServerSession(Confined):
@@ -206,6 +211,12 @@ class OneMessageServerSession(Confined):
         if position is None:
             raise PeerMisbehaved(f"{sender} holds nothing", reason=Reason.NOT_ELIGIBLE, culprits={sender})
         self._server.receive(position, message)
+
+    def without_vector(self, message: bytes) -> bytes:
+        """Return an upload without its vector, whose pieces are stored; other messages as they are."""
+        if message_kind(message) is not MessageKind.ONE_MESSAGE_UPLOAD:
+            return message
+        return replace(Upload.decode(message), vector=b"").encode()
 
     def drop(self, client: ClientId) -> None:
         """Await a client no more."""

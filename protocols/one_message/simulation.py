@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -13,6 +13,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.pieces import Adder, Cut, LocalSum
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
@@ -60,10 +61,18 @@ def describe(session: OneMessageServerSession | BufferSession) -> tuple[str, ...
 class OneMessageSimulation(Confined):
     """Holders, a server and its clients; see ``Simulation``. An epoch that is over is followed by another."""
 
-    def __init__(self, settings: OneMessageSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+    def __init__(
+        self,
+        settings: OneMessageSettings,
+        *,
+        coins: Coins,
+        clock: Clock,
+        threads: int = 1,
+        adding: Callable[[Cut], Adder] = LocalSum,
+    ) -> None:
         """Draw the keys of the authority and of the holders; an epoch begins with the first session."""
         del threads  # A product of polynomials is not divided.
-        self._settings, self._coins, self._clock = settings, coins, clock
+        self._settings, self._coins, self._clock, self._adding = settings, coins, clock, adding
         self._authority = self._key()
         self._holder_keys = [self._key() for _ in range(settings.holders)]
         self._client_keys = dict[ClientId, SigningKey]()
@@ -83,6 +92,7 @@ class OneMessageSimulation(Confined):
             keys=tuple(holder.keys for holder in self._holders),
             coins=self._coins,
             ask_all=self._ask_all,
+            adding=self._adding,
             answered=self._answered,
         )
         return open_any_session(subject, self._settings, invited, helpers)
@@ -190,6 +200,7 @@ ENTRY: Final = ProtocolEntry(
     settings=OneMessageSettings,
     segments=frozenset({RingSegment}),
     rounds=True,
+    spreads=True,
     stages=(UPLOAD,),
     describe=describe,
     open_session=open_any_session,

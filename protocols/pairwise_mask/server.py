@@ -29,11 +29,13 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId, ServerId
+from secagg.session.pieces import Adder, Cut
 from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
 from .collected import Collected
 from .configuration import SessionConfiguration
+from .cut import PairwiseCut, unmask_elsewhere
 from .plan import SessionPlan
 from .recovery import Recovery
 from .release import count_revealed_sets, release_sum, remove_masks
@@ -57,8 +59,14 @@ class Outgoing:
 class Server(Confined):
     """The server of a session, without input or output of its own."""
 
-    def __init__(self, plan: SessionPlan, *, threads: int = 1) -> None:
-        """Start a session; send ``offer`` to every client that is invited."""
+    def __init__(self, plan: SessionPlan, *, threads: int = 1, adding: Callable[[Cut], Adder] | None = None) -> None:
+        """Start a session; send ``offer`` to every client that is invited.
+
+        Args:
+            threads: how many take masks off here.
+            adding: who takes them off instead; None for this process.
+        """
+        self._adding = adding
         self._begin(ServerRecord(plan), threads)
 
     def _begin(self, record: ServerRecord, threads: int) -> None:
@@ -290,7 +298,11 @@ class Server(Confined):
             settled, collected.relayed, collected.answers, collected.complaints, self._record.plan.corrupted
         )
         try:
-            remove_masks(total, recovery, progress, threads=self._threads)
+            if self._adding is None:
+                remove_masks(total, recovery, progress, threads=self._threads)
+            else:
+                cut = PairwiseCut(settled.roster.context.digest, self.configuration)
+                total = unmask_elsewhere(total, cut, self._adding(cut), recovery.keys())
         finally:
             self.faults += recovery.faults
         aggregate = release_sum(settled, total)

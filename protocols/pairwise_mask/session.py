@@ -16,6 +16,7 @@ from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, ClientNoise, NoiseSettings
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
+from secagg.session.pieces import Adder, Cut
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 
@@ -48,6 +49,8 @@ class PairwiseHelpers:
     authority: bytes = NO_AUTHORITY
     """The public key of who certifies clients; for active mode."""
     threads: int = 1
+    adding: Callable[[Cut], Adder] | None = None
+    """Who takes masks off the sum; None for the server."""
 
 
 def open_session(
@@ -63,7 +66,7 @@ def open_session(
         raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
     plan = settings.plan(subject, population, helpers.authority, helpers.coins)
     noise = noise_of(plan.configuration, settings, settings.corrupted)
-    return PairwiseServerSession(Server(plan, threads=helpers.threads), invited, noise)
+    return PairwiseServerSession(Server(plan, threads=helpers.threads, adding=helpers.adding), invited, noise)
 
 
 def restore_session(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from secagg.contract import RingSegment
@@ -10,6 +11,7 @@ from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode
 from secagg.session.latch import MemoryLatch
+from secagg.session.pieces import Adder, Cut
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
@@ -59,10 +61,18 @@ def describe(session: PairwiseServerSession) -> tuple[str, ...]:
 class PairwiseSimulation(Confined):
     """A server and its clients in one process; see ``Simulation``."""
 
-    def __init__(self, settings: PairwiseSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+    def __init__(
+        self,
+        settings: PairwiseSettings,
+        *,
+        coins: Coins,
+        clock: Clock,
+        threads: int = 1,
+        adding: Callable[[Cut], Adder] | None = None,
+    ) -> None:
         """Draw the authority's key."""
         del clock  # Nothing here expires.
-        self._settings, self._coins, self._threads = settings, coins, threads
+        self._settings, self._coins, self._threads, self._adding = settings, coins, threads, adding
         self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
         self._latch = MemoryLatch()
         self._privacy = PrivacyLedgers(settings.budget)
@@ -70,7 +80,7 @@ class PairwiseSimulation(Confined):
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PairwiseServerSession:
         """Begin a session."""
         authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
-        helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
+        helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads, adding=self._adding)
         return open_session(subject, self._settings, invited, helpers)
 
     def member(self, client: ClientId) -> PairwiseMember:
@@ -115,6 +125,7 @@ ENTRY: Final = ProtocolEntry(
     settings=PairwiseSettings,
     segments=frozenset({RingSegment}),
     rounds=True,
+    spreads=True,
     stages=tuple(STAGES.values()),
     describe=describe,
     open_session=open_session,

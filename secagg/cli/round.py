@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry, find, names
 
+from . import spreading
 from .figures import Bar, Column, in_bytes, in_seconds, peak_mib, some, table, writable
 from .settings_options import SHORT, settings_of
 
@@ -80,6 +81,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         "--unchecked", action="store_const", const="no", help="two servers: nobody proves one vote for each block"
     )
     of_some.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting")
+    spreading.add_options(command)
     command.set_defaults(run=run_round)
 
 
@@ -91,7 +93,8 @@ def run_round(options: argparse.Namespace) -> int:
         writable(options.json)
     bar = Bar()
     try:
-        result = rehearsal.run(bar.update)
+        with spreading.adding(entry, options, bar.update) as adding:
+            result = rehearsal.run(bar.update, adding)
     finally:
         bar.clear()
     summary = _summary(rehearsal, result, options)

@@ -82,6 +82,8 @@ class Label(bytes, Enum):
     SESSION_MODEL = b"secagg/1/session-model"
     SESSION_LAYOUT = b"secagg/1/session-layout"
     SESSION_TERMS = b"secagg/1/session-terms"
+    UPLOAD_PIECE = b"secagg/1/upload-piece"
+    SUM_JOURNAL = b"secagg/1/sum-journal"
     HEDGED_COINS = b"secagg/1/hedged-coins"
     HEDGED_COINS_ROOT = b"secagg/1/hedged-root"
     SPENT_VALUES = b"secagg/1/spent-values"

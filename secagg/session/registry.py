@@ -77,6 +77,8 @@ class ProtocolEntry:
     """Which segments its sums can hold."""
     rounds: bool = False
     """Whether it rounds masked values, so that segments may have fine bits."""
+    spreads: bool = False
+    """Whether others can add the uploads: ``simulate`` takes ``adding``, as the helpers of ``open_session`` do."""
     stages: tuple[Stage, ...]
     """All stages that a session may have, in order; settings may leave some out."""
     open_session: Callable[..., ServerSession]

@@ -6,7 +6,7 @@ What is simulated is that the clients, the authority, the server and its helpers
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import deviations_in
 from secagg.session.certificates import shared_checks
 from secagg.session.measured import Measured
+from secagg.session.pieces import Adder, Cut
 from secagg.session.registry import ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
 from secagg.session.run import Progress, run
@@ -104,15 +105,19 @@ class Rehearsal:
     stopwatch: type[Measured] = Measured
     """A kind of ``Measured`` that sees more."""
 
-    def run(self, progress: Progress | None = None) -> Rehearsed:
+    def run(self, progress: Progress | None = None, adding: Callable[[Cut], Adder] | None = None) -> Rehearsed:
         """Run the session, once.
+
+        Args:
+            adding: who adds the uploads, of a protocol that ``spreads``; None for its server.
 
         Raises:
             SecAggError: nothing is released; the message says why.
         """
         self.entry.require_segments(self.inputs.layout)
+        spread: dict[str, Any] = {} if adding is None else {"adding": adding}
         world = self.entry.simulate(
-            self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads
+            self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads, **spread
         )
         with closing(world), _no_collections(), shared_checks() if self.shares_checks else nullcontext():
             return self._run(world, progress or _ignore)

@@ -28,6 +28,7 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.cut import epoch_ring
 from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, WrongSecret
 from secagg.protocols.one_message.messages import (
     Answer,
@@ -47,6 +48,7 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.protocols.one_message.sharing_field import FIELD, holder_point
+from secagg.session.pieces import piece_digests
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.planted import always
 
@@ -55,7 +57,9 @@ def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upl
     """Sign an altered upload as its client; the published polynomial stays what it was."""
     agreement = offer.agree()
     root = share_tree(agreement, upload.sealed).root
-    challenge = challenge_of(agreement, upload.header, vector_digest(upload.vector), root)
+    pieces = piece_digests(agreement.t0, client, upload.vector, agreement.cut.lengths)
+    upload = replace(upload, pieces=pieces)
+    challenge = challenge_of(agreement, upload.header, vector_digest(pieces), root)
     digest = upload_digest(challenge, upload.polynomial)
     key = world.certified(client)[0]
     return replace(upload, signature=agreement.sign(key, Label.ONE_MESSAGE_SIGNED_UPLOAD, digest)).encode()
@@ -410,7 +414,7 @@ def test_a_wrong_input_spoils_the_sum_and_names_nobody() -> None:
     offer, bad = world.offer(), world.setup.clients[0]
     upload = Upload.decode(world.upload(bad, offer))
     with pytest.MonkeyPatch.context() as patched:
-        ring = client_module.epoch_ring(offer.agree().parameters, offer.agree().epoch.seed)
+        ring = epoch_ring(offer.agree().parameters, offer.agree().epoch.seed)
         masked = type(ring).mask
 
         def mask(self: EpochRing, *arguments: Any) -> tuple[bytes, RingSecret]:

@@ -34,8 +34,7 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.configuration import Agreement
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.lattice.masks import EpochRing, OpenedSum, SumOfSecrets, WrongSecret
-from secagg.protocols.one_message.lattice.planes import Accumulator
+from secagg.protocols.one_message.lattice.masks import EpochRing, OpenedSum, WrongSecret
 from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import Answer, Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
@@ -44,7 +43,7 @@ from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, message_kind
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with, settled
 from tests.adversaries.test_one_message_epochs import closed_journals, standing_world
-from tests.adversaries.test_one_message_lists import digests, list_of
+from tests.adversaries.test_one_message_lists import Words, digests, list_of
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
 from tests.protocols.one_message.test_session import Standing, carry, members, opened
 
@@ -103,23 +102,15 @@ def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> No
     server = world.collected()
     server.fix_list()
     world.ask(server, server.requests())
-    opening, openings = EpochRing.open, list[int]()
+    opening, openings = EpochRing.opened, list[int]()
     noise = np.random.default_rng(1).integers(0, 1 << 31, world.offer().configuration.parameters.coefficients)
 
-    def spoiled(ring: EpochRing, total: Accumulator, secret: SumOfSecrets) -> OpenedSum:
+    def spoiled(ring: EpochRing, words: list[Words], count: int) -> OpenedSum:
         openings.append(1)
-        read = total.coefficients
+        words[0] += noise.astype(np.uint64)
+        return opening(ring, words, count)
 
-        def coefficients() -> list[np.ndarray]:
-            words = read()
-            words[0] += noise.astype(np.uint64)
-            return words
-
-        with monkeypatch.context() as patched:
-            patched.setattr(total, "coefficients", coefficients)
-            return opening(ring, total, secret)
-
-    monkeypatch.setattr(EpochRing, "open", spoiled)
+    monkeypatch.setattr(EpochRing, "opened", spoiled)
     with pytest.raises(WrongSecret):
         server.open()
     assert len(openings) == 1

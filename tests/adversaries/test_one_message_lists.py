@@ -23,8 +23,8 @@ import pytest
 from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import epoch, parameters
-from secagg.protocols.one_message.client import epoch_ring
 from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.cut import epoch_ring
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Placements
 from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret
@@ -290,6 +290,7 @@ class Combined:
 
     def __init__(self, offer: Offer, parts: Mapping[int, list[bytes]]) -> None:
         self.parameters = offer.agree().parameters
+        self.runs = self.parameters.runs
         # So many uploads have as much noise as what is combined.
         self.count = sum(factor * factor * len(uploads) for factor, uploads in parts.items())
         self._offer, self._parts = offer, parts

@@ -211,7 +211,7 @@ def _signed_again(change: Callable[[Upload], Upload]) -> Edit:
         good, agreement = Upload.decode(play.messages[f"upload/{FIRST}"]), play.agreement
         bad = change(good)
         tree = share_tree(agreement, bad.sealed)
-        challenge = challenge_of(agreement, bad.header, vector_digest(bad.vector), tree.root)
+        challenge = challenge_of(agreement, bad.header, vector_digest(bad.pieces), tree.root)
         digest = upload_digest(challenge, bad.polynomial)
         signature = agreement.sign(play.keys[f"client/{FIRST}"], Label.ONE_MESSAGE_SIGNED_UPLOAD, digest)
         path = tuple(tree.prove([0]))

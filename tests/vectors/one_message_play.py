@@ -242,7 +242,15 @@ def _operation(party: str, takes: str, says: list[str]) -> Vector:
 def _repeatable(upload: bytes) -> tuple[object, ...]:
     """Return what of an upload follows from its client's coins: all but what HPKE drew, and what is made over that."""
     read = Upload.decode(upload)
-    return read.t0, read.header, read.vector, len(read.polynomial), tuple(map(len, read.sealed)), len(read.signature)
+    return (
+        read.t0,
+        read.header,
+        read.pieces,
+        read.vector,
+        len(read.polynomial),
+        tuple(map(len, read.sealed)),
+        len(read.signature),
+    )
 
 
 def _signing_key(seed: str) -> SigningKey:

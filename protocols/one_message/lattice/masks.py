@@ -177,23 +177,40 @@ class EpochRing:
             raise Misuse("the uploads and the sum of secrets are of one epoch's parameters")
         if not total.count:
             raise ThresholdNotMet(needed=1, present=0, what="uploads")
-        self._require_plausible(sum_secret, total.count)
-        words = total.coefficients()
+        self.require_plausible(sum_secret, total.count)
+        return self.opened(self.unmasked(total, sum_secret), total.count)
+
+    def unmasked(self, total: Accumulator, sum_secret: SumOfSecrets) -> list[Word]:
+        """Return the coefficients of a sum, or of one piece of it, less the masks that a sum of secrets gives."""
+        words, offset = total.coefficients(), total.runs[0].first
         limbs = ring_products.split_sum(sum_secret, self._sum_limb_bits)
         spectra = [ring_products.spectra(limb) for limb in limbs]
-        for first, count in self._blocks():
-            start, end = self._range(first, count)
+        for first, count in self._blocks(offset, total.runs[-1].end):
+            start, end = (min(place, total.runs[-1].end) - offset for place in self._range(first, count))
             part = [word[start:end] for word in words]
             mask = [np.zeros(end - start, np.uint64) for _ in part]
             self._add_product(mask, first, count, spectra)
             subtract_wide(part, mask)
-        self._center(words, total.count)
+        return words
+
+    def opened(self, words: list[Word], count: int) -> OpenedSum:
+        """Return the sum that is in all coefficients of so many uploads without their masks, if it looks like one.
+
+        Raises:
+            WrongSecret: the noise, or the check words, are not what honest secrets leave.
+        """
+        self._center(words, count)
         if not agrees(self.parameters, self._seed, words):
             raise WrongSecret("what it unmasks does not agree with its check words")
-        remove_bias(self.parameters, words, total.count)
+        remove_bias(self.parameters, words, count)
         return OpenedSum(self.parameters, words)
 
-    def _require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
+    def require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
+        """Refuse a sum of secrets whose largest entry or norm honest secrets do not give.
+
+        Raises:
+            WrongSecret: it is too large, or too long.
+        """
         largest = int(np.abs(sum_secret.astype(np.int64)).max())
         if largest > DEVIATIONS * SIGMA * math.sqrt(count):
             raise WrongSecret("an entry is too large")
@@ -222,11 +239,12 @@ class EpochRing:
 
     # --- Both --------------------------------------------------------------------------------------------------------
 
-    def _blocks(self) -> list[tuple[int, int]]:
-        """Return runs of polynomials: the first, and how many."""
-        whole = self.parameters.polynomials
-        starts = range(0, whole, POLYNOMIALS_AT_ONCE)
-        return [(start, min(POLYNOMIALS_AT_ONCE, whole - start)) for start in starts]
+    def _blocks(self, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+        """Return runs of the polynomials of some coefficients, from the first of one on: the first, and how many."""
+        degree = self.parameters.degree
+        last = -(-(self.parameters.coefficients if end is None else end) // degree)
+        starts = range(first // degree, last, POLYNOMIALS_AT_ONCE)
+        return [(start, min(POLYNOMIALS_AT_ONCE, last - start)) for start in starts]
 
     def _range(self, first: int, count: int) -> tuple[int, int]:
         degree = self.parameters.degree

@@ -20,7 +20,6 @@ from secagg.protocols.one_message.parameters import Parameters
 
 from .coefficients import WORD_BITS, add_shifted, field_of
 from .packing import Word, word_count
-from .values import Run
 
 _BYTE_BITS: Final = 8
 _WIDE_PLANE: Final = 32
@@ -67,12 +66,17 @@ class UploadPlanes:
 
 
 class Accumulator:
-    """The sum of masked uploads, plane by plane; carries are added up when it is opened."""
+    """The sum of masked uploads, or of one piece of them, plane by plane; carries are added up when it is opened."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, piece: int | None = None, sums: list[Plane] | None = None) -> None:
+        """Begin with nothing, or go on with sums of these parameters."""
         self.parameters = parameters
         self.count = 0
-        self._sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes()]
+        self.runs = tuple(run for run in parameters.runs if piece in (None, run.piece))
+        """Of which coefficients it is the sum."""
+        self._due = sum(run.sent_bytes for run in self.runs)
+        self._planes = [(run, bits) for run in self.runs for bits in run.plane_bits]
+        self.sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes] if sums is None else sums
 
     def add(self, upload: bytes | bytearray | memoryview) -> None:
         """Add one upload; order does not matter.
@@ -84,7 +88,7 @@ class Accumulator:
         planes = self._read(memoryview(upload))
         if self.count >= self.parameters.capacity:
             raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
-        for (_, bits), plane, total in zip(self._planes(), planes, self._sums, strict=True):
+        for (_, bits), plane, total in zip(self._planes, planes, self.sums, strict=True):
             if bits >= _BYTE_BITS:
                 add_into(total, plane)
             else:
@@ -94,37 +98,34 @@ class Accumulator:
 
     def merge(self, other: Accumulator) -> None:
         """Add the sum of other uploads, which another process made."""
-        if other.parameters != self.parameters:
+        if other.parameters != self.parameters or other.runs != self.runs:
             raise Misuse("sums of other parameters cannot be added; use one epoch's")
         if self.count + other.count > self.parameters.capacity:
             raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
-        for total, part in zip(self._sums, other._sums, strict=True):
+        for total, part in zip(self.sums, other.sums, strict=True):
             add_into(total, part)
         self.count += other.count
 
     def coefficients(self) -> list[Word]:
         """Return the sum of what was rounded, shifted back to where it was, modulo 2^(64 words)."""
-        words = [
-            np.zeros(self.parameters.coefficients, np.uint64) for _ in range(word_count(self.parameters.modulus_bits))
-        ]
-        sums = iter(self._sums)
-        for run in self.parameters.runs:
-            offset, part = run.dropped, [word[run.first : run.end] for word in words]
+        first = self.runs[0].first
+        size = self.runs[-1].end - first
+        words = [np.zeros(size, np.uint64) for _ in range(word_count(self.parameters.modulus_bits))]
+        sums = iter(self.sums)
+        for run in self.runs:
+            offset, part = run.dropped, [word[run.first - first : run.end - first] for word in words]
             for bits in run.plane_bits:
                 add_shifted(part, next(sums).astype(np.uint64), offset)
                 offset += bits
         return words
 
-    def _planes(self) -> list[tuple[Run, int]]:
-        return [(run, bits) for run in self.parameters.runs for bits in run.plane_bits]
-
     def _read(self, upload: memoryview) -> list[Plane]:
-        due = self.parameters.upload_bytes
+        due = self._due
         if upload.nbytes != due:
             reason = Reason.TRUNCATED if upload.nbytes < due else Reason.TRAILING_BYTES
             raise MalformedMessage(f"a masked upload has {due} bytes; got {upload.nbytes}", reason=reason)
         planes, start = list[Plane](), 0
-        for run, bits in self._planes():
+        for run, bits in self._planes:
             size = -(-run.size * bits // _BYTE_BITS)
             plane = np.frombuffer(upload[start : start + size], f"<u{max(1, bits // 8)}")
             start += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Final, NamedTuple
 
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
@@ -11,6 +12,8 @@ from secagg.wire import Reader, Writer
 
 MAXIMUM_COEFFICIENTS: Final = 1 << 31
 """With these and ``DEVIATIONS``, a guard bit of any coefficient fails with a chance below 2^-40."""
+PIECE_COEFFICIENTS: Final = 1 << 16
+"""An upload is cut into pieces of so many coefficients, whole polynomials; each piece has planes of its own."""
 LEAST_FINE_BITS: Final = 7
 """The noise of one coefficient, at most 64, is then at most half a step, as the contract's head-room allows."""
 _CHECK_BITS: Final = 64
@@ -111,3 +114,13 @@ class Run(NamedTuple):
     def sent_bytes(self) -> int:
         """The length of its planes."""
         return sum(-(-self.size * bits // 8) for bits in self.plane_bits)
+
+    @property
+    def piece(self) -> int:
+        """In which piece of an upload it stands."""
+        return self.first // PIECE_COEFFICIENTS
+
+    def cut(self) -> tuple[Run, ...]:
+        """Return it in pieces."""
+        edges = [self.first, *range((self.piece + 1) * PIECE_COEFFICIENTS, self.end, PIECE_COEFFICIENTS), self.end]
+        return tuple(self._replace(first=first, end=end) for first, end in pairwise(edges))

@@ -176,7 +176,10 @@ def read_upload(offer: Offer, message: bytes) -> Upload:
     assert reader.fixed(32) == offer.t0
     client, identity = reader.fixed(8), reader.variable()
     t = h("one-message-terms", reader.fixed(16), reader.fixed(8), reader.fixed(32), reader.fixed(32))
-    nonce, vector, polynomial = reader.fixed(32), reader.variable(), reader.variable()
+    nonce, pieces = reader.fixed(32), [reader.fixed(32) for _ in range(reader.number(4))]
+    vector, polynomial = reader.variable(), reader.variable()
+    # Uploads of vectors have fewer than 2^16 coefficients, and so one piece.
+    assert pieces == [hashlib.sha256(bind("upload-piece", offer.t0, client, bytes(4)) + vector).digest()]
     sealed = [reader.variable() for _ in range(reader.number(4))]
     signature = reader.variable()
     reader.end()
@@ -184,7 +187,7 @@ def read_upload(offer: Offer, message: bytes) -> Upload:
     while len(level) > 1:
         pairs = [h("merkle-node", level[j], level[j + 1]) for j in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]
-    hashed = hashlib.sha256(bind("one-message-vector") + vector).digest()
+    hashed = h("one-message-vector", *pieces)
     challenge = h("one-message-statement", offer.t0, client, t, nonce, hashed, level[0])
     digest = h("one-message-signed-upload", challenge, polynomial)
     if identity:

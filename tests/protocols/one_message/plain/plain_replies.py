@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,10 +71,14 @@ class Replies:
         reader.variable()
         reader.fixed(16 + 8 + 32 + 32 + 32)
         header = reader.data[start : reader.at]
-        vector, polynomial = reader.variable(), reader.variable()
+        pieces, _, polynomial = (
+            [reader.fixed(32) for _ in range(reader.number(4))],
+            reader.variable(),
+            reader.variable(),
+        )
         sealed = [reader.variable() for _ in range(reader.number(4))]
         signature = reader.variable()
-        digest = hashlib.sha256(plain.bind("one-message-vector") + vector).digest()
+        digest = plain.h("one-message-vector", *pieces)
         level = [
             plain.h("one-message-leaf", plain.holder_string(self.offer, at), share) for at, share in enumerate(sealed)
         ]

@@ -1,0 +1,67 @@
+"""Options of sums that are added by other processes or machines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from secagg.errors import InvalidParameters
+from secagg.session.registry import ProtocolEntry
+
+if TYPE_CHECKING:
+    from secagg.scale.spread import Figures
+    from secagg.session.pieces import Adder, Cut
+
+ENGINES = ("memory", "processes", "ray")
+
+
+def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the type of its groups privately
+    """Add the options to a command."""
+    group = command.add_argument_group("who adds the uploads; see secagg/scale/README.md")
+    group.add_argument("--engine", choices=ENGINES, help="(default: the server itself, without a storage)")
+    group.add_argument("--workers", type=int, default=2, help="of processes or ray (default: %(default)s)")
+    group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster (default: a local one)")
+    group.add_argument("--storage", metavar="URL", help="that all workers see (default: a folder for this run alone)")
+    group.add_argument("--audit", type=int, default=0, metavar="N", help="have every Nth job done by two workers")
+    group.add_argument("--metrics", type=Path, metavar="FILE", help="keep figures there, as Prometheus reads them")
+
+
+@contextmanager
+def adding(
+    entry: ProtocolEntry, options: argparse.Namespace, show: Callable[[str, int, int], None]
+) -> Generator[Callable[[Cut], Adder] | None]:
+    """Return who adds, or None where the server does."""
+    if options.engine is None:
+        for name in ("storage", "metrics"):
+            if getattr(options, name) is not None:
+                raise InvalidParameters(f"--{name} is for --engine; say who adds the uploads")
+        yield None
+        return
+    if not entry.spreads:
+        raise InvalidParameters(f"the uploads of {entry.name} are added by its server alone; leave out --engine")
+    if not 1 <= options.workers <= 1 << 12:
+        raise InvalidParameters(f"--workers is in 1..4096; got {options.workers}")
+    from secagg.scale.spread import SpreadSettings, SpreadSum
+    from secagg.scale.telling import tell
+    from secagg.scale.workers import open_workers
+    from secagg.session.metrics import Metrics
+
+    metrics = Metrics()
+
+    def told(figures: Figures) -> None:
+        show("jobs of workers", figures.jobs_done, figures.jobs_done + figures.jobs_left)
+        if options.metrics is not None:
+            tell(metrics, figures)
+            options.metrics.write_text(metrics.text())
+
+    with TemporaryDirectory() as folder:
+        settings = SpreadSettings(storage=options.storage or folder, audited=options.audit)
+        workers = open_workers(options.engine, options.workers, options.ray_address)
+        try:
+            yield lambda cut: SpreadSum(cut, workers, settings, progress=told)
+        finally:
+            workers.close()

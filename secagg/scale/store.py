@@ -1,0 +1,155 @@
+"""Where pieces of uploads, partial sums and opened ranges lie: a folder that all machines see, or any fsspec address.
+
+Whatever is read is compared with its digest, so a storage can lose and destroy, and cannot change anything unseen.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, Protocol
+
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.session.pieces import piece_digest
+
+_TEMPORARY = ".part"
+
+
+class WrongPiece(Exception):
+    """A piece that is not there, or has another digest than its client signed."""
+
+
+class Store(Protocol):
+    """Named bytes. A name is written by who has the bytes of its digest, so writing it again changes nothing."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write all of it, or nothing."""
+
+    def get(self, name: str) -> bytes:
+        """Read it.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            OSError: the storage fails.
+        """
+        ...
+
+    def remove(self, prefix: str) -> None:
+        """Remove everything whose name begins with a folder, if there is anything."""
+
+
+class FolderStore:
+    """A folder of a file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write beside the name, then rename."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.name}.{os.getpid()}{_TEMPORARY}")
+        beside.write_bytes(data)
+        beside.replace(path)
+
+    def get(self, name: str) -> bytes:
+        """Read a file."""
+        return (self._folder / name).read_bytes()
+
+    def remove(self, prefix: str) -> None:
+        """Remove a folder."""
+        shutil.rmtree(self._folder / prefix, ignore_errors=True)
+
+
+class FsspecStore:
+    """Any address that fsspec knows: ``s3://bucket/folder``, ``gs://...``, ``memory://...``."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec  # type: ignore[import-untyped,unused-ignore]  # noqa: PLC0415 -- an extra
+        except ImportError:
+            raise InvalidParameters(
+                f"{url} needs fsspec: pip install 'secagg[storage]', and the package of that storage"
+            ) from None
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+        self._files, self._root = found
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, which object storages do at once."""
+        path = f"{self._root}/{name}"
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.pipe_file(path, data)
+
+    def get(self, name: str) -> bytes:
+        """Read an object."""
+        return bytes(self._files.cat_file(f"{self._root}/{name}"))
+
+    def remove(self, prefix: str) -> None:
+        """Remove all objects below a folder."""
+        path = f"{self._root}/{prefix}"
+        if self._files.exists(path):
+            self._files.rm(path, recursive=True)
+
+
+def open_store(url: str) -> Store:
+    """Return the storage at an address: a path, or a URL with a scheme.
+
+    Raises:
+        InvalidParameters: the address needs fsspec, which is not installed.
+    """
+    if "://" in url and not url.startswith("file://"):
+        return FsspecStore(url)
+    return FolderStore(Path(url.removeprefix("file://")))
+
+
+# --- What lies there --------------------------------------------------------------------------------------------------
+
+
+def session_folder(context: bytes) -> str:
+    """Return the folder of a session."""
+    return context.hex()
+
+
+def piece_name(context: bytes, client: ClientId, digest: bytes) -> str:
+    """Return the name of a client's piece: each client has a folder, so that it can be let into that one alone."""
+    return f"{session_folder(context)}/pieces/{client.value}/{digest.hex()}"
+
+
+def read_piece(store: Store, context: bytes, client: ClientId, number: int, digest: bytes) -> bytes:
+    """Return a piece that has the digest which its client signed.
+
+    Raises:
+        WrongPiece: it is not there, or has another digest.
+        OSError: the storage fails.
+    """
+    try:
+        piece = store.get(piece_name(context, client, digest))
+    except FileNotFoundError:
+        raise WrongPiece(f"piece {number} is not in the storage") from None
+    if not compare_digest(piece_digest(context, client, number, piece), digest):
+        raise WrongPiece(f"piece {number} in the storage is not the one that was signed")
+    return piece
+
+
+def write_result(store: Store, context: bytes, data: bytes) -> bytes:
+    """Write what a job made, and return the digest by which it is named and found."""
+    digest = sha256(data).digest()
+    store.put(f"{session_folder(context)}/sums/{digest.hex()}", data)
+    return digest
+
+
+def read_result(store: Store, context: bytes, digest: bytes) -> bytes:
+    """Return what a job made.
+
+    Raises:
+        FileNotFoundError: it is not there, or not what was written: the job must be done again.
+        OSError: the storage fails.
+    """
+    data = store.get(f"{session_folder(context)}/sums/{digest.hex()}")
+    if not compare_digest(sha256(data).digest(), digest):
+        raise FileNotFoundError(f"{digest.hex()} is not what was written")
+    return data

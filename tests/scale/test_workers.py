@@ -1,0 +1,156 @@
+"""Sums on processes and on a local Ray, of which workers are killed; ``make scale`` runs what needs Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.cli import main
+from secagg.scale.spread import Figures
+from secagg.scale.workers import InProcess, Processes, RayWorkers, open_workers
+from secagg.training.runs.ray_cluster import cluster
+from tests.harness.spread_sums import Crowd
+
+Killable = Processes | RayWorkers
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    workers = Processes(2)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Start Ray on this machine, once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_AUTH_MODE", "disabled")
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("OMP_NUM_THREADS", "1")
+        with cluster(processes=4) as connected:
+            yield connected
+
+
+class Killer:
+    """Ends one process or another after numbers of jobs that a generator chose."""
+
+    def __init__(self, workers: Killable, times: int, among: int) -> None:
+        self.workers, self._generator = workers, np.random.default_rng(5)
+        self.moments: list[int] = sorted(self._generator.choice(np.arange(1, among), times, replace=False).tolist())
+        self.done = 0
+
+    def watch(self, figures: Figures) -> None:
+        if self.moments and self.done + figures.jobs_done >= self.moments[0]:
+            self.moments.pop(0)
+            alive = self.workers.process_ids
+            with suppress(ProcessLookupError):
+                os.kill(alive[int(self._generator.integers(len(alive)))], signal.SIGKILL)
+
+
+def kill(workers: Killable, folder: Path, times: int, among: int) -> None:
+    """Sum until all were killed; every sum is exact."""
+    killer, lost, turn = Killer(workers, times, among), 0, 0
+    while killer.moments:
+        crowd = Crowd(folder / str(turn), workers, progress=killer.watch)
+        crowd.upload()
+        left_out, total = crowd.finish()
+        assert (left_out, total.tolist()) == ({}, crowd.due().tolist())
+        killer.done += crowd.total.figures.jobs_done
+        lost, turn = lost + crowd.total.figures.workers_lost, turn + 1
+    assert lost >= times // 2  # the same process may be chosen again before its loss is noticed
+
+
+def test_processes_that_are_killed_at_twenty_moments_change_no_sum(processes: Processes, tmp_path: Path) -> None:
+    kill(processes, tmp_path, 20, 200)
+
+
+def test_a_process_that_is_killed_while_idle_is_replaced(processes: Processes, tmp_path: Path) -> None:
+    for process in processes.process_ids:
+        os.kill(process, signal.SIGKILL)
+    crowd = Crowd(tmp_path, processes)
+    crowd.upload()
+    left_out, total = crowd.finish()
+    assert (left_out, total.tolist()) == ({}, crowd.due().tolist())
+
+
+def test_processes_end_with_their_coordinator() -> None:
+    workers = Processes(1)
+    (process,) = workers.process_ids
+    workers.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def round_with(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["round", "--protocol", "one-message", "--clients", "12", "--dimension", "70000", *options]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", ["memory", "processes"])
+def test_a_round_whose_uploads_others_add_is_exact(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "figures.prom"
+    said = round_with(capsys, "--engine", engine, "--storage", str(tmp_path / "storage"), "--metrics", str(told))
+    assert "the sum is exactly the plain sum of their inputs" in said
+    assert "secagg_jobs_left 0" in told.read_text()
+    assert list((tmp_path / "storage").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--protocol", "enclave", "--engine", "memory"), "added by its server alone"),
+        (("--protocol", "one-message", "--storage", "x"), "say who adds the uploads"),
+        (("--protocol", "one-message", "--engine", "processes", "--workers", "0"), "in 1..4096"),
+        (("--protocol", "one-message", "--engine", "memory", "--audit", "2"), "start another one"),
+    ],
+)
+def test_options_that_go_together_with_nothing_are_refused(
+    options: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["round", "--clients", "5", "--dimension", "400", *options]) != 0
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_engine_is_chosen_by_name() -> None:
+    assert isinstance(open_workers("memory", 1), InProcess)
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.scale
+@pytest.mark.usefixtures("ray")
+def test_actors_that_are_killed_change_no_sum(tmp_path: Path) -> None:
+    workers = RayWorkers(2)
+    kill(workers, tmp_path, 4, 40)
+    workers.close()
+
+
+@pytest.mark.scale
+@pytest.mark.usefixtures("ray")
+def test_a_round_on_ray_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    said = round_with(capsys, "--engine", "ray")
+    assert "the sum is exactly the plain sum of their inputs" in said
+
+
+@pytest.mark.scale
+@pytest.mark.usefixtures("ray")
+def test_what_an_actor_raises_is_raised_here() -> None:
+    """A worker's bug is no lost worker; whoever reads the error sees it."""
+    workers = RayWorkers(1)
+    try:
+        workers.start(workers.idle[0], "no order")  # type: ignore[arg-type]
+        with pytest.raises(AttributeError, match="no attribute"):
+            workers.poll(60)
+    finally:
+        workers.close()
