@@ -14,15 +14,16 @@ FLOWER_TORCH := build/flower/$(FLWR)-torch/.venv
 PUBLISHING := build/publishing/.venv
 PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
+SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
 # Tests that need nothing but the development environment.
-HERE := not gpu and not flower and not flower_torch and not nvflare and not scale
+HERE := not gpu and not wire and not scale and not flower and not flower_torch and not nvflare
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
-  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scale scoreboard test-long \
-  vectors clean
+  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard test-long \
+  wire site scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -39,7 +40,7 @@ study: $(INSTALLED)  ## compare whole-update codes with uncompressed runs, seed 
 demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its report to build/demo-round
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
-test: $(INSTALLED)  ## run every test that needs no accelerator
+test: $(INSTALLED)  ## run every test that needs no accelerator, and no other environment
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(HERE) and not long"
 
 test-long: $(INSTALLED)  ## run the tests with eight times the examples, and the long ones; for every night, not every change
@@ -89,6 +90,9 @@ nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
 	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
 
+wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
+	$(BIN)/python -m pytest -n 2 -m wire tests/transport
+
 scale: $(INSTALLED)  ## kill actors of a local Ray, and sum on two of its nodes
 	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -p no:randomly -m scale tests/scale
 
@@ -127,6 +131,11 @@ scoreboard: $(SCOREBOARD)/.installed  ## attack other libraries and this one, ea
 	  $(SCOREBOARD)/secagg/.venv/bin/python benchmarks/scoreboard/against_secagg.py $$mode > $(SCOREBOARD)/$$mode.json || exit 1; done
 	$(PYTHON) benchmarks/scoreboard/table.py benchmarks/results/scoreboard.md benchmarks/results/scoreboard.json \
 	  $(foreach name,flower openfl declearn appfl semi_honest active,$(SCOREBOARD)/$(name).json)
+
+site: $(SITE)/.installed  ## build the documentation into build/site/html, with warnings as errors, and follow every link
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict -f docs/mkdocs.yml
+	PYTHONPATH=. $(SITE)/bin/python -m docs.links build/site/html
+
 
 vectors: $(INSTALLED)  ## write the test vectors of the protocols again
 	$(BIN)/python -m tests.vectors.generate
@@ -191,4 +200,9 @@ $(NVFLARE)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(NVFLARE)
 	$(NVFLARE)/bin/python -m pip install --disable-pip-version-check "nvflare==$(NVFLARE_VERSION)" -e . \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
+	touch $@
+
+$(SITE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(SITE)
+	$(SITE)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from secagg.crypto.entropy import SystemCoins
+from secagg.identifiers import ClientId
 from secagg.platforms.charges import DIRECTORY_VARIABLE
 from secagg.platforms.keys.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, make_identities
-from secagg.identifiers import ClientId
 
 CLIENTS = 20
 WEIGHTS = 1_000_000

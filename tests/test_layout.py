@@ -49,7 +49,18 @@ CORE_MODULES = set[str]().union(*CORE_LEVELS)
 FACE_IMPORTS = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.contract")
 SHORT_WAY = "secagg.short"
 """What the face names for type checkers, and loads when it is asked for."""
-TOP_ROOMS = ("planning", "simulation", "short", "training", "scale", "platforms", "flower", "nvflare", "cli")
+TOP_ROOMS = (
+    "planning",
+    "simulation",
+    "short",
+    "training",
+    "scale",
+    "platforms",
+    "flower",
+    "nvflare",
+    "transport",
+    "cli",
+)
 ROOMS = {
     "face": "secagg/__init__.py imports errors, identifiers, parameters and contract, and a room only when it is asked",
     "core": "a core module imports its own level and the levels below it; move the code, or the level in CORE_LEVELS",
@@ -64,6 +75,9 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "torch": ("training",),
     "flwr": ("flower",),
     "nvflare": ("nvflare",),
+    "starlette": ("transport",),
+    "uvicorn": ("transport",),
+    "httpx": ("transport",),
     "numpy": ("crypto", "contract", "privacy", "compression", "protocols", "conformance", *TOP_ROOMS),
     "numpy.random": ("conformance", *TOP_ROOMS),
     "random": (),

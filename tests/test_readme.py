@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-FENCED_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.harness.documents import blocks_of, run_python
+
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s][^)\s]*)\)")
 ROOMS = ("compression", "protocols", "proofs", "tests", "benchmarks", "examples", "training")
@@ -33,19 +34,15 @@ def readme(repository: Path) -> str:
 )
 def test_every_python_block_runs(repository: Path, document: str) -> None:
     text = (repository / document).read_text(encoding="utf-8")
-    blocks = [block for block in FENCED_BLOCK.finditer(text) if block["language"] == "python"]
+    blocks = [block for block in blocks_of(text) if block.language == "python"]
     assert blocks, f"{document} shows no example: add a fenced block marked `python`"
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks:
-        lines_above = text.count("\n", 0, block.start("body"))
-        program = compile("\n" * lines_above + block["body"], document, "exec", dont_inherit=True)
-        exec(program, namespace)  # noqa: S102 - the documents of this repository are what is tested
+    run_python(blocks, document)
 
 
 def test_the_two_commands_are_make_targets(readme: str, repository: Path) -> None:
     section = SECTION.search(readme)
     assert section, "README.md has no section `## Two commands`"
-    code = [block["body"] for block in FENCED_BLOCK.finditer(section[1])] + INLINE_CODE.findall(section[1])
+    code = [block.body for block in blocks_of(section[1])] + INLINE_CODE.findall(section[1])
     commands = {command for text in code for command in MAKE_COMMAND.findall(text)}
     targets = set(MAKE_TARGET.findall((repository / "Makefile").read_text(encoding="utf-8")))
     assert {"demo", "test"} <= commands, "the section `Two commands` names `make demo` and `make test`"

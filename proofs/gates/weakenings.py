@@ -115,8 +115,7 @@ WEAKENINGS = (
     Weakening(
         "round 1: the signature of an entry",
         ROUND_1,
-        "    identity.verify(item.signature, Label.SIGNED_SHARES, *parts,"
-        " culprits={identity.client, ServerId()})\n",
+        "    identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits={identity.client, ServerId()})\n",
         "",
         f"{ROSTERS}::test_shares_made_under_another_list_do_not_pass_a_neighbours_check_in_active_mode",
     ),

@@ -15,6 +15,7 @@ from . import data, estimate, plot, sweep, train
 from .holder import add_holder_options
 from .round import add_options as add_round_options
 from .two_servers_options import add_two_servers_options
+from .wire import options as wire_options
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.planning.paper.tables``, which is imported when it is needed."""
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )
     add_holder_options(commands)
-    for each in (train, sweep, plot, data, estimate):
+    for each in (train, sweep, plot, data, estimate, wire_options):
         each.add_options(commands)
     return parser
 

@@ -77,7 +77,12 @@ def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names
     )
     serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
     serve.add_argument("--key", type=Path, required=True, metavar="FILE", help="this holder's private key")
-    serve.add_argument("--authority", required=True, metavar="HEX", help="the public key of the authority it believes")
+    serve.add_argument(
+        "--authority",
+        required=True,
+        metavar="HEX",
+        help="the public key of the authority it believes, or the file of a roster that the operator trusts",
+    )
     serve.add_argument("--journal", type=Path, required=True, metavar="DIR", help="a folder that no backup copies")
     serve.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where the server connects")
     serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
@@ -141,7 +146,7 @@ def serve_holder(options: argparse.Namespace) -> int:
     from secagg.protocols.one_message import EpochRecord, FileJournal, Floors, Holder, boot_id
 
     floors = replace(
-        Floors.usual(_public_key("--authority", options.authority)),
+        Floors.usual(_authority(options.authority)),
         least_holders=options.minimum_holders,
         minimum_cohort=options.minimum_cohort,
         assumed_corrupted=options.corrupted,
@@ -218,6 +223,10 @@ def _signing_key(path: Path) -> SigningKey:
         return load_authority(path)
     with Secret("signing key", data) as seed:
         return SigningKey(seed)
+
+
+def _authority(text: str) -> bytes:
+    return load_roster(Path(text)).authority if text.endswith(".json") else _public_key("--authority", text)
 
 
 def _public_key(name: str, text: str) -> bytes:

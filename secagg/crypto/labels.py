@@ -159,6 +159,8 @@ class Label(bytes, Enum):
     PLATFORM_TERMS = b"secagg/1/platform-terms"
     PLATFORM_ROUND = b"secagg/1/platform-round"
     PLATFORM_CLIENT = b"secagg/1/platform-client"
+    HTTP_PROOF = b"secagg/1/http-proof"
+    HTTP_TERMS = b"secagg/1/http-terms"
 
 
 def bind(label: Label, *parts: bytes) -> bytes:

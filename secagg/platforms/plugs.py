@@ -141,6 +141,11 @@ def plug_of(protocol: str) -> Plug:
         if isinstance(plug, Plug):
             return plug
         raise Misuse(f"{_MODULES[protocol]}.PLUG is no Plug")
+    return simulated_plug(protocol)
+
+
+def simulated_plug(protocol: str) -> Plug:
+    """Return a protocol's own simulation as a plug: sound where clients have no keys and the server no helpers."""
     entry = find(protocol)
 
     def opened(side: ServerSide) -> ServerSession:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from docs.diagrams import diagram_of
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
@@ -42,7 +43,6 @@ from secagg.protocols.pairwise_mask.transitions import (
 )
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
-from tests.harness.state_diagrams import diagram_of
 
 MODES = list(SecurityMode)
 CONTEXT_AT = 7

@@ -1,0 +1,217 @@
+"""Parts of pages that follow from the code or from results; a page asks for one by a line ``{{ name arguments }}``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from posixpath import dirname, relpath
+from textwrap import indent
+from typing import Any, Final
+from unittest.mock import patch
+
+from docs import machines
+from docs.included import ROOT, document
+from secagg import cli
+from secagg.cli.figures import in_bytes, in_seconds
+from secagg.planning.costs import compare
+from secagg.planning.planned_update import PlanRequest, Scheme
+from secagg.planning.seconds import Network, seconds_of
+from secagg.session.registry import find, names
+
+RESULTS: Final = ROOT / "benchmarks" / "results"
+_PLACE = re.compile(r"^(?P<margin> *)\{\{ (?P<name>[a-z_]+)(?P<arguments>(?: [^ }]+)*) \}\}$", re.MULTILINE)
+_SITE = re.compile(r"\]\(site:([^)]+)\)")
+"""A link from wherever it will stand, by the path of a page of the site."""
+_COLUMNS: Final = "100"
+_ROW_WEIGHTS: Final = 100
+"""Values of a row of the matrix that stands for a model."""
+
+
+def filled(page: str, text: str) -> str:
+    """Return a page with all that it asks for in place.
+
+    Raises:
+        ValueError: it asks for what nothing here makes.
+    """
+
+    def made(place: re.Match[str]) -> str:
+        maker = _MAKERS.get(place["name"])
+        if maker is None:
+            raise ValueError(f"{page} asks for {place['name']!r}; there are {', '.join(_MAKERS)}")
+        return indent(maker(*place["arguments"].split()), place["margin"])
+
+    beside = dirname(page) or "."
+    return _SITE.sub(lambda link: f"]({relpath(link[1], beside)})", _PLACE.sub(made, text))
+
+
+# --- Choosing ---------------------------------------------------------------------------------------------------------
+
+
+def trust() -> str:
+    """Return whom each protocol's clients believe, as its entry in the registry says."""
+    rows = [
+        (f"[{name}](site:protocols/{name}.md)", entry.trust, str(len(entry.stages)), entry.summary)
+        for name, entry in _entries()
+    ]
+    return table(("protocol", "a client has to believe in", "exchanges", "in a line"), rows)
+
+
+def plan(clients: str, values: str, *only: str) -> str:
+    """Return what `secagg plan` says of 8-bit updates by each protocol, or by some: the same functions, called here."""
+    request = PlanRequest(shapes={"w": (int(values) // _ROW_WEIGHTS, _ROW_WEIGHTS)}, clients=int(clients), bits=8)
+    comparison, network = compare(request), Network()
+    rows = list[Sequence[str]]()
+    for name in only or names():
+        if (option := comparison.shortest(name, Scheme.SCALAR)) is not None:
+            seconds = seconds_of(option, request.suite, network)
+            rows.append(
+                (
+                    f"[{name}](site:protocols/{name}.md)",
+                    str(len(option.entry.stages)),
+                    in_bytes(option.costs.up_bytes),
+                    in_bytes(option.down_bytes),
+                    in_bytes(option.costs.between_bytes),
+                    in_seconds(seconds.client),
+                    in_seconds(seconds.server),
+                    in_seconds(seconds.round),
+                )
+            )
+    heads = ("protocol", "exchanges", "a client sends", "receives", "with helpers", "a client works", "server", "round")
+    if only:
+        return table(("for one session", ""), [pair for row in rows for pair in zip(heads[1:], row[1:], strict=True)])
+    return table(heads, rows)
+
+
+def _entries() -> Iterator[tuple[str, Any]]:
+    return ((name, find(name)) for name in names())
+
+
+# --- Protocols --------------------------------------------------------------------------------------------------------
+
+
+def sequence(protocol: str) -> str:
+    """Return the diagram of what a session sent a moment ago."""
+    return f"```mermaid\n{machines.sequence(protocol)}\n```"
+
+
+def states(machine: str) -> str:
+    """Return the diagram of a machine."""
+    return f"```mermaid\n{machines.states(machine)}\n```"
+
+
+def settings(protocol: str) -> str:
+    """Return the settings of a protocol and their defaults."""
+    kind = find(protocol).settings
+    rows = [(f"`{name}`", _shown(field.default)) for name, field in kind.__dataclass_fields__.items()]
+    return table(("setting", "default"), rows)
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 -- any setting's
+    if isinstance(value, Enum):
+        value = value.value if isinstance(value.value, str) else value.name.lower()
+    return f"`{value}`"
+
+
+# --- Reference --------------------------------------------------------------------------------------------------------
+
+
+def api(module: str) -> str:
+    """Return what mkdocstrings shows of every name of a face."""
+    face = import_module(module)
+    listed: Iterable[str] = getattr(face, "__all__", None) or sorted(face._MODULES)  # noqa: SLF001 -- a face lists its names there
+    found = [
+        f"{getattr(face, name).__module__}.{name}" for name in listed if hasattr(getattr(face, name), "__module__")
+    ]
+    return "\n\n".join(f"::: {name}" for name in found if name.startswith("secagg."))
+
+
+def commands() -> str:
+    """Return the help of every command."""
+    parsers = list[argparse.ArgumentParser]()
+
+    def kept(parser: argparse.ArgumentParser, arguments: Any = None) -> argparse.Namespace:  # noqa: ANN401
+        del arguments
+        parsers.append(parser)
+        return argparse.Namespace()
+
+    with patch.object(argparse.ArgumentParser, "parse_args", kept), patch("builtins.print"):
+        with patch.object(argparse.ArgumentParser, "print_help"):
+            cli.main([])
+    with patch.dict("os.environ", {"COLUMNS": _COLUMNS}):
+        return "\n\n".join(
+            f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```" for parser in _all_of(parsers[0])
+        )
+
+
+def _all_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:  # noqa: SLF001 -- argparse names them nowhere else
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 -- likewise
+            for below in action.choices.values():
+                yield from _all_of(below)
+
+
+def file(path: str, name: str = "") -> str:
+    """Return a file of the repository as a block that a reader saves, by its own name or another."""
+    language = {".py": "python", ".toml": "toml"}[Path(path).suffix]
+    return f'```{language} title="{name or path}"\n{document(path).rstrip()}\n```'
+
+
+def typed(path: str) -> str:
+    """Return what a document of the repository has its reader type first."""
+    commands = document(path).partition("\n```\n")[2].partition("```\n")[0]
+    return f"```console\n{indent(commands, '$ ')}```"
+
+
+# --- Evidence ---------------------------------------------------------------------------------------------------------
+
+
+def claims() -> str:
+    """Return the ledger of claims, each with what it rests on and what it does not say."""
+    ledger = tomllib.loads(document("proofs/claims.toml"))["claim"]
+    return "\n\n".join(_claim(claim) for claim in ledger)
+
+
+def _claim(claim: Mapping[str, Any]) -> str:
+    lines = [f"## {claim['id']}", "", f"**{claim['claim']}**", ""]
+    for key, values in claim.items():
+        if key in {"id", "claim"} or not values:
+            continue
+        listed = [values] if isinstance(values, str) else values
+        marked = [_marked(key, str(value)) for value in listed]
+        lines.append(f"- *{key.replace('_', ' ')}*: {'; '.join(marked)}")
+    return "\n".join(lines)
+
+
+def _marked(key: str, value: str) -> str:
+    if key in {"assumes", "does_not_say"}:
+        return value
+    return f"`{value}`"
+
+
+def scoreboard() -> str:
+    """Return the results of attacks on other libraries and on this one, or say how to get them."""
+    if (written := RESULTS / "scoreboard.md").exists():
+        return written.read_text(encoding="utf-8")
+    if (results := RESULTS / "scoreboard.json").exists():
+        rows = json.loads(results.read_text(encoding="utf-8"))
+        return table(tuple(rows[0]), [tuple(str(value) for value in row.values()) for row in rows])
+    return "No results are in this checkout yet."
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+_MAKERS: Final[Mapping[str, Callable[..., str]]] = {
+    made.__name__: made
+    for made in (trust, plan, sequence, states, settings, api, commands, file, typed, claims, scoreboard)
+}

@@ -1,0 +1,143 @@
+"""Documents of the repository as pages of the site: read where they stand, never copied.
+
+A link to a document leads to its page, one to a source file to a page with that file, and one to a picture to the
+picture. A page of the site names a file of the repository by its path from the root: ``](/protocols/README.md)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGES: Final = {
+    "README.md": "project/readme.md",
+    "GLOSSARY.md": "glossary.md",
+    "SECURITY.md": "trust/security.md",
+    "LIMITATIONS.md": "trust/limitations.md",
+    "FOUND_AND_FIXED.md": "trust/found-and-fixed.md",
+    "DECISIONS.md": "project/decisions.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "tests/README.md": "project/tests.md",
+    "tests/vectors/README.md": "project/vectors.md",
+    "tests/vectors/SCHEMA.md": "project/vectors-schema.md",
+    "protocols/README.md": "protocols/rooms.md",
+    "protocols/pairwise_mask/README.md": "protocols/pairwise-specification.md",
+    "protocols/one_message/README.md": "protocols/one-message-specification.md",
+    "protocols/enclave/README.md": "protocols/enclave-specification.md",
+    "protocols/two_servers/README.md": "protocols/two-servers-specification.md",
+    "protocols/coded_mask/README.md": "protocols/coded-mask-specification.md",
+    "secagg/session/README.md": "guides/session.md",
+    "secagg/flower/README.md": "guides/flower.md",
+    "secagg/privacy/README.md": "guides/privacy.md",
+    "compression/README.md": "guides/compression.md",
+    "training/README.md": "guides/training.md",
+    "examples/flower_quickstart/README.md": "guides/flower-quickstart.md",
+    "examples/flower_migrate.md": "guides/flower-migrate.md",
+    "benchmarks/README.md": "study/benchmarks.md",
+    "proofs/README.md": "trust/proofs.md",
+    "proofs/BELIEVE.md": "trust/believe.md",
+    "proofs/SOUNDNESS.md": "trust/soundness.md",
+    "proofs/MUTATION.md": "trust/mutation.md",
+    "proofs/REFERENCES.md": "trust/references.md",
+    "proofs/argument.md": "trust/argument.md",
+}
+"""Each document, and its page."""
+SOURCES: Final = "source"
+_LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+_NO_PROSE = re.compile(r"^(?P<mark>```+|~~~+).*?^(?P=mark)\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+_PICTURES: Final = (".png", ".svg", ".jpg")
+_LANGUAGES: Final = {".py": "python", ".toml": "toml", ".v": "coq", ".ml": "ocaml", ".json": "json"}
+
+
+class Found:
+    """What pages lead to that is no page yet: source files, and pictures."""
+
+    def __init__(self) -> None:
+        """Nothing was found yet."""
+        self.sources, self.pictures = set[str](), set[str]()
+
+    def page_of(self, path: str) -> str | None:
+        """Return where a file of the repository stands in the site; None if it is a folder without a document.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        file = ROOT / path
+        if not file.exists():
+            raise FileNotFoundError(f"{path} is linked to, and is not there")
+        if file.is_dir():
+            document = normpath(join(path, "README.md"))
+            return PAGES.get(document)
+        if (page := PAGES.get(path)) is not None:
+            return page
+        if file.suffix in _PICTURES:
+            self.pictures.add(path)
+            return path
+        self.sources.add(path)
+        return source_page(path)
+
+    def linked(self, text: str, page: str, document: str | None = None) -> str:
+        """Return a text whose links to files of the repository lead to where those are in the site.
+
+        Args:
+            page: where the text stands in the site.
+            document: where it stands in the repository; None for a page of the site, whose own links stay.
+        """
+
+        def led(found: re.Match[str]) -> str:
+            target, mark, anchor = found["target"].partition("#")
+            if "://" in target or target.startswith("mailto:") or not target:
+                return found[0]
+            if target.startswith("/"):
+                path = target[1:]
+            elif document is not None:
+                path = normpath(join(dirname(document), target))
+            else:
+                return found[0]
+            place = self.page_of(path)
+            if place is None:
+                return f"]({relpath(self.listing(path), dirname(page) or '.')})"
+            is_source = place.startswith(f"{SOURCES}/")
+            return f"]({relpath(place, dirname(page) or '.')}{'' if is_source else mark + anchor})"
+
+        return outside_code(text, lambda prose: _LINK.sub(led, prose))
+
+    def listing(self, folder: str) -> str:
+        """Return the page that lists a folder."""
+        self.sources.add(folder)
+        return source_page(folder)
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Return a text of which all but code is changed."""
+    pieces, end = list[str](), 0
+    for code in _NO_PROSE.finditer(text):
+        pieces += [change(text[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*pieces, change(text[end:])])
+
+
+def document(path: str) -> str:
+    """Return a document of the repository."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def source_page(path: str) -> str:
+    """Return the page of a source file or folder."""
+    return f"{SOURCES}/{path}.md"
+
+
+def source(path: str) -> str:
+    """Return the page with a source file, or the list of a folder."""
+    front = "---\nsearch:\n  exclude: true\n---\n\n"
+    file = ROOT / path
+    if file.is_dir():
+        names = sorted(each.name for each in file.iterdir() if not each.name.startswith(("_", ".")))
+        return f"{front}# {path}/\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"
+    language = _LANGUAGES.get(file.suffix, "text")
+    return f"{front}# {path}\n\n``````{language}\n{document(path)}\n``````\n"

@@ -1,0 +1,1 @@
+"""``secagg serve``, ``secagg contribute`` and ``secagg tunnel``: sums over HTTP, and TLS between operators."""

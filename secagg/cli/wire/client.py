@@ -1,0 +1,166 @@
+"""``secagg contribute``: one update for the sum that a server holds."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from secagg.errors import InvalidParameters
+
+from .shared import assigned, now, own_credentials, plan_of, plug_for, running, subject_of
+
+if TYPE_CHECKING:
+    from secagg.crypto.secret import Secret
+    from secagg.errors import PeerError
+    from secagg.identifiers import ClientId
+    from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
+    from secagg.transport.card import Card
+    from secagg.transport.client import Outcome
+
+_LISTS: Final = ("modes", "suites", "protocols")
+
+
+def run_contribute(options: argparse.Namespace) -> int:
+    """Add one update, and return the exit status."""
+    try:
+        outcome = running(lambda: _contribute(options))
+    except ConnectionError as error:
+        print(f"secagg: {error}", file=sys.stderr)
+        return 2
+    print(outcome.sentence)
+    return 0 if outcome.is_released else 1
+
+
+async def _contribute(options: argparse.Namespace) -> Outcome:
+    import numpy as np
+
+    from secagg.crypto.entropy import SystemCoins
+    from secagg.crypto.labels import Label, bind
+    from secagg.flower.charges import Charges
+    from secagg.flower.floors import NodeSettings
+    from secagg.flower.keys.identities import load_identity
+    from secagg.flower.plugs import NodeSide
+    from secagg.identifiers import ClientId
+    from secagg.privacy.client_noise import NO_NOISE
+    from secagg.session.ledger import NO_MODEL
+    from secagg.session.roles import LateUpdate, Update
+    from secagg.session.sealed_state import StateDirectory
+    from secagg.transport.client import contribute
+    from secagg.transport.proof import Prover
+    from secagg.transport.requests import Patience
+    from secagg.transport.tls import client_context
+
+    try:
+        values = np.load(options.update, allow_pickle=False).astype(np.float64)
+    except (OSError, ValueError) as error:
+        raise InvalidParameters(f"{options.update} holds no array ({error}); write one with numpy.save") from None
+    coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
+    floors = NodeSettings(
+        **{
+            "minimum_cohort": 3,
+            "minimum_threshold": 2,
+            # A client with a key has somebody to believe but the server.
+            "modes": ("semi_honest",) if options.identity is None else ("active",),
+            "suites": ("classic", "hybrid"),
+            "minimum_modulus_bits": 4,
+            "maximum_population": 10_000,
+            "assumed_corrupted": 1,
+            "privacy_bits": 40,
+            "identity": None if options.identity is None else str(options.identity),
+            "protocols": (options.protocol,),
+            **_floors({field.name for field in fields(NodeSettings)}, options.set),
+        }
+    )
+    identity = None if options.identity is None else load_identity(options.identity)
+    client = ClientId(options.client) if identity is None else identity.client
+    if identity is None:
+        charges = Charges.of_node(states, client.value)
+    else:
+        charges = Charges.of_key(identity.signing_key.public_key, is_strict=not floors.allow_repeats)
+    side = NodeSide(
+        settings=floors,
+        client=client,
+        certified=identity,
+        invitation=b"",
+        judge=None,
+        latches=states.beside("latches"),
+        holdings=states.folder / "holdings",
+        noise=NO_NOISE,
+        coins=coins,
+        clock=now,
+    )
+
+    def joined(card: Card) -> tuple[Subject, LateUpdate]:
+        floors.require_protocol(card.protocol)
+        plan = plan_of(card.protocol, card.terms)
+        if card.task != options.task or values.shape != (card.terms["values"],):
+            raise InvalidParameters(
+                f"the server sums {card.terms['values']} values of {card.task!r}; this client has an array of "
+                f"shape {values.shape} for {options.task!r}"
+            )
+        subject = subject_of(plan, card.task, card.round_number, card.terms)
+
+        def made() -> Update:
+            digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
+            charges.charge(subject.task, subject.round_number, digest, NO_MODEL)
+            return Update(plan.encode(values, coins), subject.model_digest or NO_MODEL)
+
+        return subject, LateUpdate(made)
+
+    def join(card: Card, suspended: Secret | None) -> ClientSession:
+        subject, update = joined(card)
+
+        def begin(message: bytes) -> ClientSession:
+            # A plug looks at the first message; the member that it makes then may keep what is suspended.
+            if not members:
+                first = message if suspended is None else b""
+                members.append(plug_for(card.protocol).member(replace(side, invitation=first)))
+            return members[0].join(subject, update, suspended)
+
+        return _PluggedSession(client, begin)
+
+    members: list[Member] = []
+    own = own_credentials(options)
+    return await contribute(
+        options.url,
+        join,
+        prover=Prover(client, coins, None if identity is None else identity.signing_key),
+        tls=None if own is None and options.server_cert is None else client_context(options.server_cert, own),
+        states=states,
+        patience=Patience(lost=options.patience),
+    )
+
+
+class _PluggedSession:
+    """A client's session, begun by its first message."""
+
+    def __init__(self, client: ClientId, begin: Callable[[bytes], ClientSession]) -> None:
+        self.client, self._begin = client, begin
+        self._session: ClientSession | None = None
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        return () if self._session is None else self._session.faults
+
+    def answer(self, message: bytes) -> bytes:
+        if self._session is None:
+            self._session = self._begin(message)
+        return self._session.answer(message)
+
+    def suspend(self) -> Secret | None:
+        return None if self._session is None else self._session.suspend()
+
+    def abort(self) -> None:
+        if self._session is not None:
+            self._session.abort()
+
+
+def _floors(known: set[str], assignments: Iterable[str]) -> dict[str, Any]:
+    given = assigned(assignments)
+    if strange := sorted(given.keys() - known):
+        raise InvalidParameters(f"--set {strange[0]} is no floor of a client; there are {', '.join(sorted(known))}")
+    return {name: tuple(str(value).split(",")) if name in _LISTS else value for name, value in given.items()}

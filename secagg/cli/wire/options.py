@@ -1,0 +1,90 @@
+"""The options of ``secagg serve``, ``secagg contribute`` and ``secagg tunnel``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from secagg.session.registry import names
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from .server import run_serve
+
+    return run_serve(options)
+
+
+def _contribute(options: argparse.Namespace) -> int:
+    from .client import run_contribute
+
+    return run_contribute(options)
+
+
+def _tunnel(options: argparse.Namespace) -> int:
+    from .between import run_tunnel
+
+    return run_tunnel(options)
+
+
+def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    """Add the three commands."""
+    serve = commands.add_parser(
+        "serve",
+        help="hold one sum over HTTP, for clients that run `secagg contribute`",
+        description="Hold one sum and write the mean of its updates. Started again with the same arguments after a "
+        "crash it goes on, where the protocol can. SIGTERM stops it, and keeps what it goes on from.",
+    )
+    serve.add_argument("--protocol", choices=names(), default="pairwise", help="who adds up (default: %(default)s)")
+    serve.add_argument("--values", type=int, required=True, help="how many an update has")
+    serve.add_argument("--clip", type=float, required=True, help="values beyond it are clipped")
+    serve.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
+    serve.add_argument("--clients", type=int, help="how many are invited, 0 and up; with a roster, all of it")
+    serve.add_argument("--task", default="sum", help="its name; clients name the same (default: %(default)s)")
+    serve.add_argument("--round", type=int, help="goes up within a task (default: the time in seconds)")
+    serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
+    serve.add_argument("--behind-proxy", action="store_true", help="TLS ends at a proxy before this server")
+    serve.add_argument("--client-certs", type=Path, metavar="FILE", help="mutual TLS: whose certificates are let in")
+    serve.add_argument("--state", type=Path, metavar="DIR", help="where the session is kept, to go on after a crash")
+    serve.add_argument("--exchange-seconds", type=float, default=60.0, help="for a stage (default: %(default)s)")
+    serve.add_argument("--training-seconds", type=float, default=600.0, help="for the updates (default: %(default)s)")
+    serve.add_argument(
+        "--patience",
+        type=float,
+        metavar="SHARE",
+        help="with enough uploads, wait for so much of the time until then",
+    )
+    serve.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
+    _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
+    serve.set_defaults(run=_serve)
+    contribute = commands.add_parser("contribute", help="add one update to the sum that a server holds")
+    contribute.add_argument("url", metavar="URL", help="of the server")
+    contribute.add_argument("--update", type=Path, required=True, metavar="FILE", help="values, as .npy")
+    contribute.add_argument("--protocol", choices=names(), default="pairwise", help="no other (default: %(default)s)")
+    who = contribute.add_mutually_exclusive_group(required=True)
+    who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg flower keys`")
+    who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")
+    contribute.add_argument("--task", default="sum", help="no other is answered (default: %(default)s)")
+    contribute.add_argument("--server-cert", type=Path, metavar="FILE", help="the server's, or of its issuer")
+    contribute.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
+    contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
+    _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
+    contribute.set_defaults(run=_contribute)
+    tunnel = commands.add_parser("tunnel", help="mutual TLS between operators: a Unix socket here stands for one there")
+    side = tunnel.add_mutually_exclusive_group(required=True)
+    side.add_argument("--listen", metavar="HOST:PORT", help="for the other operator; a helper listens at --socket")
+    side.add_argument("--connect", metavar="HOST:PORT", help="to the other operator; --socket is made here")
+    tunnel.add_argument("--socket", type=Path, required=True, metavar="PATH", help="the Unix socket on this side")
+    tunnel.add_argument("--peer", type=Path, required=True, metavar="FILE", help="the other operator's certificate")
+    _add_credentials(tunnel, is_required=True)
+    tunnel.set_defaults(run=_tunnel)
+
+
+def _add_common(command: argparse.ArgumentParser, what: str) -> None:
+    _add_credentials(command, is_required=False)
+    command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=what)
+
+
+def _add_credentials(command: argparse.ArgumentParser, *, is_required: bool) -> None:
+    command.add_argument("--cert", type=Path, required=is_required, metavar="FILE", help="own certificate, PEM")
+    command.add_argument("--key", type=Path, required=is_required, metavar="FILE", help="its private key, PEM")

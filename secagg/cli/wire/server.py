@@ -1,0 +1,165 @@
+"""``secagg serve``: one sum over HTTP, for clients that run ``secagg contribute``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from secagg.errors import InvalidParameters
+from secagg.session.registry import find
+
+from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, subject_of
+
+if TYPE_CHECKING:
+    from secagg.flower.keys.identities import Roster
+    from secagg.flower.settings import SecAggSettings
+    from secagg.identifiers import ClientId
+    from secagg.session.roles import Released, ServerSession, Subject
+    from secagg.short.model_session import Session
+    from secagg.transport.card import Card
+    from secagg.transport.keeping import ServerStore
+    from secagg.transport.proof import Admission
+
+_TOLD_SECONDS: Final = 10.0
+_LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
+"""No answer is longer than these bytes, times the packed update, and for each client."""
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    """Hold a sum, write its mean, and return the exit status."""
+    import numpy as np
+
+    released, plan = running(lambda: _serve(options))
+    np.save(options.out, plan.mean(released), allow_pickle=False)
+    print(f"{options.out}: the mean of {len(released.counted)} clients' updates")
+    return 0
+
+
+async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
+    from secagg.flower.settings import PREFIX, SecAggSettings
+    from secagg.session.patience import Limits
+    from secagg.transport.card import WireLimits
+    from secagg.transport.listener import allow_connections, listening
+    from secagg.transport.server import SumServer
+    from secagg.transport.tls import server_context
+
+    given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
+    alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}maximum-weight": 1, f"{PREFIX}weighting": "uniform"}
+    settings = SecAggSettings.from_run_config({**given, **alike})
+    own = own_credentials(options)
+    tls = None if own is None else server_context(own, options.client_certs)
+    if tls is None and options.client_certs is not None:
+        raise InvalidParameters("--client-certs is about TLS; give --cert and --key as well")
+    host, port = address("--listen", options.listen)
+    with ExitStack() as resources:
+        held = _Held.of(options, settings, resources)
+        limits = WireLimits(
+            stages=Limits(
+                exchange=options.exchange_seconds,
+                training=options.training_seconds,
+                training_patience=options.patience,
+                least=1.0,
+            ),
+            answer_bytes=held.card.answer_bytes,
+        )
+        allow_connections(limits)
+        server = SumServer(limits=limits, admission=held.admission, store=held.store)
+        async with listening(
+            server.app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy
+        ) as listened:
+            print(f"listening at {host}:{listened}, session {held.card.session}", flush=True)
+            try:
+                released = await server.run(held.session, held.card, number=held.number)
+            finally:
+                await server.told(_TOLD_SECONDS)
+    return released, held.plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a server holds: a session that was opened now, or one that a process before this one has left."""
+
+    session: ServerSession
+    card: Card
+    plan: Session
+    admission: Admission
+    store: ServerStore | None
+    number: int = 0
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack) -> _Held:
+        from secagg.crypto.entropy import SystemCoins
+        from secagg.crypto.secret import Secret
+        from secagg.flower.keys.identities import load_roster
+        from secagg.identifiers import ClientId
+        from secagg.transport.card import Card, new_name
+        from secagg.transport.keeping import ServerStore
+        from secagg.transport.proof import Certified, FirstCome
+
+        roster = load_roster(Path(settings.roster)) if settings.roster else None
+        if (roster is None) == (options.clients is None):
+            raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
+        invited = frozenset(map(ClientId, range(options.clients or 0))) if roster is None else roster.clients
+        admission = FirstCome() if roster is None else Certified(roster.authority, roster.certificates)
+        store = None if options.state is None else ServerStore(options.state)
+        kept, restore = None if store is None else store.get(), find(options.protocol).restore
+        if kept is not None and kept.snapshot and restore is not None:
+            card = Card.decode(kept.card)
+            if (card.protocol, card.task) != (options.protocol, options.task):
+                raise InvalidParameters(
+                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}; go on with that one, or "
+                    "name another --state"
+                )
+            if roster is None:
+                admission = FirstCome(card.session, {claim.client: claim.digest for claim in kept.claims})
+            with Secret("server snapshot", kept.snapshot) as snapshot:
+                session, plan = restore(snapshot, invited), plan_of(card.protocol, card.terms)
+            return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
+        if kept is not None:
+            logging.getLogger("secagg").warning("the session of before cannot go on; this is another one")
+        terms = {"clients": len(invited), "values": options.values, "clip": options.clip, "bits": options.bits}
+        plan = plan_of(options.protocol, terms)
+        number = int(time.time()) if options.round is None else options.round
+        subject = subject_of(plan, options.task, number, terms)
+        card = Card(
+            session=new_name(SystemCoins()),
+            protocol=options.protocol,
+            task=options.task,
+            round_number=number,
+            answer_bytes=_LEAST_ANSWER + _SHARES * subject.layout.payload_bytes + _PER_CLIENT * len(invited),
+            terms=terms,
+        )
+        session = _opened(options.protocol, settings, subject, invited, roster, resources)
+        return cls(session=session, card=card, plan=plan, admission=admission, store=store)
+
+
+def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given
+    protocol: str,
+    settings: SecAggSettings,
+    subject: Subject,
+    invited: frozenset[ClientId],
+    roster: Roster | None,
+    resources: ExitStack,
+) -> ServerSession:
+    from secagg.crypto.entropy import SystemCoins
+    from secagg.flower.plugs import ServerSide
+    from secagg.privacy.client_noise import NO_NOISE
+
+    side = ServerSide(
+        settings=settings,
+        subject=subject,
+        population=len(invited),
+        invited=invited,
+        roster=roster,
+        bounds=(None,) * len(subject.layout.segments),
+        noise=NO_NOISE,
+        coins=SystemCoins(),
+        clock=now,
+        resources=resources,
+    )
+    return plug_for(protocol).open(side)

@@ -1,0 +1,118 @@
+"""What both ends of a wire make alike: how updates are encoded, plugs of protocols, logs, and values of options."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from secagg.cli.serving import serving
+from secagg.errors import InvalidParameters
+
+if TYPE_CHECKING:
+    from secagg.flower.plugs import Plug
+    from secagg.session.roles import Subject
+    from secagg.short.model_session import Session
+    from secagg.transport.tls import Credentials
+
+Result = TypeVar("Result")
+Value = int | float | bool | str
+_PORTS: Final = 1 << 16
+_WORDS: Final = {"yes": True, "no": False}
+_TERMS: Final = {"clients": int, "values": int, "clip": float, "bits": int}
+_MOST_VALUES: Final = 1 << 28
+
+
+def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
+    """Return how updates are encoded; from what a server says it is the server's word, and no floor.
+
+    Raises:
+        InvalidParameters: these are no terms.
+    """
+    import numpy as np
+
+    from secagg.short.model_session import Session
+
+    if {name: type(value) for name, value in terms.items()} != _TERMS or not 1 <= terms["values"] <= _MOST_VALUES:
+        raise InvalidParameters(f"terms of a sum are {', '.join(_TERMS)}; both ends need one version of secagg")
+    return Session.for_model(
+        np.zeros(terms["values"]),
+        clients=terms["clients"],
+        clip=terms["clip"],
+        bits=terms["bits"],
+        protocol=protocol,
+    )
+
+
+def subject_of(plan: Session, task: str, number: int, terms: Mapping[str, Any]) -> Subject:
+    """Return what a sum is about, with the digest of its terms."""
+    from secagg.transport.card import terms_digest
+
+    return replace(plan.subject(task=task.encode(), round_number=number, model=()), terms=terms_digest(terms))
+
+
+def plug_for(protocol: str) -> Plug:
+    """Return a protocol's plug, which knows keys and helpers; a protocol without any is its own."""
+    from secagg.flower.plugs import plug_of, simulated_plug
+    from secagg.flower.settings import PROTOCOLS
+
+    return plug_of(protocol) if protocol in PROTOCOLS else simulated_plug(protocol)
+
+
+def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Run until the end, or SIGTERM or SIGINT; logs are JSON."""
+    from secagg.transport.logs import JsonLines
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    with serving():
+        return asyncio.run(work())
+
+
+def now() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
+
+
+def own_credentials(options: argparse.Namespace) -> Credentials | None:
+    """Return this side's certificate and key, if they are given."""
+    from secagg.transport.tls import Credentials
+
+    if (options.cert is None) != (options.key is None):
+        raise InvalidParameters("--cert and --key belong together; give both, or none")
+    return None if options.cert is None else Credentials(certificate=options.cert, key=options.key)
+
+
+def address(option: str, text: str) -> tuple[str, int]:
+    """Read HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) >= _PORTS:
+        raise InvalidParameters(f"{option} is HOST:PORT; got {text!r}")
+    return host, int(port)
+
+
+def assigned(assignments: Iterable[str]) -> dict[str, Value]:
+    """Read ``name=value``; what looks like a number is one."""
+    given = dict[str, Value]()
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidParameters(f"--set takes NAME=VALUE; got {assignment!r}")
+        given[name.replace("-", "_")] = _typed(text)
+    return given
+
+
+def _typed(text: str) -> Value:
+    kinds: tuple[Callable[[str], int | float | bool], ...] = (int, float, _WORDS.__getitem__)
+    for kind in kinds:
+        with suppress(ValueError, KeyError):
+            return kind(text)
+    return text

@@ -1,0 +1,1 @@
+"""Secure sums over HTTP: a server, clients, and mutual TLS between operators."""

@@ -1,0 +1,108 @@
+"""What a server says of the session that it holds, before a client takes part: its name, and what is summed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, cast
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.session.patience import Limits
+
+NAME_BYTES: Final = 16
+CARD_BYTES: Final = 1 << 20
+_NUMBERS: Final = 1 << 63
+STAGE_HEADER: Final = "secagg-stage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireLimits:
+    """What a server holds clients to; times are seconds."""
+
+    stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=1.0))
+    """How long each stage is open."""
+    answer_bytes: int = 1 << 28
+    """No answer is longer."""
+    bodies_at_once: int = 16
+    """So many answers are in memory; others wait in their connections."""
+    grace: float = 10.0
+    """For an answer, besides its length at ``slowest``; and for the head of a request."""
+    slowest: float = 1 << 14
+    """Bytes each second of an answer, at least."""
+    poll: float = 25.0
+    """How long a request for a message waits for one."""
+    connections: int = 2000
+    """How many there are; beyond it the one goes that has been idle longest."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.answer_bytes, self.bodies_at_once, self.grace, self.slowest, self.poll, self.connections)
+        # Written so that NaN is refused too.
+        if not all(number > 0 for number in numbers):
+            raise InvalidParameters("the limits of a wire are positive numbers")
+
+    def seconds_for(self, length: int) -> float:
+        """Return how long an answer may take to arrive."""
+        return self.grace + length / self.slowest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One session, as clients are told of it. They hold its server to nothing here but ``terms``."""
+
+    session: str
+    """Its name: 32 hexadecimal digits, drawn anew."""
+    protocol: str
+    task: str
+    round_number: int
+    answer_bytes: int
+    terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the application says besides, as JSON; bind ``terms_digest`` to the subject."""
+
+    def __post_init__(self) -> None:
+        kinds = {"session": str, "protocol": str, "task": str, "round_number": int, "answer_bytes": int, "terms": dict}
+        for name, kind in kinds.items():
+            if type(getattr(self, name)) is not kind:
+                raise InvalidParameters(f"{name} of a card is of another type")
+        if not is_name(self.session) or not 0 <= self.round_number < _NUMBERS or not 0 < self.answer_bytes < _NUMBERS:
+            raise InvalidParameters("a card has a session's name, and numbers that are not negative")
+
+    @property
+    def terms_digest(self) -> bytes:
+        """The digest of the terms, for ``Subject.terms``: clients who were told differently refuse."""
+        return terms_digest(self.terms)
+
+    def encode(self) -> bytes:
+        """Return the card as JSON."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Card:
+        """Read a card.
+
+        Raises:
+            MalformedMessage: it is none.
+        """
+        try:
+            given: object = json.loads(encoded)
+            return cls(**cast("dict[str, Any]", given))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MalformedMessage(f"this is no card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
+
+
+def new_name(coins: Coins) -> str:
+    """Draw the name of a session."""
+    return bytes(coins.draw(NAME_BYTES)).hex()
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can name a session."""
+    return len(text) == 2 * NAME_BYTES and set(text) <= set("0123456789abcdef")
+
+
+def terms_digest(terms: Mapping[str, Any]) -> bytes:
+    """Return the digest of an application's terms."""
+    return hashlib.sha256(bind(Label.HTTP_TERMS, json.dumps(terms, sort_keys=True).encode())).digest()

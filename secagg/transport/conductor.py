@@ -1,0 +1,262 @@
+"""One session on its way through its stages: the exchange decides, one thread computes, a store remembers.
+
+All calls of the session are made one after another in a thread of their own, so that the event loop never waits for
+cryptography or for a helper, and no answer overtakes the closing of its stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from secagg.errors import PeerError, SecAggError
+from secagg.identifiers import ClientId
+from secagg.session.metrics import Metrics
+from secagg.session.roles import Released, ServerSession, Stage, Turnout
+
+from .card import Card, WireLimits
+from .exchange import Answer, Exchange, Verdict
+from .keeping import Claim, ServerRecord, ServerStore
+from .logs import say
+from .proof import Admission
+
+Result = TypeVar("Result")
+RESTARTED: Final = Verdict(
+    Answer.OVER,
+    "the server knows no such session: it has ended, or its process was ended and the protocol cannot go on from that; "
+    "take part in the next one",
+)
+STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask again when it is back")
+
+
+def counters() -> Metrics:
+    """Return what a server of sums counts."""
+    metrics = Metrics()
+    metrics.counter("secagg_sessions_total", "Sessions that ended, by outcome.")
+    metrics.counter("secagg_answers_total", "Requests with an answer of a client, by what they got.")
+    metrics.counter("secagg_answer_bytes_total", "Bytes of answers that were read.")
+    metrics.counter("secagg_stage_seconds_total", "Seconds that stages were open, by stage.")
+    metrics.counter("secagg_stages_total", "Stages that were closed, by stage.")
+    metrics.gauge("secagg_clients", "Clients of the open stage: taken, sending, out.")
+    metrics.gauge("secagg_connections", "Open connections.")
+    return metrics
+
+
+class Conductor:
+    """Carries one session; its methods are called on one event loop."""
+
+    def __init__(  # noqa: PLR0913 -- what a session is surrounded by
+        self,
+        session: ServerSession,
+        card: Card,
+        *,
+        limits: WireLimits,
+        admission: Admission,
+        metrics: Metrics,
+        store: ServerStore | None = None,
+        number: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            number: of the stage that is open; above zero for a session that was restored.
+        """
+        self.card, self._session, self._admission = card, session, admission
+        self._limits, self._metrics, self._store, self._clock = limits, metrics, store, clock
+        self.exchange = Exchange(limits.stages, card.answer_bytes, clock, number)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="secagg-session")
+        self._places = asyncio.Semaphore(limits.bodies_at_once)
+        self._heard, self._news = asyncio.Event(), asyncio.Event()
+        self._lost: Exception | None = None
+        self._is_stopping = False
+
+    async def run(self) -> Released:
+        """Open and close stages until the sum is released.
+
+        Raises:
+            SecAggError, OSError: nothing is released; the session has ended.
+        Security: where the task is cancelled the session stays in the store, for another process to go on with.
+        """
+        outcome = "failed"
+        try:
+            while (stage := await self._opened()) is not None:
+                opened = self._clock()
+                await self._wait()
+                self.exchange.close()
+                self._metrics.add("secagg_stages_total", stage=stage.name)
+                self._metrics.add("secagg_stage_seconds_total", self._clock() - opened, stage=stage.name)
+                say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
+                await self._do(self._session.close_stage)
+            released = await self._do(self._session.release)
+            outcome = "released"
+            self._end(f"the sum of {len(released.counted)} clients was released", is_released=True)
+        except asyncio.CancelledError:
+            self._is_stopping, outcome = True, "stopped"
+            raise
+        except Exception as error:
+            why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
+            self._end(f"the session ended without a sum: {why}", is_released=False)
+            raise
+        else:
+            return released
+        finally:
+            self._metrics.add("secagg_sessions_total", outcome=outcome)
+            self._wake()
+            # The thread may be in a long call; it is not waited for, and what it does comes before this.
+            self._thread.submit(self._session.abort)
+            self._thread.shutdown(wait=False)
+
+    async def message(self, client: ClientId) -> tuple[Verdict, bytes]:
+        """Return a client's message; wait for one as long as a poll may take."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.poll):
+                while not self._is_stopping:
+                    news = self._news
+                    verdict = self.exchange.asked(client)
+                    if verdict.answer is Answer.MESSAGE:
+                        number = self.exchange.number
+                        message = await self._do(lambda: self._session.message_to(client))
+                        # While the thread was busy the stage may have been closed; then the next one is waited for.
+                        if message is not None and self.exchange.asked(client) == verdict:
+                            return Verdict(Answer.MESSAGE, str(number)), message
+                    elif verdict.answer is not Answer.AGAIN:
+                        self._heard.set()
+                        return verdict, b""
+                    await news.wait()
+        return (STOPPING if self._is_stopping else Verdict(Answer.AGAIN)), b""
+
+    async def answer(self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]) -> Verdict:
+        """Read a client's answer, if it may send one now, and hand it to the session."""
+        verdict = STOPPING if self._is_stopping else self.exchange.offered(client, number, length)
+        if verdict.answer is Answer.READ:
+            try:
+                async with self._places:
+                    verdict = await self._read(client, number, length, chunks)
+            finally:
+                self.exchange.gave_up(client)
+        self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
+        if verdict.answer is not Answer.TAKEN:
+            say("answer not taken", session=self.card.session, client=client.value, verdict=verdict.answer.value[0])
+        return verdict
+
+    async def told(self, seconds: float) -> None:
+        """Wait until whoever took part has asked how it ended, or for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.exchange.untold:
+                    self._heard.clear()
+                    await self._heard.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the session is on its way."""
+        return self.exchange.over is None and not self._is_stopping
+
+    async def leave(self, client: ClientId) -> None:
+        """Await a client no more."""
+        if self.is_running:
+            self.exchange.leave(client, await self._do(lambda: self._dropped(client)))
+            say("client left", session=self.card.session, client=client.value)
+            self._heard.set()
+
+    def tell(self) -> None:
+        """Put how the open stage stands into the gauges."""
+        for state, count in self.exchange.counts.items():
+            self._metrics.set("secagg_clients", count, state=state)
+
+    # --- Stages -------------------------------------------------------------------------------------------------------
+
+    async def _opened(self) -> Stage | None:
+        """Open the session's next stage, once it is remembered; before that nobody is told of it."""
+        stage, turnout = await self._do(self._prepared)
+        if stage is not None:
+            self.exchange.open(stage, turnout)
+            say("stage opened", session=self.card.session, stage=stage.name, number=self.exchange.number)
+            self._wake()
+        return stage
+
+    def _prepared(self) -> tuple[Stage | None, Turnout]:
+        stage = self._session.stage
+        if stage is not None and self._store is not None:
+            snapshot = self._session.snapshot()
+            record = ServerRecord(
+                card=self.card.encode(),
+                stage=self.exchange.number + 1,
+                claims=tuple(Claim(client, digest) for client, digest in self._admission.known().items()),
+                snapshot=b"" if snapshot is None else bytes(snapshot.expose()),
+            )
+            if snapshot is not None:
+                snapshot.wipe()
+            self._store.put(record)
+        return stage, self._session.turnout
+
+    async def _wait(self) -> None:
+        """Wait until the open stage is to be closed."""
+        while (left := self.exchange.left()) > 0:
+            self._heard.clear()
+            if self._lost is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._heard.wait()
+            if self._lost is not None:
+                raise self._lost
+
+    def _end(self, sentence: str, *, is_released: bool) -> None:
+        self.exchange.end(sentence, is_released=is_released)
+        say("session ended", session=self.card.session, sentence=sentence)
+        if self._store is not None:
+            self._store.erase()
+
+    def _wake(self) -> None:
+        """Let every client that waits for a message look again."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]) -> Verdict:
+        most, size, parts = self.card.answer_bytes, 0, list[bytes]()
+        patience = self._limits.seconds_for(most if length is None else length)
+        try:
+            async with asyncio.timeout(patience):
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > most:
+                        return self.exchange.too_long(size)
+                    parts.append(chunk)
+        except TimeoutError:
+            return Verdict(Answer.SLOW, f"the answer did not arrive in {patience:.0f} s; send it again, faster")
+        self._metrics.add("secagg_answer_bytes_total", size)
+        message = b"".join(parts)
+        parts.clear()
+        verdict = self.exchange.read(client, number)
+        if verdict.answer is not Answer.HAND:
+            return verdict
+        try:
+            error, turnout = await self._do(lambda: self._received(client, message))
+        except Exception as failed:  # noqa: BLE001 -- whatever it is, ``run`` raises it
+            self._lost = failed
+            self._heard.set()
+            return STOPPING
+        verdict = self.exchange.settled(client, number, error, turnout)
+        self._heard.set()
+        return verdict
+
+    def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Turnout]:
+        try:
+            self._session.receive(client, message)
+        except PeerError as error:
+            return error, self._session.turnout
+        return None, self._session.turnout
+
+    def _dropped(self, client: ClientId) -> Turnout:
+        self._session.drop(client)
+        return self._session.turnout
+
+    async def _do(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)

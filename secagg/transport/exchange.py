@@ -1,0 +1,209 @@
+"""What each request of one session gets: a state machine without sockets, threads or a clock of its own.
+
+Whoever drives it does what a verdict says, and tells it what came of that. Client by client, in one stage:
+
+    (asked) -> MESSAGE -> (offered) -> READ -> (read) -> HAND -> (settled) -> TAKEN, LATE or REFUSED
+
+The session itself judges messages; here stands only who may send one now, and what repeated and late requests get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from secagg.errors import PeerError, UnexpectedMessage
+from secagg.identifiers import ClientId
+from secagg.session.patience import Limits, Patience
+from secagg.session.roles import Stage, Turnout
+
+
+class Answer(Enum):
+    """What a request gets, with its HTTP status; the README says what a client does then."""
+
+    MESSAGE = "message", 200
+    DONE = "done", 200
+    READ = "read", 100
+    HAND = "hand", 100
+    TAKEN = "taken", 202
+    AGAIN = "again", 204
+    KNOWN = "known", 208
+    WRONG = "wrong", 400
+    STRANGER = "stranger", 401
+    OUT = "out", 403
+    SLOW = "slow", 408
+    LATE = "late", 409
+    OVER = "over", 410
+    LONG = "long", 413
+    ENCODED = "encoded", 415
+    REFUSED = "refused", 422
+    BUSY = "busy", 429
+    STOPPING = "stopping", 503
+
+    @property
+    def status(self) -> int:
+        """The status of the response; 100 for what is not answered yet."""
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a request gets, and a sentence for the client's log."""
+
+    answer: Answer
+    sentence: str = ""
+
+
+_READ: Final = Verdict(Answer.READ)
+_HAND: Final = Verdict(Answer.HAND)
+_MESSAGE: Final = Verdict(Answer.MESSAGE)
+_AGAIN: Final = Verdict(Answer.AGAIN)
+_TAKEN: Final = Verdict(Answer.TAKEN, "taken")
+LEFT: Final = "this client has left the session"
+
+
+class Exchange:
+    """One session's requests."""
+
+    def __init__(self, limits: Limits, longest: int, clock: Callable[[], float], number: int = 0) -> None:
+        """Begin before the first stage.
+
+        Args:
+            longest: how many bytes an answer has at most.
+            clock: seconds, which never go back.
+            number: of the first stage that is opened; above zero after a restart.
+        """
+        self._limits, self._longest, self._clock = limits, longest, clock
+        self._number = number - 1
+        self._patience: Patience | None = None
+        self._turnout = Turnout.TOO_FEW
+        self._taken, self._sending = set[ClientId](), set[ClientId]()
+        self._out = dict[ClientId, str]()
+        self._untold = set[ClientId]()
+        self._over: Verdict | None = None
+
+    # --- The driver says ----------------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Of the stage that is open, or was last; -1 before the first."""
+        return self._number
+
+    @property
+    def over(self) -> Verdict | None:
+        """What everybody is told since the session has ended; None while it has not."""
+        return self._over
+
+    @property
+    def untold(self) -> int:
+        """How many clients took part to the end, and have not asked since."""
+        return len(self._untold - self._out.keys())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many clients have answered the open stage, are sending to it, and are out."""
+        return {"taken": len(self._taken), "sending": len(self._sending), "out": len(self._out)}
+
+    def open(self, stage: Stage, turnout: Turnout) -> None:
+        """Open the next stage, and begin to wait for answers."""
+        self._number += 1
+        self._patience, self._turnout = Patience(stage, self._limits, self._clock), turnout
+        self._taken.clear()
+
+    def close(self) -> None:
+        """Await nobody else; what is being read comes too late."""
+        self._patience = None
+
+    def end(self, sentence: str, *, is_released: bool) -> None:
+        """End the session; every later request is told how."""
+        self._patience, self._over = None, Verdict(Answer.DONE if is_released else Answer.OVER, sentence)
+
+    def left(self) -> float:
+        """Return for how many seconds to wait at most; 0 when the stage is to be closed."""
+        return 0.0 if self._patience is None else self._patience.left(self._turnout)
+
+    # --- A client asks for its message --------------------------------------------------------------------------------
+
+    def asked(self, client: ClientId) -> Verdict:
+        """Decide whether a client is given its message now, or waits for the next stage."""
+        if (no := self._no(client)) is not None:
+            self._untold.discard(client)
+            return no
+        is_done = client in self._taken or client in self._sending
+        return _AGAIN if self._patience is None or is_done else _MESSAGE
+
+    # --- A client offers its answer -----------------------------------------------------------------------------------
+
+    def offered(self, client: ClientId, number: int, length: int | None) -> Verdict:
+        """Decide about an answer before a byte of it is read; ``length`` is what it declares."""
+        if (no := self._no(client) or self._untimely(number)) is not None:
+            return no
+        if client in self._taken:
+            return Verdict(Answer.KNOWN, f"an answer of {client} to stage {number} was taken; the first one counts")
+        if client in self._sending:
+            return Verdict(Answer.BUSY, f"another answer of {client} is being read; wait for what becomes of it")
+        if length is not None and length > self._longest:
+            return self.too_long(length)
+        self._sending.add(client)
+        return _READ
+
+    def too_long(self, length: int) -> Verdict:
+        """Return what an answer gets that is longer than any can be."""
+        return Verdict(Answer.LONG, f"an answer has at most {self._longest} bytes; this one has {length} or more")
+
+    def read(self, client: ClientId, number: int) -> Verdict:
+        """Decide about an answer that was read whole: it may have taken longer than the stage."""
+        no = self._no(client) or self._untimely(number)
+        if no is not None:
+            self.gave_up(client)
+        return no or _HAND
+
+    def settled(self, client: ClientId, number: int, error: PeerError | None, turnout: Turnout) -> Verdict:
+        """Record what the session made of an answer.
+
+        Args:
+            error: what it raised.
+            turnout: how the stage stands now.
+        """
+        self.gave_up(client)
+        if isinstance(error, UnexpectedMessage):
+            return Verdict(Answer.LATE, str(error))
+        if number == self._number:
+            self._turnout = turnout
+        if error is not None:
+            self._out[client] = f"an answer to stage {number} was refused: {error}"
+            return Verdict(Answer.REFUSED, self._out[client])
+        if number == self._number:
+            self._taken.add(client)
+            self._untold.add(client)
+        return _TAKEN
+
+    def gave_up(self, client: ClientId) -> None:
+        """Forget an answer that did not come whole; the client may send it again."""
+        self._sending.discard(client)
+
+    def leave(self, client: ClientId, turnout: Turnout) -> None:
+        """Record that a client has left."""
+        self._out.setdefault(client, LEFT)
+        self._turnout = turnout
+
+    # --- Private ------------------------------------------------------------------------------------------------------
+
+    def _no(self, client: ClientId) -> Verdict | None:
+        if self._over is not None:
+            return self._over
+        if client in self._out:
+            return Verdict(Answer.OUT, self._out[client])
+        return None
+
+    def _untimely(self, number: int) -> Verdict | None:
+        if number == self._number + 1 and self._patience is None:
+            # A server that was restarted listens before it has opened the stage that its clients know.
+            return Verdict(Answer.BUSY, f"stage {number} is about to begin; send this again")
+        if number > self._number:
+            return Verdict(Answer.WRONG, f"stage {number} has not begun; answer the message of the stage that is open")
+        if number < self._number or self._patience is None:
+            return Verdict(Answer.LATE, f"stage {number} is closed; ask for the next message")
+        return None

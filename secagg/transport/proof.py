@@ -1,0 +1,121 @@
+"""Who a request is from: a client proves its name to a session once and for all, and a server checks every request.
+
+    Authorization: Secagg <client>:<128 hexadecimal digits>
+
+A client with a certified key signs the name of the session; nobody else can, and no other session takes the proof.
+Where clients have no keys, a name belongs to the first who says it: sound among clients that mutual TLS has let in,
+and against nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from hmac import compare_digest
+from typing import Final, Protocol
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined
+from secagg.errors import AuthenticationFailed
+from secagg.identifiers import ClientId
+from secagg.session.certificates import SIGNATURE_BYTES, Authority, Certificate, SigningKey, VerifiedIdentity
+
+SCHEME: Final = "Secagg"
+_HEADER: Final = re.compile(rf"{SCHEME} ([0-9]{{1,20}}):([0-9a-f]{{{2 * SIGNATURE_BYTES}}})", re.ASCII)
+_IDS: Final = 1 << 64
+
+
+class Prover(Confined):
+    """A client's name, and its proof for a session."""
+
+    def __init__(self, client: ClientId, coins: Coins, signing_key: SigningKey | None = None) -> None:
+        """Prove a name by a key; without one, by bytes that are drawn for each session and claim the name."""
+        self.client, self._coins, self._key = client, coins, signing_key
+
+    def proof(self, session: str) -> bytes:
+        """Return the proof for a session; without a key another one each time."""
+        if self._key is None:
+            return bytes(self._coins.draw(SIGNATURE_BYTES))
+        return self._key.sign(Label.HTTP_PROOF, bytes.fromhex(session), self.client.encode())
+
+    def __repr__(self) -> str:
+        return f"<Prover of {self.client}>"
+
+
+def header_of(client: ClientId, proof: bytes) -> str:
+    """Return the value of ``Authorization``."""
+    return f"{SCHEME} {client.value}:{proof.hex()}"
+
+
+def read_header(text: str) -> tuple[ClientId, bytes] | None:
+    """Return who a request says it is from, and the proof; None for anything else."""
+    found = _HEADER.fullmatch(text)
+    if found is None or (number := int(found[1])) >= _IDS:
+        return None
+    return ClientId(number), bytes.fromhex(found[2])
+
+
+class Admission(Protocol):
+    """Checks proofs for a server, in one thread."""
+
+    def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
+        """Whether a proof is that client's for that session."""
+        ...
+
+    def known(self) -> dict[ClientId, bytes]:
+        """Return what must outlive this process: digests of proofs, by their clients."""
+        ...
+
+
+class Certified:
+    """Admits clients that an authority certified, by their signatures."""
+
+    def __init__(self, authority: bytes, certificates: Mapping[ClientId, Certificate]) -> None:
+        """Use a roster's certificates, which are checked when they are first needed."""
+        self._authority, self._certificates = Authority(authority), certificates
+        self._good = dict[ClientId, tuple[str, bytes]]()
+
+    def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
+        """See ``Admission``."""
+        good = self._good.get(client)
+        if good is not None and good[0] == session:
+            return compare_digest(good[1], proof)  # Ed25519 as here gives one signature for one statement.
+        try:
+            identity: VerifiedIdentity = self._authority.verify(self._certificates[client])
+            identity.verify(proof, Label.HTTP_PROOF, bytes.fromhex(session), client.encode())
+        except (KeyError, AuthenticationFailed):
+            return False
+        self._good[client] = session, proof
+        return True
+
+    def known(self) -> dict[ClientId, bytes]:
+        """Return nothing: signatures prove themselves."""
+        return {}
+
+
+class FirstCome:
+    """Admits whoever first says a name to a session, and then nobody else under it."""
+
+    def __init__(self, session: str = "", known: Mapping[ClientId, bytes] | None = None, most: int = 1 << 16) -> None:
+        """Begin, or go on with what another process knew of a session.
+
+        Args:
+            most: how many names are remembered; more are refused.
+        """
+        self._session, self._digests, self._most = session, dict(known or {}), most
+
+    def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
+        """See ``Admission``."""
+        if session != self._session:
+            self._session = session
+            self._digests.clear()
+        digest = hashlib.sha256(proof).digest()
+        if client not in self._digests and len(self._digests) >= self._most:
+            return False
+        return compare_digest(self._digests.setdefault(client, digest), digest)
+
+    def known(self) -> dict[ClientId, bytes]:
+        """Return the claims."""
+        return dict(self._digests)

@@ -1,0 +1,232 @@
+"""The server's HTTP: what requests there are, who may make them, and one session after another.
+
+server = SumServer()
+async with listening(server.app, "127.0.0.1", 8750):
+    released = await server.run(session, server.card(subject, "pairwise"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.errors import InvalidParameters, Misuse
+from secagg.identifiers import ClientId
+from secagg.session.metrics import CONTENT_TYPE
+from secagg.session.roles import Released, ServerSession, Subject
+
+from .card import STAGE_HEADER, Card, WireLimits, new_name
+from .conductor import RESTARTED, Conductor, counters
+from .exchange import Answer, Verdict
+from .keeping import ServerStore
+from .logs import say
+from .proof import Admission, FirstCome, read_header
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise InvalidParameters(
+        "a server of sums over HTTP needs starlette and uvicorn; pip install secagg[http]"
+    ) from error
+
+_REMEMBERED: Final = 64
+_STAGE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
+_LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
+_SINGLE: Final = ("authorization", "content-length", "content-encoding", "transfer-encoding")
+_STRANGER: Final = Verdict(
+    Answer.STRANGER, "this request does not prove who it is from; its name is another's, or its key not on the roster"
+)
+_WRONG: Final = Verdict(Answer.WRONG, "this is no request that the server knows; both ends need one version of secagg")
+_PLAIN: Final = "text/plain; charset=utf-8"
+
+
+class SumServer:
+    """Holds one session after another; ``app`` is an ASGI application."""
+
+    def __init__(
+        self,
+        *,
+        limits: WireLimits | None = None,
+        admission: Admission | None = None,
+        store: ServerStore | None = None,
+        coins: Coins | None = None,
+    ) -> None:
+        """Hold no session yet.
+
+        Args:
+            admission: who may answer under which name; by default whoever says a name first.
+            store: where a session is kept that another process may go on with.
+        """
+        self.limits, self.metrics = limits or WireLimits(), counters()
+        self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
+        self._current: Conductor | None = None
+        self._news = asyncio.Event()
+        self._past = dict[str, Verdict]()
+        self.app = Starlette(
+            routes=[
+                Route("/v1/session", self._card, methods=["GET"]),
+                Route("/v1/sessions/{name}/message", self._message, methods=["GET"]),
+                Route("/v1/sessions/{name}/answers/{stage}", self._answer, methods=["POST"]),
+                Route("/v1/sessions/{name}/client", self._leave, methods=["DELETE"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+            ],
+        )
+
+    # --- Sessions -----------------------------------------------------------------------------------------------------
+
+    def card(self, subject: Subject, protocol: str, terms: Mapping[str, Any] | None = None) -> Card:
+        """Return the card of a session that was opened about a subject."""
+        return Card(
+            session=new_name(self._coins),
+            protocol=protocol,
+            task=subject.task.decode(),
+            round_number=subject.round_number,
+            answer_bytes=self.limits.answer_bytes,
+            terms=dict(terms or {}),
+        )
+
+    async def run(self, session: ServerSession, card: Card, *, number: int = 0) -> Released:
+        """Hold a session until its sum is released.
+
+        Args:
+            number: of the stage that is open, of a session that was restored; ``ServerRecord`` has it.
+        Raises:
+            SecAggError, OSError: nothing is released.
+        """
+        if self._current is not None and self._current.is_running:
+            raise Misuse("a server holds one session at a time; wait for the one before")
+        conductor = Conductor(
+            session,
+            card,
+            limits=self.limits,
+            admission=self._admission,
+            metrics=self.metrics,
+            store=self._store,
+            number=number,
+        )
+        self._current = conductor
+        self._wake()
+        try:
+            return await conductor.run()
+        finally:
+            self._past[card.session] = conductor.exchange.over or RESTARTED
+            while len(self._past) > _REMEMBERED:
+                del self._past[next(iter(self._past))]
+
+    async def told(self, seconds: float = 10.0) -> None:
+        """Wait until the clients of the last session know how it ended, or for so long; then stop listening."""
+        if self._current is not None:
+            await self._current.told(seconds)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a stage is open."""
+        return self._open_card() is not None and self._current is not None and self._current.exchange.number >= 0
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    # --- Requests -----------------------------------------------------------------------------------------------------
+
+    async def _card(self, request: Request) -> Response:
+        """Say which session there is; wait for one that is not the one named in ``after``."""
+        after = request.query_params.get("after", "")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.poll):
+                while (card := self._open_card()) is None or card.session == after:
+                    await self._news.wait()
+                return Response(card.encode(), media_type="application/json", headers=_HEADERS)
+        return _response(Verdict(Answer.AGAIN))
+
+    def _open_card(self) -> Card | None:
+        return self._current.card if self._current is not None and self._current.is_running else None
+
+    async def _message(self, request: Request) -> Response:
+        found = self._admitted(request)
+        if isinstance(found, Verdict):
+            return _response(found)
+        conductor, client = found
+        verdict, message = await conductor.message(client)
+        if verdict.answer is not Answer.MESSAGE:
+            return _response(verdict)
+        headers = {**_HEADERS, STAGE_HEADER: verdict.sentence}
+        return Response(message, media_type="application/octet-stream", headers=headers)
+
+    async def _answer(self, request: Request) -> Response:
+        stage, headers = request.path_params["stage"], request.headers
+        found = self._admitted(request)
+        if isinstance(found, Verdict):
+            return _response(found)
+        conductor, client = found
+        length = headers.get("content-length")
+        if not _STAGE.fullmatch(stage) or (length is not None and not _LENGTH.fullmatch(length)):
+            return _response(_WRONG)
+        if headers.get("content-encoding", "identity") != "identity":
+            return _response(Verdict(Answer.ENCODED, "answers are sent as they are, without a content encoding"))
+        try:
+            declared = None if length is None else int(length)
+            return _response(await conductor.answer(client, int(stage), declared, _body(request)))
+        except ClientDisconnect:
+            return _response(Verdict(Answer.SLOW, "the answer did not arrive whole"))
+
+    async def _leave(self, request: Request) -> Response:
+        found = self._admitted(request)
+        if isinstance(found, Verdict):
+            return _response(found)
+        conductor, client = found
+        await conductor.leave(client)
+        return _response(Verdict(Answer.AGAIN))
+
+    def _admitted(self, request: Request) -> tuple[Conductor, ClientId] | Verdict:
+        """Return the session that a request names, and the client that it is from; or what the request gets."""
+        if any(len(request.headers.getlist(name)) > 1 for name in _SINGLE):
+            return _WRONG
+        name, sender = request.path_params["name"], read_header(request.headers.get("authorization", ""))
+        conductor = self._current
+        if conductor is None or name != conductor.card.session:
+            return self._past.get(name, RESTARTED)
+        if sender is None or not self._admission.admits(name, *sender):
+            say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
+            return _STRANGER
+        return conductor, sender[0]
+
+    async def _health(self, request: Request) -> Response:
+        del request
+        current = self._current
+        state = f"stage {current.exchange.number}" if current is not None and current.is_running else "idle"
+        return Response(f"{state}\n", media_type=_PLAIN, headers=_HEADERS)
+
+    async def _metrics(self, request: Request) -> Response:
+        del request
+        if self._current is not None:
+            self._current.tell()
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE, headers=_HEADERS)
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        yield chunk
+
+
+_HEADERS: Final = {"cache-control": "no-store"}
+_WITH_BODY_READ: Final = {Answer.TAKEN, Answer.AGAIN, Answer.REFUSED}
+
+
+def _response(verdict: Verdict) -> Response:
+    """Return a verdict as a response; where a body may be left unread, the connection ends with it."""
+    headers = _HEADERS if verdict.answer in _WITH_BODY_READ else {**_HEADERS, "connection": "close"}
+    if verdict.answer in (Answer.BUSY, Answer.STOPPING):
+        headers = {**headers, "retry-after": "1"}
+    if verdict.answer is Answer.AGAIN:
+        return Response(status_code=verdict.answer.status, headers=headers)
+    return Response(verdict.sentence + "\n", verdict.answer.status, headers, _PLAIN)

@@ -1,0 +1,74 @@
+"""Every block of code of the documentation site runs, page by page, as its reader would run it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generated import filled
+from docs.included import PAGES, ROOT
+from tests.harness.documents import blocks_of, run_page
+
+FOLDER = ROOT / "docs" / "pages"
+ELSEWHERE = {"tutorials/flower.md": "examples/flower_quickstart/README.md"}
+"""Pages that need another environment, and the document whose commands, all of theirs, a test runs there."""
+WRITTEN = {page.relative_to(FOLDER).as_posix(): page.read_text(encoding="utf-8") for page in FOLDER.rglob("*.md")}
+LONGEST = 100
+
+
+def has_code(text: str) -> bool:
+    """Whether a page, as it is written or by what it asks for, has a block that somebody runs."""
+    return any(block.language in {"python", "console"} for block in blocks_of(text)) or "{{ file " in text
+
+
+RUN = sorted(name for name, text in WRITTEN.items() if has_code(text) and name not in ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_every_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    # What follows from the code alone is no block that runs, and takes time.
+    text = re.sub(r"^ *\{\{ (?:plan|trust|sequence|states|settings) .*\}\}$", "", WRITTEN[name], flags=re.MULTILINE)
+    assert run_page(filled(name, text), name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_page_for_another_environment_has_no_code_of_its_own(name: str, repository: Path) -> None:
+    """Its files are those of the example, and its commands those that `tests/flower/test_apps.py` runs."""
+    assert {block.language for block in blocks_of(WRITTEN[name])} <= {"diff", "text"}
+    shown = [block for block in blocks_of(filled(name, WRITTEN[name])) if block.language not in {"diff", "text"}]
+    files, commands = shown[:-1], shown[-1].commands
+    assert all(block.body == (repository / block.title).read_text(encoding="utf-8") for block in files)
+    assert f"```\n{commands}\n```" in (repository / ELSEWHERE[name]).read_text(encoding="utf-8")
+
+
+def test_tutorials_have_code() -> None:
+    tutorials = {name for name in WRITTEN if name.startswith("tutorials/") and not name.endswith("index.md")}
+    assert tutorials <= {*RUN, *ELSEWHERE}
+
+
+def test_lines_are_short_enough() -> None:
+    long = [
+        f"{name}:{number}"
+        for name, text in WRITTEN.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > LONGEST and not line.startswith(("|", "[!["))
+    ]
+    assert not long, f"more than {LONGEST} columns: {', '.join(long)}"
+
+
+def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -> None:
+    rooms = ("compression", "protocols", "training", "proofs", "benchmarks", "examples", "secagg", "tests")
+    found = {*repository.glob("*.md"), *(file for room in rooms for file in (repository / room).rglob("*.md"))}
+    paths = {file.relative_to(repository).as_posix() for file in found if "build" not in file.parts}
+    linked = {
+        path for path in paths if path.startswith(("secagg/compression/", "secagg/protocols/", "secagg/training/"))
+    }
+    assert paths - linked == set(PAGES), "give each document a page in docs/included.py, and a place in docs/mkdocs.yml"
+
+
+def test_every_page_has_a_place(repository: Path) -> None:
+    """The build says so too; here it costs nothing."""
+    navigation = (repository / "docs" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    assert {*WRITTEN, *PAGES.values()} == set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))

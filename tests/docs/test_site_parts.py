@@ -1,0 +1,189 @@
+"""The tools of the site: diagrams, links of documents, generated parts, and the check of links."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from docs import generated, machines
+from docs.diagrams import diagram_of
+from docs.drawing import drawing
+from docs.included import Found, source_page
+from docs.links import faults_of
+from secagg.planning.costs import compare
+from secagg.planning.planned_update import PlanRequest, Scheme
+from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
+from secagg.session.registry import find, names
+from secagg.wire import MessageKind
+
+# --- Diagrams ---------------------------------------------------------------------------------------------------------
+
+
+def words_of(kind: MessageKind) -> str:
+    return kind.name.lower().replace("_", " ")
+
+
+def test_a_session_of_pairwise_masks_sends_what_its_tables_say() -> None:
+    """Both tables in turns: what a client awaits, then what the server does."""
+    sent = [each.text for each in machines.messages_of("pairwise") if each.sender]
+    due = zip(CLIENT_TRANSITIONS.values(), SERVER_TRANSITIONS.values(), strict=True)
+    assert sent == [words_of(kind) for (one, _), (other, _) in due for kind in (one, other)]
+
+
+@pytest.mark.parametrize("protocol", names())
+def test_the_stages_of_a_sequence_are_those_of_the_registry(protocol: str) -> None:
+    stages = [each.text for each in machines.messages_of(protocol) if not each.sender]
+    assert [stage for stage in stages if stage not in {"opening", "release"}] == [
+        stage.name for stage in find(protocol).stages
+    ]
+
+
+@pytest.mark.parametrize("protocol", machines.HELPERS)
+def test_what_helpers_are_asked_is_in_the_sequence(protocol: str) -> None:
+    helper = machines.HELPERS[protocol]
+    assert {helper} <= {each.receiver for each in machines.messages_of(protocol)}
+    assert {helper} <= {each.sender for each in machines.messages_of(protocol)}
+
+
+def test_steps_that_are_refused_are_in_no_diagram() -> None:
+    found = machines.states("two-servers")
+    assert "collecting --> signed: sign the list" in found
+    assert "collecting --> agreed" not in found
+    assert "failed --> [*]" in found
+
+
+@pytest.mark.parametrize("machine", ["pairwise-client", "one-message", "coded-mask", "enclave", "two-servers"])
+def test_every_state_and_every_word_is_drawn(machine: str) -> None:
+    drawn = ElementTree.fromstring(drawing(machines.states(machine)))  # noqa: S314 - made here
+    texts = [text.text for text in drawn.iter() if text.tag.endswith("tspan")]
+    named = {part.replace("_", " ") for line in machines.states(machine).splitlines() for part in line.split()[:1]}
+    assert named - {"stateDiagram-v2", "[*]"} <= set(texts)
+    width = float(drawn.attrib["viewBox"].split()[2])
+    places = [float(text.attrib["x"]) for text in drawn.iter() if "x" in text.attrib]
+    assert all(0 <= place <= width for place in places)
+
+
+def test_an_unknown_diagram_is_refused() -> None:
+    with pytest.raises(ValueError, match="no pie is drawn here"):
+        drawing("pie\n  a: 1")
+    with pytest.raises(ValueError, match="means nothing in a diagram"):
+        drawing("stateDiagram-v2\n    a --> ")
+    with pytest.raises(ValueError, match="means nothing in a sequence"):
+        drawing("sequenceDiagram\n    loop every day")
+
+
+def test_a_table_without_failures_has_none() -> None:
+    assert "failure" not in diagram_of(SERVER_TRANSITIONS)
+
+
+# --- Documents --------------------------------------------------------------------------------------------------------
+
+
+def test_links_of_a_document_lead_to_pages_sources_and_pictures() -> None:
+    found = Found()
+    text = (
+        "[a](../enclave/README.md#boot) [b](run.py) [c](https://example.org) [d](#here) `[e](run.py)`\n"
+        "```\n[f](run.py)\n```\n![g](../../benchmarks/results/iso_law.png) [h](/GLOSSARY.md)"
+    )
+    page, document = "protocols/pairwise-specification.md", "protocols/pairwise_mask/README.md"
+    assert found.linked(text, page, document) == (
+        "[a](enclave-specification.md#boot) [b](../source/protocols/pairwise_mask/run.py.md) [c](https://example.org) "
+        "[d](#here) `[e](run.py)`\n```\n[f](run.py)\n```\n![g](../benchmarks/results/iso_law.png) [h](../glossary.md)"
+    )
+    assert found.sources == {"protocols/pairwise_mask/run.py"}
+    assert found.pictures == {"benchmarks/results/iso_law.png"}
+
+
+def test_a_link_to_nothing_is_refused() -> None:
+    with pytest.raises(FileNotFoundError, match=r"protocols/enclave/nowhere\.py is linked to"):
+        Found().linked("[a](nowhere.py)", "protocols/enclave-specification.md", "protocols/enclave/README.md")
+
+
+def test_a_folder_without_a_document_becomes_a_list() -> None:
+    found = Found()
+    assert found.page_of("protocols/one_message/lattice") is None
+    assert found.listing("protocols/one_message/lattice") == source_page("protocols/one_message/lattice")
+
+
+# --- Generated parts --------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_costs_has_what_the_planner_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes and exchanges are compared; seconds are the machine's."""
+    monkeypatch.setattr(generated, "in_bytes", str)
+    rows = [line.split(" | ") for line in generated.plan("20", "10000").splitlines()[2:]]
+    comparison = compare(PlanRequest(shapes={"w": (100, 100)}, clients=20, bits=8))
+    for row, name in zip(rows, names(), strict=True):
+        option = comparison.shortest(name, Scheme.SCALAR)
+        assert option is not None
+        assert name in row[0]
+        assert row[1:4] == [str(len(option.entry.stages)), str(option.costs.up_bytes), str(option.down_bytes)]
+
+
+def test_a_page_that_asks_for_nothing_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="asks for 'figures'"):
+        generated.filled("a.md", "{{ figures }}")
+
+
+def test_links_of_generated_parts_are_relative_to_the_page() -> None:
+    assert "](../protocols/enclave.md)" in generated.filled("tutorials/a.md", "{{ trust }}")
+    assert "](enclave.md)" in generated.filled("protocols/a.md", "{{ trust }}")
+
+
+def test_every_claim_is_in_the_ledger_s_page_with_what_it_does_not_say(repository: Path) -> None:
+    text, ledger = generated.claims(), (repository / "proofs" / "claims.toml").read_text(encoding="utf-8")
+    assert text.count("\n## ") + 1 == ledger.count("[[claim]]")
+    assert text.count("- *does not say*") == ledger.count("\ndoes_not_say = ")
+
+
+def test_every_command_is_in_its_page() -> None:
+    text = generated.commands()
+    assert "## secagg holder serve" in text
+    assert "--minimum-holders N" in text
+
+
+def test_every_name_of_a_face_is_in_the_reference() -> None:
+    assert "::: secagg.protocols.pairwise_mask.session.PairwiseMember" in generated.api(
+        "secagg.protocols.pairwise_mask"
+    )
+    assert "EnclaveHelpers" in generated.api("secagg.protocols.enclave")
+
+
+def test_results_of_the_scoreboard_are_shown_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated, "RESULTS", tmp_path)
+    assert generated.scoreboard() == "No results are in this checkout yet."
+    (tmp_path / "scoreboard.json").write_text(json.dumps([{"attack": "replay", "secagg": "refused"}]), encoding="utf-8")
+    assert "| replay | refused |" in generated.scoreboard()
+    (tmp_path / "scoreboard.md").write_text("a table\n", encoding="utf-8")
+    assert generated.scoreboard() == "a table\n"
+
+
+# --- Links of the built site ------------------------------------------------------------------------------------------
+
+
+def test_broken_links_and_what_is_fetched_from_elsewhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<h1 id="a">x</h1><a href="deep/#b">1</a><a href="#a">2</a><a href="https://example.org">3</a>'
+        '<link rel="canonical" href="https://example.org/">',
+        encoding="utf-8",
+    )
+    (tmp_path / "deep" / "index.html").write_text(
+        '<p id="b"><a href="../">4</a><a href="/index.html#a">5</a>', encoding="utf-8"
+    )
+    assert list(faults_of(tmp_path)) == []
+    (tmp_path / "bad.html").write_text(
+        '<a href="deep/#c">1</a><a href="gone.html">2</a><script src="https://cdn.example/m.js"></script>'
+        '<link rel="stylesheet" href="//fonts.example/f.css"><a href="#nothing">3</a>',
+        encoding="utf-8",
+    )
+    assert list(faults_of(tmp_path)) == [
+        "bad.html: deep/#c has no such part",
+        "bad.html: gone.html is not there",
+        "bad.html: https://cdn.example/m.js is fetched from elsewhere; keep it in the site",
+        "bad.html: //fonts.example/f.css is fetched from elsewhere; keep it in the site",
+        "bad.html: #nothing has no such part",
+    ]

@@ -1,0 +1,116 @@
+"""The code of a document, run as its reader would: block after block, in one folder and one Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SECONDS: Final = 120.0
+"""What a block may take on a slow machine before it counts as stuck."""
+_FENCED = re.compile(
+    r"^(?P<mark>`{3,})(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<body>.*?)^(?P=mark)[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
+_NO_CODE: Final = frozenset({"", "text", "diff", "mermaid"})
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block."""
+
+    language: str
+    title: str
+    """The file that a reader saves it as; empty if it is run at once."""
+    body: str
+    line: int
+
+    @property
+    def commands(self) -> str:
+        """What a reader types of a ``console`` block; the rest of it is what the machine says."""
+        typed, goes_on = list[str](), False
+        for line in self.body.splitlines():
+            if goes_on or line.startswith(("$ ", "> ")):
+                typed.append(line[2:] if line.startswith(("$ ", "> ")) else line)
+                goes_on = line.endswith("\\")
+        return "\n".join(typed)
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Return every fenced block of a document."""
+    return [
+        Block(found["language"], found["title"] or "", found["body"], text.count("\n", 0, found.start("body")))
+        for found in _FENCED.finditer(text)
+    ]
+
+
+def run_python(blocks: list[Block], document: str, namespace: dict[str, object] | None = None) -> None:
+    """Run blocks of Python one after the other, with the lines of the document in tracebacks."""
+    names = {"__name__": "__main__"} if namespace is None else namespace
+    for block in blocks:
+        program = compile("\n" * block.line + block.body, document, "exec", dont_inherit=True)
+        exec(program, names)  # noqa: S102 - the documents of this repository are what is tested
+
+
+def run_page(text: str, document: str, folder: Path) -> int:
+    """Run every block of a page in a folder, and return how many; what it left running is ended."""
+    namespace, count, groups = dict[str, object]({"__name__": "__main__"}), 0, list[int]()
+    modules, path = set(sys.modules), list(sys.path)
+    sys.path.insert(0, str(folder))
+    with chdir(folder):
+        try:
+            for block in blocks_of(text):
+                if block.title:
+                    Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+                    Path(block.title).write_text(block.body, encoding="utf-8")
+                elif block.language == "python":
+                    run_python([block], document, namespace)
+                elif block.language == "console":
+                    _type(block, document, groups)
+                elif block.language not in _NO_CODE:
+                    raise AssertionError(f"{document}:{block.line}: nobody runs a block of {block.language!r} yet")
+                count += bool(block.title) or block.language not in _NO_CODE
+        finally:
+            sys.path[:] = path
+            for name in set(sys.modules) - modules:
+                # A page's own files are modules here, and another page may have others of the same names.
+                if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                    del sys.modules[name]
+            for group in groups:
+                with suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+    return count
+
+
+def _type(block: Block, document: str, groups: list[int]) -> None:
+    """Type the commands of a block into a shell; commands in the background outlive it."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    said = Path(f"line-{block.line}.said")
+    with said.open("wb") as output:
+        shell = subprocess.Popen(
+            ["bash", "-eu", "-c", block.commands],  # noqa: S607 - whichever shell the reader has
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        groups.append(shell.pid)
+        status = shell.wait(SECONDS)
+    assert status == 0, f"{document}:{block.line}: exit status {status}\n{said.read_text(encoding='utf-8')}"
+
+
+def pages(folder: Path) -> Iterator[Path]:
+    """Return every page below a folder."""
+    return iter(sorted(folder.rglob("*.md")))

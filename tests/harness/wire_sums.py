@@ -1,0 +1,141 @@
+"""Sums over HTTP for tests: plain ones, whose cryptography takes no time, and updates that follow from ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+
+import httpx
+import numpy as np
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.identifiers import ClientId
+from secagg.session.patience import Limits
+from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
+from secagg.transport.card import Card, WireLimits
+from secagg.transport.client import Join, Outcome, contribute
+from secagg.transport.proof import Prover, header_of
+from secagg.transport.server import SumServer
+from tests.harness.plain_sum import PlainMember, PlainSettings, open_session
+
+LAYOUT = Layout((RingSegment(32, 4),))
+MODEL = bytes(32)
+SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=1 << 20, model_digest=MODEL)
+CLIENTS = tuple(ClientId(number) for number in range(1, 6))
+ANSWER_BYTES = 1000
+PROOF = bytes(64)
+
+
+def quick_limits(
+    *, seconds: float = 20.0, poll: float = 5.0, grace: float = 5.0, connections: int = 100, bodies: int = 4
+) -> WireLimits:
+    """Return limits for tests; the seconds are what a test waits at most where it fails."""
+    return WireLimits(
+        stages=Limits(exchange=seconds, training=seconds),
+        answer_bytes=ANSWER_BYTES,
+        poll=poll,
+        grace=grace,
+        connections=connections,
+        bodies_at_once=bodies,
+    )
+
+
+def update_of(client: ClientId, layout: Layout = LAYOUT) -> LateUpdate:
+    """Return an update whose values are the client's number."""
+    (segment,) = layout.segments
+    assert isinstance(segment, RingSegment)
+    values = segment.ring.from_integers(np.full(segment.length, client.value, dtype=np.int64))
+    return LateUpdate(lambda: Update(Payload(layout, (values,)), MODEL))
+
+
+def plain_session(
+    clients: Collection[ClientId] = CLIENTS, minimum: int = 3, subject: Subject = SUBJECT
+) -> ServerSession:
+    """Open a plain sum."""
+    return open_session(subject, PlainSettings(minimum_cohort=minimum), frozenset(clients))
+
+
+def joining(client: ClientId, subject: Subject = SUBJECT) -> Join:
+    """Return how a client joins a plain sum."""
+
+    def join(card: Card, suspended: Secret | None) -> ClientSession:
+        del card
+        return PlainMember(client).join(subject, update_of(client, subject.layout), suspended)
+
+    return join
+
+
+def answer_of(client: ClientId, session: ServerSession) -> bytes:
+    """Return what a client answers the invitation of a plain sum with."""
+    return PlainMember(client).join(SUBJECT, update_of(client)).answer(session.invitation)
+
+
+def headers_of(client: ClientId, proof: bytes = PROOF) -> dict[str, str]:
+    """Return the headers of a client's request."""
+    return {"authorization": header_of(client, proof)}
+
+
+@asynccontextmanager
+async def in_memory(server: SumServer) -> AsyncIterator[httpx.AsyncClient]:
+    """Reach a server without a socket."""
+    transport = httpx.ASGITransport(app=server.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://sums") as http:
+        yield http
+
+
+class Held:
+    """A server that holds a plain sum, for requests by hand."""
+
+    def __init__(self, server: SumServer, http: httpx.AsyncClient, session: ServerSession, card: Card) -> None:
+        self.server, self.http, self.session, self.card = server, http, session, card
+        self.base = f"/v1/sessions/{card.session}"
+
+    async def post(self, client: ClientId, body: bytes | None = None, stage: int | str = 0, **headers: str) -> int:
+        """Send an answer, and return the status."""
+        content = answer_of(client, self.session) if body is None else body
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        reply = await self.http.post(
+            f"{self.base}/answers/{stage}", content=content, headers={**headers_of(client), **named}
+        )
+        return reply.status_code
+
+    async def ask(self, client: ClientId) -> httpx.Response:
+        """Ask for a message."""
+        return await self.http.get(f"{self.base}/message", headers=headers_of(client))
+
+
+@asynccontextmanager
+async def holding(
+    server: SumServer | None = None, session: ServerSession | None = None
+) -> AsyncIterator[tuple[Held, asyncio.Task[Released]]]:
+    """Hold a plain sum, whose task ends with the block."""
+    server, session = server or SumServer(limits=quick_limits()), session or plain_session()
+    card = server.card(SUBJECT, "plain")
+    async with in_memory(server) as http:
+        task = asyncio.create_task(server.run(session, card))
+        try:
+            # The card is there before the first stage is open, and a message only after.
+            held = Held(server, http, session, card)
+            await held.http.get("/v1/session")
+            await until(lambda: server.is_open)
+            yield held, task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(seconds):
+        while not is_so():  # noqa: ASYNC110 -- most of what is waited for is another process's
+            await asyncio.sleep(0.005)
+
+
+async def taking_part(
+    url: str, client: ClientId, join: Join | None = None, http: httpx.AsyncClient | None = None
+) -> Outcome:
+    """Take part in a plain sum, as a client does."""
+    return await contribute(url, join or joining(client), prover=Prover(client, SystemCoins()), http=http)

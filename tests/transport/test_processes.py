@@ -1,0 +1,107 @@
+"""Servers and clients as processes: one drops out, and each is killed wherever it stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.wire_town import Town
+
+pytestmark = pytest.mark.wire
+STAGES = ("advertise keys", "share keys", "masked input", "consistency check", "unmasking")
+SIMULATED = ("--protocol", "enclave", "--set", "allow_simulated_enclave=yes")
+
+
+def active(town: Town) -> list[str]:
+    """Return options of a server of the active mode."""
+    return ["--set", "mode=active", "--set", f"roster={town.make_keys()}"]
+
+
+def test_five_clients_of_which_one_drops_out(town: Town) -> None:
+    server = town.serve("--clients", "5", "--patience", "0.5")
+    clients = [town.contribute(number) for number in range(4)]
+    lost = town.contribute(4, is_paused=True)
+    for step in ("asked 0", "stored 0", "asked 1", "stored 1"):
+        lost.wait_for(step)
+        lost.go_on()
+    lost.wait_for("asked 2")
+    lost.kill()
+    assert [client.ended() for client in clients] == [0] * 4
+    assert server.ended() == 0
+    assert "the sum of 4 clients was released" in clients[0].text
+    assert abs(town.mean() - 0.015) < 1e-3
+
+
+def test_a_server_that_is_killed_in_every_stage_goes_on(town: Town) -> None:
+    options = active(town)
+    server = town.serve(*options)
+    clients = [town.contribute(number) for number in range(4)]
+    held = town.contribute(4, is_paused=True)
+    for number, name in enumerate(STAGES):
+        held.wait_for(f"asked {number}")
+        # The stage is open, and cannot close without the client that is held.
+        server.kill()
+        server = town.serve(*options)
+        assert server.wait_for_stage() == (name, number)
+        held.go_on()
+        held.wait_for(f"stored {number}")
+        held.go_on()
+    assert [client.ended() for client in (*clients, held)] == [0] * 5
+    assert server.ended() == 0
+    assert abs(town.mean() - 0.02) < 1e-3
+    assert not list((town.folder / "server").iterdir())
+
+
+def test_a_client_that_is_killed_in_every_stage_goes_on(town: Town) -> None:
+    server = town.serve(*active(town))
+    clients = [town.contribute(number) for number in range(4)]
+    for number in range(len(STAGES)):
+        before = town.contribute(4, is_paused=True)
+        before.wait_for(f"asked {number}")
+        before.kill()
+        after = town.contribute(4, is_paused=True)
+        after.wait_for(f"asked {number}")
+        after.go_on()
+        after.wait_for(f"stored {number}")
+        after.kill()
+    last = town.contribute(4)
+    assert [client.ended() for client in (*clients, last)] == [0] * 5
+    assert server.ended() == 0
+    assert abs(town.mean() - 0.02) < 1e-3
+
+
+def test_a_server_that_is_told_to_stop_goes_on_later(town: Town) -> None:
+    server = town.serve("--clients", "5")
+    clients = [town.contribute(number) for number in range(4)]
+    held = town.contribute(4, is_paused=True)
+    held.wait_for("asked 0")
+    assert server.terminate() == 0
+    server = town.serve("--clients", "5")
+    held.go_on()
+    for step in ("stored 0", "asked 1", "stored 1", "asked 2", "stored 2", "asked 3", "stored 3"):
+        held.wait_for(step)
+        held.go_on()
+    assert [client.ended() for client in (*clients, held)] == [0] * 5
+    assert server.ended() == 0
+    assert abs(town.mean() - 0.02) < 1e-3
+
+
+def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
+    options = ["--protocol", "enclave", "--set", f"roster={town.make_keys()}"]
+    server = town.serve(*options, "--round", "1")
+    first = [town.contribute(number, *SIMULATED) for number in range(4)]
+    held = town.contribute(4, *SIMULATED, is_paused=True)
+    held.wait_for("asked 0")
+    server.kill()
+    server = town.serve(*options, "--round", "2")
+    assert "cannot go on" in server.text
+    held.go_on()
+    held.wait_for("stored 0")
+    held.go_on()
+    for client in (*first, held):
+        client.wait_for("the server knows no such session")
+        assert client.ended() == 1
+    # Theirs are spent, and this one's process cannot know whether it arrived.
+    again = town.contribute(4, *SIMULATED)
+    again.wait_for("uploaded before")
+    assert again.ended() == 2
+    assert server.terminate() == 0

@@ -1,0 +1,537 @@
+"""What requests get, over HTTP without sockets: the right ones, and those of hostile clients."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.secret import Secret
+from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.session.roles import ClientSession
+from secagg.session.simulated_keys import SimulatedKeys
+from secagg.transport.card import Card
+from secagg.transport.client import Outcome, contribute
+from secagg.transport.logs import JsonLines
+from secagg.transport.proof import Certified, FirstCome, Prover, header_of, read_header
+from secagg.transport.requests import Patience, Refused
+from secagg.transport.server import SumServer
+from tests.harness.wire_sums import (
+    ANSWER_BYTES,
+    CLIENTS,
+    PROOF,
+    SUBJECT,
+    answer_of,
+    headers_of,
+    holding,
+    in_memory,
+    joining,
+    plain_session,
+    quick_limits,
+    taking_part,
+)
+
+ONE, TWO = CLIENTS[:2]
+STRANGER = bytes([1]) * 64
+
+
+def everybody(http: httpx.AsyncClient) -> list[Coroutine[Any, Any, Outcome]]:
+    return [taking_part("http://sums", client, http=http) for client in CLIENTS]
+
+
+def test_a_sum_over_http_is_that_of_its_updates() -> None:
+    async def scene() -> None:
+        server = SumServer(limits=quick_limits())
+        async with in_memory(server) as http:
+            card = server.card(SUBJECT, "plain", {"clip": 1.0})
+            released, *outcomes = await asyncio.gather(
+                server.run(plain_session(), card),
+                *everybody(http),
+            )
+            assert released.aggregate.values[0].tolist() == [15] * 4
+            assert released.counted == frozenset(CLIENTS)
+            for outcome in outcomes:
+                assert outcome.is_released
+                assert outcome.sentence == "the sum of 5 clients was released"
+                assert outcome.card == card
+            await server.told()
+
+    asyncio.run(scene())
+
+
+def test_sessions_follow_one_another_and_a_client_waits_for_the_next() -> None:
+    async def scene() -> None:
+        server = SumServer(limits=quick_limits())
+        async with in_memory(server) as http:
+            first = server.card(SUBJECT, "plain")
+            await asyncio.gather(
+                server.run(plain_session(), first),
+                *everybody(http),
+            )
+            waiting = asyncio.create_task(http.get("/v1/session", params={"after": first.session}))
+            second = server.card(SUBJECT, "plain")
+            running = asyncio.create_task(server.run(plain_session(), second))
+            assert Card.decode((await waiting).content) == second
+            with pytest.raises(Misuse, match="one session at a time"):
+                await server.run(plain_session(), first)
+            running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_leaves_is_told_of_and_the_others_go_on() -> None:
+    async def scene() -> None:
+        async with holding() as (held, task):
+            with pytest.raises(Misuse, match="training failed"):
+                await taking_part("http://sums", ONE, failing, held.http)
+            for client in CLIENTS[1:]:
+                assert await held.post(client) == 202
+            assert (await task).counted == frozenset(CLIENTS[1:])
+
+    asyncio.run(scene())
+
+
+def failing(card: Card, suspended: Secret | None) -> ClientSession:
+    del card, suspended
+    raise Misuse("training failed")
+
+
+def test_a_stage_with_too_few_ends_and_everybody_is_told_why() -> None:
+    async def scene() -> None:
+        server = SumServer(limits=quick_limits(seconds=0.3))
+        async with holding(server) as (held, task):
+            assert await held.post(ONE) == 202
+            with pytest.raises(ThresholdNotMet):
+                await task
+            reply = await held.ask(ONE)
+            assert reply.status_code == 410
+            assert "3 uploads are needed and 1 are present" in reply.text
+            assert (await held.http.get("/health")).text == "idle\n"
+
+    asyncio.run(scene())
+
+
+# --- Hostile clients --------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_taken_once_and_its_repeat_is_not_read() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            assert await held.post(ONE) == 202
+            assert await held.post(ONE) == 208
+            assert await held.post(ONE, b"another one") == 208
+
+    asyncio.run(scene())
+
+
+def test_answers_out_of_order_change_nothing() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            assert await held.post(ONE, stage=1) == 400
+            assert await held.post(ONE, stage=999) == 400
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_a_wrong_answer_puts_its_sender_out_and_nobody_else() -> None:
+    async def scene() -> None:
+        async with holding() as (held, task):
+            assert await held.post(ONE, answer_of(TWO, held.session)) == 422
+            assert (await held.ask(ONE)).status_code == 403
+            assert await held.post(ONE) == 403
+            for client in CLIENTS[1:]:
+                assert await held.post(client) == 202
+            assert (await task).counted == frozenset(CLIENTS[1:])
+
+    asyncio.run(scene())
+
+
+def test_a_second_client_cannot_take_the_name_of_the_first() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            assert (await held.ask(ONE)).status_code == 200
+            for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client")):
+                reply = await held.http.request(
+                    method,
+                    f"{held.base}/{path}",
+                    headers=headers_of(ONE, STRANGER),
+                    content=b"x" if path[0] == "a" else None,
+                )
+                assert reply.status_code == 401
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_a_certified_name_is_proved_by_its_key_for_one_session() -> None:
+    coins = SystemCoins()
+    keys = SimulatedKeys(coins)
+    known = {client: keys.of(client)[1] for client in CLIENTS}
+    one, other = bytes(16).hex(), bytes([1] * 16).hex()
+    provers = {client: Prover(client, coins, keys.of(client)[0]) for client in CLIENTS}
+    admission = Certified(keys.authority.public_key, known)
+    proof = provers[ONE].proof(one)
+    assert admission.admits(one, ONE, proof)
+    assert admission.admits(one, ONE, proof)
+    assert not admission.admits(one, TWO, proof)
+    assert not admission.admits(one, ONE, provers[TWO].proof(one))
+    assert not admission.admits(other, ONE, proof)
+    assert not admission.admits(one, ClientId(77), proof)
+    stranger = SimulatedKeys(coins)
+    assert not Certified(keys.authority.public_key, {ONE: stranger.of(ONE)[1]}).admits(
+        one, ONE, Prover(ONE, coins, stranger.of(ONE)[0]).proof(one)
+    )
+    assert admission.known() == {}
+
+
+def test_claims_are_of_one_session_and_limited() -> None:
+    one, other = bytes(16).hex(), bytes([1] * 16).hex()
+    admission = FirstCome(most=2)
+    assert admission.admits(one, ONE, PROOF)
+    assert not admission.admits(one, ONE, STRANGER)
+    assert admission.admits(one, TWO, STRANGER)
+    assert not admission.admits(one, CLIENTS[2], PROOF)
+    again = FirstCome(one, admission.known())
+    assert not again.admits(one, ONE, STRANGER)
+    assert again.admits(one, ONE, PROOF)
+    assert again.admits(other, ONE, STRANGER)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Secagg",
+        f"Bearer 1:{PROOF.hex()}",
+        f"Secagg 1:{PROOF.hex()}00",
+        f"Secagg 1:{PROOF.hex().upper()[:-1]}A",
+        f"Secagg -1:{PROOF.hex()}",
+        f"Secagg {1 << 64}:{PROOF.hex()}",
+        f"Secagg \u0661:{PROOF.hex()}",
+        f"Secagg 1:{PROOF.hex()}\n",
+        f"Secagg 1: {PROOF.hex()}",
+    ],
+)
+def test_a_header_has_one_form(header: str) -> None:
+    assert read_header(header) is None
+
+
+def test_a_header_is_read_as_it_was_written() -> None:
+    assert read_header(header_of(ONE, STRANGER)) == (ONE, STRANGER)
+
+
+def test_a_request_for_another_session_gets_nothing_of_this_one() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            answer = answer_of(ONE, held.session)
+            for name in (bytes(16).hex(), held.card.session.upper() + "0", "..", "%2e%2e", held.card.session + "%00"):
+                for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client")):
+                    reply = await held.http.request(
+                        method, f"/v1/sessions/{name}/{path}", headers=headers_of(ONE), content=answer
+                    )
+                    assert reply.status_code in (404, 410), (name, path)
+            assert (await held.ask(ONE)).status_code == 200
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/sessions/{}/answers/\u0660",
+        "/v1/sessions/{}/answers/-0",
+        "/v1/sessions/{}/answers/0000",
+        "/v1/sessions/{}/answers/0.0",
+        "/v1/sessions/{}/answers/0/",
+        "/v1/sessions/{}/answers/0%2f",
+        "/v1/sessions/{}//answers/0",
+        "/v1/sessions/{}/answers/../answers/0;x",
+        "/v1/sessions/{}/answers/%00",
+    ],
+)
+def test_paths_have_one_form(path: str) -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            url = path.format(held.card.session)
+            reply = await held.http.post(url, headers=headers_of(ONE), content=answer_of(ONE, held.session))
+            assert reply.status_code in (400, 404, 307)
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("name", ["authorization", "content-length", "content-encoding", "transfer-encoding"])
+def test_a_header_that_is_there_twice_is_refused(name: str) -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            body = answer_of(ONE, held.session)
+            values = {
+                "authorization": headers_of(ONE)["authorization"],
+                "content-length": str(len(body)),
+                "content-encoding": "identity",
+                "transfer-encoding": "chunked",
+            }
+            headers = [("authorization", values["authorization"]), (name, values[name])]
+            headers += [(name, values[name])] if name != "authorization" else []
+            reply = await held.http.post(f"{held.base}/answers/0", headers=headers, content=body)
+            assert reply.status_code == 400
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "identity, gzip"])
+def test_a_compressed_answer_is_not_unpacked(encoding: str) -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            bomb = gzip.compress(bytes(100 * ANSWER_BYTES))
+            assert len(bomb) < ANSWER_BYTES
+            assert await held.post(ONE, bomb, content_encoding=encoding) == 415
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_an_answer_that_is_declared_too_long_is_not_read() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            read = list[int]()
+            body = endless(read)
+            reply = await held.http.post(
+                f"{held.base}/answers/0",
+                headers={**headers_of(ONE), "content-length": str(ANSWER_BYTES + 1)},
+                content=body,
+            )
+            assert reply.status_code == 413
+            assert reply.headers["connection"] == "close"
+            assert await held.post(ONE) == 202
+            for wrong in ("-1", "1e9", "\u0663", "9" * 16, ""):
+                assert await status_of(held.server, held.base, [(b"content-length", wrong.encode())]) == 400
+
+    asyncio.run(scene())
+
+
+async def status_of(server: SumServer, base: str, more: list[tuple[bytes, bytes]]) -> int:
+    """Make a request that httpx would not make."""
+    said = list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    headers = [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"{base}/answers/0",
+        "raw_path": f"{base}/answers/0".encode(),
+        "query_string": b"",
+        "headers": [*headers, *more],
+    }
+    await server.app(scope, receive, send)
+    return int(said[0]["status"])
+
+
+async def endless(read: list[int]) -> AsyncIterator[bytes]:
+    while True:
+        read.append(100)
+        yield bytes(100)
+
+
+def test_an_answer_without_a_length_is_read_to_the_limit_and_no_further() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            sent, said = list[int](), list[Any]()
+
+            async def receive() -> dict[str, Any]:
+                sent.append(100)
+                return {"type": "http.request", "body": bytes(100), "more_body": True}
+
+            async def send(message: Any) -> None:
+                said.append(message)
+
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": f"{held.base}/answers/0",
+                "query_string": b"",
+                "headers": [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()],
+            }
+            await held.server.app(scope, receive, send)
+            assert said[0]["status"] == 413
+            assert sum(sent) <= ANSWER_BYTES + 100
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_an_answer_that_never_arrives_loses_its_place() -> None:
+    async def scene() -> None:
+        server = SumServer(limits=quick_limits(grace=0.2, bodies=1))
+        async with holding(server) as (held, _):
+            statuses = await asyncio.gather(stalled(held.server, held.base), held.post(TWO))
+            assert statuses == [408, 202]
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+async def stalled(server: SumServer, base: str) -> int:
+    said = list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        if not said:
+            await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    headers = [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()]
+    scope = {"type": "http", "method": "POST", "path": f"{base}/answers/0", "query_string": b"", "headers": headers}
+    await server.app(scope, receive, send)
+    return int(said[0]["status"])
+
+
+def test_an_answer_that_breaks_off_can_be_sent_again() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            said = list[Any]()
+
+            async def receive() -> dict[str, Any]:
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                said.append(message)
+
+            headers = [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()]
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": f"{held.base}/answers/0",
+                "query_string": b"",
+                "headers": headers,
+            }
+            await held.server.app(scope, receive, send)
+            assert said[0]["status"] == 408
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_only_the_methods_that_there_are() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            for method in ("PUT", "PATCH", "TRACE", "CONNECT", "OPTIONS", "X"):
+                reply = await held.http.request(method, f"{held.base}/message", headers=headers_of(ONE))
+                assert reply.status_code == 405
+
+    asyncio.run(scene())
+
+
+# --- Hostile servers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "error", "match"),
+    [
+        (
+            200,
+            {"content-encoding": "gzip", "secagg-stage": "0"},
+            gzip.compress(bytes(9)),
+            MalformedMessage,
+            "compressed",
+        ),
+        (200, {"secagg-stage": "0"}, bytes(3000), MalformedMessage, "at most 2000 bytes"),
+        (200, {"secagg-stage": "\xb2"}, b"x", MalformedMessage, "names no stage"),
+        (200, {"secagg-stage": "-1"}, b"x", MalformedMessage, "names no stage"),
+        (200, {"secagg-stage": "0"}, b"x", PeerError, "."),
+        (302, {"location": "http://elsewhere/"}, b"", Refused, "302"),
+        (418, {}, b"\x1b[2J a teapot", Refused, r"client: \[2J a teapot"),
+    ],
+)
+def test_a_client_is_not_led_on(
+    status: int, headers: dict[str, str], body: bytes, error: type[Exception], match: str
+) -> None:
+    card = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+    asked = list[str]()
+
+    async def hostile(scope: dict[str, Any], receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+        del receive
+        asked.append(f"{scope['method']} {scope['path']}")
+        is_card = scope["path"] == "/v1/session"
+        named = [] if is_card else [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200 if is_card else status, "headers": named})
+        await send({"type": "http.response.body", "body": card.encode() if is_card else body})
+
+    async def scene() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hostile)) as http:
+            prover, patience = Prover(ONE, SystemCoins()), Patience(message_bytes=2000)
+            with pytest.raises(error, match=match):
+                await contribute("http://sums", joining(ONE), prover=prover, http=http, patience=patience)
+
+    asyncio.run(scene())
+    assert not any("elsewhere" in each for each in asked)
+    if issubclass(error, PeerError):
+        assert asked[-1] == f"DELETE /v1/sessions/{card.session}/client"
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [b"", b"[]", b"{}", b"null", b"[" * 100_000, b'{"session": 3}', b"\xff", b'{"session": "..", "protocol": "x"}'],
+)
+def test_a_card_that_is_none_is_refused(encoded: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="no card"):
+        Card.decode(encoded)
+
+
+def test_a_client_asks_in_the_clear_on_this_machine_alone() -> None:
+    async def scene() -> None:
+        with pytest.raises(ValueError, match="in the clear"):
+            await taking_part("http://sums.example:8750", ONE)
+
+    asyncio.run(scene())
+
+
+# --- What is said of a session ----------------------------------------------------------------------------------------
+
+
+def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    proofs, answers = list[bytes](), list[bytes]()
+
+    async def scene() -> str:
+        async with holding() as (held, task):
+            for client in CLIENTS:
+                answers.append(answer_of(client, held.session))
+                proofs.append(bytes([client.value + 10]) * 64)
+                reply = await held.http.post(
+                    f"{held.base}/answers/0", content=answers[-1], headers=headers_of(client, proofs[-1])
+                )
+                assert reply.status_code == 202
+            await task
+            await held.http.get(f"{held.base}/message", headers=headers_of(ONE, STRANGER))
+            return (await held.http.get("/metrics")).text
+
+    metrics = asyncio.run(scene())
+    lines = [JsonLines().format(record) for record in caplog.records]
+    events = [json.loads(line)["event"] for line in lines if json.loads(line)["logger"] == "secagg.transport"]
+    assert events == ["stage opened", "stage closed", "session ended", "stranger"]
+    said = "\n".join(lines) + metrics
+    for secret in (*proofs, *answers, STRANGER):
+        assert secret.hex() not in said
+        assert repr(secret)[2:40] not in said
+    assert 'secagg_answers_total{verdict="taken"} 5' in metrics
+    assert 'secagg_sessions_total{outcome="released"} 1' in metrics
+    assert f"secagg_answer_bytes_total {sum(map(len, answers))}" in metrics
+    assert "client" not in metrics.replace("secagg_clients", "").replace("of a client", "").replace("Clients of", "")
