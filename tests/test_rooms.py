@@ -27,7 +27,7 @@ BUDGETS = {
     "secagg/session": 3_180,
     "secagg/conformance": 2_150,
     "compression": 4_890,
-    "protocols/pairwise_mask": 7_350,
+    "protocols/pairwise_mask": 7_400,
     "protocols/enclave": 6_560,
     "protocols/two_servers": 8_900,
     "protocols/one_message": 6_280,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from secagg.contract import RingSegment
 from secagg.contract.pieces import Adder, Sums, piece_digests
@@ -24,7 +23,8 @@ from .masking import MaskedVector
 from .recovery import SignedKey
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """Coordinates of one segment, check words included, that stand in a piece; rounded values are packed apart."""
 
     segment: int

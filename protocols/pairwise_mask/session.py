@@ -23,6 +23,7 @@ from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
 from .client import Client
 from .configuration import NO_AUTHORITY, SessionConfiguration
 from .floors import ClientFloors
+from .masking import MaskedVector
 from .member import LateInput, SessionTerms
 from .round2_masked_input import MaskedInput
 from .server import Server
@@ -105,13 +106,9 @@ class PairwiseServerSession(Confined):
 
     def masked_vector(self, upload: bytes) -> RingVector:
         """Return what the server sees of an upload's first segment; for pictures."""
-        configuration = self.configuration
-        segment = configuration.layout.require_rings()[0]
-        length = segment.length + configuration.check_words_of(segment)
-        packed = MaskedInput.decode(upload, self._server.roster).packed[0][: configuration.sent_bytes(segment)]
-        if segment.fine_bits:
-            return segment.unpack_sent(packed[: segment.payload_bytes])
-        return segment.ring.unpack(packed, length)[: segment.length]
+        whole = MaskedVector(self.configuration)
+        whole.add_packed(b"".join(MaskedInput.decode(upload, self._server.roster).packed))
+        return whole.vectors[0][: self.configuration.layout.require_rings()[0].length]
 
     @property
     def faults(self) -> tuple[PeerError, ...]:

@@ -54,6 +54,7 @@ class NoMemory:
     def outcome(self, key: str) -> Outcome | None:
         """Know nothing."""
         del key
+        return None
 
     def remember(self, outcome: Outcome) -> None:
         """Forget it."""

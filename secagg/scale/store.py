@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -38,6 +39,9 @@ class Store(Protocol):
         """
         ...
 
+    def expect(self, name: str) -> None:
+        """Be told what is read soon."""
+
     def remove(self, prefix: str) -> None:
         """Remove everything whose name begins with a folder, if there is anything."""
 
@@ -59,6 +63,11 @@ class FolderStore:
     def get(self, name: str) -> bytes:
         """Read a file."""
         return (self._folder / name).read_bytes()
+
+    def expect(self, name: str) -> None:
+        """Have the system read a file ahead, where it can."""
+        with suppress(OSError, AttributeError), (self._folder / name).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def remove(self, prefix: str) -> None:
         """Remove a folder."""
@@ -87,6 +96,9 @@ class FsspecStore:
     def get(self, name: str) -> bytes:
         """Read an object."""
         return bytes(self._files.cat_file(f"{self._root}/{name}"))
+
+    def expect(self, name: str) -> None:
+        """Do nothing: an object is fetched when it is read."""
 
     def remove(self, prefix: str) -> None:
         """Remove all objects below a folder."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
+from typing import Final
 
 import numpy as np
 
@@ -19,8 +20,10 @@ from secagg.crypto.ring import add_into
 from secagg.errors import MalformedMessage
 from secagg.identifiers import ClientId
 
-from .store import Store, WrongPiece, open_store, read_piece, read_result, write_result
+from .store import Store, WrongPiece, open_store, piece_name, read_piece, read_result, write_result
 
+_AHEAD: Final = 4
+"""So many pieces before it is needed a piece is asked for, while others are hashed and added."""
 Entry = tuple[int, tuple[bytes, ...]]
 """A client, and the digests of its pieces of a range."""
 
@@ -95,14 +98,8 @@ class Work:
 
     def do(self) -> bytes:
         """Write the result, and return its digest."""
-        match self._order.kind:
-            case Kind.ADD:
-                totals = self._added()
-            case Kind.MERGE:
-                totals = self._merged()
-            case Kind.OPEN:
-                totals = self._opened()
-        return write_result(self._store, self._cut.context, encode_range(totals))
+        make = {Kind.ADD: self._added, Kind.MERGE: self._merged, Kind.OPEN: self._opened}[self._order.kind]
+        return write_result(self._store, self._cut.context, encode_range(make()))
 
     def _empty(self) -> list[Sums]:
         return [self._cut.zeros(number) for number in range(self._order.first, self._order.end)]
@@ -112,15 +109,16 @@ class Work:
 
         Each pass leaves out at least one client more than the last, and almost always there is one.
         """
+        pieces = [(client, at, digest) for client, digests in self._order.entries for at, digest in enumerate(digests)]
         while True:
             totals, is_clean = self._empty(), True
-            for client, digests in self._order.entries:
+            for number, (client, offset, digest) in enumerate(pieces):
+                for later, _, awaited in pieces[number + _AHEAD : number + _AHEAD + 1]:
+                    self._store.expect(piece_name(self._cut.context, ClientId(later), awaited))
                 if client in self.wrong:
                     continue
-                for offset, digest in enumerate(digests):
-                    if not self._add_piece(totals[offset], ClientId(client), self._order.first + offset, digest):
-                        is_clean = is_clean and offset == 0
-                        break
+                if not self._add_piece(totals[offset], ClientId(client), self._order.first + offset, digest):
+                    is_clean = is_clean and offset == 0
             if is_clean:
                 return totals
 
@@ -173,7 +171,7 @@ def encode_range(totals: Sequence[Sums]) -> bytes:
     """Return the words of all pieces of a range, behind a line that says what they are."""
     forms = [[(vector.dtype.str, vector.size) for vector in total] for total in totals]
     header = json.dumps(forms).encode() + b"\n"
-    return b"".join([header, *(memoryview(vector).cast("B") for total in totals for vector in total)])
+    return b"".join([header, *(vector.data.cast("B") for total in totals for vector in total)])
 
 
 def decode_range(data: bytes) -> list[Sums]:

@@ -6,6 +6,7 @@ coordinator and what it answers is believed by nobody but that one: both are on 
 
 from __future__ import annotations
 
+import os
 import pickle
 from contextlib import suppress
 from multiprocessing import get_context
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
-from secagg.training.runs.ray_cluster import cluster
+from secagg.training.runs.ray_cluster import cluster, require_ray
 
 from .work import Order, Outcome, perform, perform_encoded
 
@@ -165,13 +166,18 @@ class RayWorkers:
         return tuple(worker for worker in self._actors if worker not in busy)
 
     @property
-    def process_ids(self) -> tuple[int, ...]:
-        """The processes of the actors that live, where they are on this machine."""
-        found = list[int]()
-        for reference in [actor.process_id.remote() for actor in self._actors.values()]:
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """The node and the process of each actor that lives."""
+        found = list[tuple[str, int]]()
+        for reference in [actor.place.remote() for actor in self._actors.values()]:
             with suppress(self._ray.exceptions.RayError):
                 found.append(self._ray.get(reference))
         return tuple(found)
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The processes of the actors that live, for those who watch or end them on one machine."""
+        return tuple(process for _, process in self.places)
 
     def start(self, worker: int, order: Order) -> None:
         """Send an order."""
@@ -213,11 +219,9 @@ class RayWorker:
         """Do a job."""
         return perform_encoded(order)
 
-    def process_id(self) -> int:
-        """Return the process, for those who watch or end it."""
-        import os  # noqa: PLC0415 -- at the actor
-
-        return os.getpid()
+    def place(self) -> tuple[str, int]:
+        """Return the node and the process."""
+        return require_ray().get_runtime_context().get_node_id(), os.getpid()
 
 
 def open_workers(engine: str, count: int, address: str = "") -> Workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Crowd:
     workers: Workers
     count: int = 7
     memory: Memory | None = None
-    settings: Mapping[str, int] = field(default_factory=dict[str, int])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     progress: Callable[[Figures], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -63,7 +64,8 @@ class Crowd:
 
     def due(self, left_out: Sequence[ClientId] = ()) -> np.ndarray:
         vectors = [np.frombuffer(vector_of(c.value), np.uint64) for c in self.clients if c not in left_out]
-        return np.sum(vectors, axis=0, dtype=np.uint64)
+        summed: np.ndarray = np.add.reduce(vectors, axis=0, dtype=np.uint64)
+        return summed
 
 
 Conduct = Callable[[int, Order], Outcome | None]

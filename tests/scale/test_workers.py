@@ -29,14 +29,21 @@ def processes() -> Iterator[Processes]:
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """Start Ray on this machine, once."""
+def nodes() -> Iterator[Any]:
+    """Start two nodes of Ray on this machine, once, and connect to them."""
+    from ray.cluster_utils import Cluster  # noqa: PLC0415 -- Ray is slow to import
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_AUTH_MODE", "disabled")
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("OMP_NUM_THREADS", "1")
-        with cluster(processes=4) as connected:
-            yield connected
+        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
+        started.add_node(num_cpus=3)
+        try:
+            with cluster(started.address):
+                yield started
+        finally:
+            started.shutdown()  # type: ignore[no-untyped-call]
 
 
 class Killer:
@@ -129,7 +136,7 @@ def test_an_engine_is_chosen_by_name() -> None:
 
 
 @pytest.mark.scale
-@pytest.mark.usefixtures("ray")
+@pytest.mark.usefixtures("nodes")
 def test_actors_that_are_killed_change_no_sum(tmp_path: Path) -> None:
     workers = RayWorkers(2)
     kill(workers, tmp_path, 4, 40)
@@ -137,14 +144,14 @@ def test_actors_that_are_killed_change_no_sum(tmp_path: Path) -> None:
 
 
 @pytest.mark.scale
-@pytest.mark.usefixtures("ray")
+@pytest.mark.usefixtures("nodes")
 def test_a_round_on_ray_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
     said = round_with(capsys, "--engine", "ray")
     assert "the sum is exactly the plain sum of their inputs" in said
 
 
 @pytest.mark.scale
-@pytest.mark.usefixtures("ray")
+@pytest.mark.usefixtures("nodes")
 def test_what_an_actor_raises_is_raised_here() -> None:
     """A worker's bug is no lost worker; whoever reads the error sees it."""
     workers = RayWorkers(1)
@@ -152,5 +159,20 @@ def test_what_an_actor_raises_is_raised_here() -> None:
         workers.start(workers.idle[0], "no order")  # type: ignore[arg-type]
         with pytest.raises(AttributeError, match="no attribute"):
             workers.poll(60)
+    finally:
+        workers.close()
+
+
+@pytest.mark.scale
+def test_a_node_that_is_lost_changes_no_sum(nodes: Any, tmp_path: Path) -> None:
+    """The actors are spread over both nodes; one of these goes away in the midst of a sum."""
+    workers = RayWorkers(2)
+    try:
+        crowd = Crowd(tmp_path, workers, 40)
+        assert len({node for node, _ in workers.places}) == 2
+        crowd.upload(lambda client: nodes.remove_node(nodes.worker_nodes.copy().pop()) if client.value == 20 else None)
+        left_out, total = crowd.finish()
+        assert (left_out, total.tolist()) == ({}, crowd.due().tolist())
+        assert crowd.total.figures.workers_lost >= 1
     finally:
         workers.close()

@@ -83,7 +83,7 @@ def test_pieces_meet_where_streams_have_segments() -> None:
     "change", [lambda piece: piece[:-1], lambda piece: piece + b"\0", lambda piece: b"\xff" * len(piece)]
 )
 def test_a_piece_that_does_not_decode_adds_nothing(change: Callable[[bytes], bytes]) -> None:
-    configuration = configuration_of(Layout((RingSegment(5, 3),)))
+    configuration = configuration_of(Layout((RingSegment(5, 4),)))
     cut, total = PairwiseCut(bytes(32), configuration), PairwiseCut(bytes(32), configuration).zeros(0)
     (piece,) = pieces_of(b"".join(filled(configuration, 1).pack()), cut.lengths)
     wrong = change(piece)
