@@ -20,14 +20,14 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 """Five of its files are the rounds of the cited protocol."""
 
 BUDGETS = {
-    "secagg/*.py": 990,
+    "secagg/*.py": 1_000,
     "secagg/crypto": 2_420,
     "secagg/contract": 880,
     "secagg/privacy": 1_500,
-    "secagg/session": 3_180,
+    "secagg/session": 3_210,
     "secagg/conformance": 2_150,
     "compression": 4_890,
-    "protocols/pairwise_mask": 7_350,
+    "protocols/pairwise_mask": 7_400,
     "protocols/enclave": 6_560,
     "protocols/two_servers": 8_900,
     "protocols/one_message": 6_280,
@@ -37,10 +37,11 @@ BUDGETS = {
     "secagg/short": 790,
     "secagg/scale": 1_620,
     "training": 7_750,
-    "secagg/platforms": 3_270,
+    "secagg/platforms": 3_340,
     "secagg/flower": 990,
-    "secagg/nvflare": 830,
-    "secagg/cli": 2_210,
+    "secagg/transport": 1_800,
+    "secagg/nvflare": 840,
+    "secagg/cli": 2_810,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 
