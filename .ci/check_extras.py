@@ -16,7 +16,7 @@ from pathlib import Path
 
 from build_distributions import REPOSITORY, build, copy_sources
 
-NOT_FOR_USERS = {"dev"}
+NOT_FOR_USERS = {"dev", "docs"}
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,20 @@ EXTRAS = {
     "conformance": Extra("from secagg.conformance import LAWS; assert LAWS", is_small=True),
     "dp": Extra(EPSILON, is_small=False),
     "flower": Extra("from secagg.flower import SecAggMod; SecAggMod()", is_small=False),
+    "http": Extra("import secagg.transport.server, secagg.transport.client", is_small=True),
     "leaf": Extra(
         "from pathlib import Path; from secagg.training.datasets.celeba import picture_reader; "
         "picture_reader(Path('celeba'))",
         is_small=False,
         includes="train",
     ),
+    "nvflare": Extra("from secagg.nvflare import secure; assert secure", is_small=False),
     "plot": Extra("from secagg.training.reports.figures import new_figure; new_figure(3, 2)", is_small=True),
     "proofs": Extra("import z3; assert z3.get_version_string()", is_small=False, has_call=False),
     "ray": Extra(
         "from secagg.training.runs.ray_cluster import cluster\nwith cluster(processes=1): pass", is_small=False
     ),
+    "storage": Extra("from secagg.scale.store import FsspecStore; FsspecStore('memory://sums')", is_small=True),
     "train": Extra(COMMAND.format(arguments=["train", "--preset", "fashion-peak", "--show"]), is_small=False),
 }
 

@@ -20,11 +20,11 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 """Five of its files are the rounds of the cited protocol."""
 
 BUDGETS = {
-    "secagg/*.py": 990,
+    "secagg/*.py": 1_000,
     "secagg/crypto": 2_420,
     "secagg/contract": 1_050,
     "secagg/privacy": 1_500,
-    "secagg/session": 3_180,
+    "secagg/session": 3_210,
     "secagg/conformance": 2_150,
     "compression": 4_890,
     "protocols/pairwise_mask": 7_400,
@@ -35,12 +35,13 @@ BUDGETS = {
     "secagg/planning": 1_580,
     "secagg/simulation": 540,
     "secagg/short": 790,
-    "secagg/scale": 1_620,
+    "secagg/scale": 1_630,
     "training": 7_750,
-    "secagg/platforms": 3_270,
+    "secagg/platforms": 3_340,
     "secagg/flower": 990,
-    "secagg/nvflare": 830,
-    "secagg/cli": 2_250,
+    "secagg/transport": 1_800,
+    "secagg/nvflare": 840,
+    "secagg/cli": 2_810,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

@@ -25,8 +25,8 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
-from secagg.session.connection import AskAll
 from secagg.session.roles import Released, Stage, Subject, Turnout
+from secagg.session.sockets.connection import AskAll
 from secagg.wire import MessageKind, message_kind
 
 from .buffers.answered import Answered

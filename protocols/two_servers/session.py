@@ -19,10 +19,10 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
-from secagg.session.connection import Ask
 from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock
 from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.sockets.connection import Ask
 from secagg.wire import MessageKind
 
 from .client import Client

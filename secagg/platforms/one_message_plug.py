@@ -30,9 +30,9 @@ from secagg.protocols.one_message import (
     open_session,
     verify_epoch,
 )
-from secagg.session.connection import HelperLost
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
+from secagg.session.sockets.connection import HelperLost
 from secagg.wire import MessageKind, message_kind
 
 from .charges import NewestEpoch

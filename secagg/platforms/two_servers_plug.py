@@ -31,8 +31,8 @@ from secagg.protocols.two_servers import (
     simulated_servers,
     trial_server_keys,
 )
-from secagg.session.connection import HelperLost
 from secagg.session.roles import ServerSession
+from secagg.session.sockets.connection import HelperLost
 
 from .floors import MOST_LENGTH
 from .keys.server_pair import load_server_keys, load_server_pair

@@ -14,9 +14,9 @@ from typing import Protocol
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse, PeerError, Reason
 from secagg.identifiers import ClientId
-from secagg.session.connection import AskAll
 from secagg.session.measured import Measured
 from secagg.session.roles import ServerSession
+from secagg.session.sockets.connection import AskAll
 
 from .journal import Event, Journal
 from .work import Outcome

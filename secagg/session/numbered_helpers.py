@@ -10,7 +10,7 @@ from typing import Final
 
 from secagg.errors import SecAggError
 
-from .connection import SocketAsk
+from .sockets.connection import SocketAsk
 
 _LOG: Final = logging.getLogger(__name__)
 

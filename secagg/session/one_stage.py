@@ -23,8 +23,8 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 
-from .connection import HelperLost
 from .roles import LateUpdate, Released, Stage, Subject, Turnout
+from .sockets.connection import HelperLost
 
 
 class OneStageServerSession(Confined, ABC):

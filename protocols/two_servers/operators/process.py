@@ -15,9 +15,9 @@ from typing import Final
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, PeerError
-from secagg.session.connection import SocketAsk
-from secagg.session.frames import receive_frame, send_frame
-from secagg.session.service import GREETING_PATIENCE, Service
+from secagg.session.sockets.connection import SocketAsk
+from secagg.session.sockets.frames import receive_frame, send_frame
+from secagg.session.sockets.service import GREETING_PATIENCE, Service
 
 from .greeting import GREETING_BYTES, Challenge, Proof
 from .standing_server import StandingServer

@@ -39,7 +39,7 @@ from secagg.protocols.two_servers.journal import Journal
 from secagg.protocols.two_servers.message_sizes import exchange_bytes
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES
-from secagg.session.frames import decode_refusal, encode_refusal
+from secagg.session.sockets.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 
 from .relay_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning

@@ -40,11 +40,11 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
-    from secagg.flower.charges import Charges
-    from secagg.flower.floors import NodeSettings
-    from secagg.flower.keys.identities import load_identity
-    from secagg.flower.plugs import NodeSide
     from secagg.identifiers import ClientId
+    from secagg.platforms.charges import Charges
+    from secagg.platforms.floors import NodeSettings
+    from secagg.platforms.keys.identities import load_identity
+    from secagg.platforms.plugs import NodeSide
     from secagg.privacy.client_noise import NO_NOISE
     from secagg.session.ledger import NO_MODEL
     from secagg.session.roles import LateUpdate, Update
@@ -90,6 +90,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         latches=states.beside("latches"),
         holdings=states.folder / "holdings",
         noise=NO_NOISE,
+        privacy=floors.privacy_ledger(identity.signing_key.public_key if identity else None),
         coins=coins,
         clock=now,
     )

@@ -18,7 +18,7 @@ AROUND = {f"secagg.protocols.enclave.trusted.{name}" for name in ("__main__", "h
 """The process around the trusted part: the only modules that see a socket, a signal or the time."""
 TRUSTED = "secagg.protocols.enclave.trusted"
 CORE = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.wire", "secagg.crypto", "secagg.contract")
-ADMITTED = {"secagg.privacy.noise", "secagg.session.certificates", "secagg.session.frames"}
+ADMITTED = {"secagg.privacy.noise", "secagg.session.certificates", "secagg.session.sockets.frames"}
 """What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
 PACKAGES = {"secagg", "secagg.privacy", "secagg.protocols.enclave", "secagg.session"}
 """Loaded on the way, with nothing in them that does anything."""
@@ -46,7 +46,7 @@ OUTSIDE = {
     "typing",
 }
 """No socket, no file, no clock, no process, no logging; ``os`` for randomness alone."""
-FRAMES = "secagg.session.frames"
+FRAMES = "secagg.session.sockets.frames"
 OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }

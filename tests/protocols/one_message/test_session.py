@@ -21,8 +21,8 @@ from secagg.protocols.one_message.session import (
     OneMessageServerSession,
     open_session,
 )
-from secagg.session.frames import decode_refusal
 from secagg.session.roles import ClientSession, Turnout
+from secagg.session.sockets.frames import decode_refusal
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 

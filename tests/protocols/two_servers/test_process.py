@@ -25,8 +25,8 @@ from secagg.protocols.two_servers.operators import process as process_module
 from secagg.protocols.two_servers.operators.greeting import Challenge, Proof
 from secagg.protocols.two_servers.operators.process import PeerLink, serve_standing
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
-from secagg.session.frames import decode_refusal, receive_frame, send_frame
-from secagg.session.service import PEERS_AT_ONCE
+from secagg.session.sockets.frames import decode_refusal, receive_frame, send_frame
+from secagg.session.sockets.service import PEERS_AT_ONCE
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import IndexingSetup
 from tests.protocols.two_servers.test_standing_server import Pair, keys_of

@@ -39,7 +39,7 @@ from secagg.protocols.two_servers.operators.server_keys import ServerKeys
 from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
 from secagg.protocols.two_servers.operators.standing_server import StandingServer, asking
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.session.frames import decode_refusal
+from secagg.session.sockets.frames import decode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 

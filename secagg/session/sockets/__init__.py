@@ -1,0 +1,1 @@
+"""Sockets between processes of one platform: frames, one connection, one service."""
