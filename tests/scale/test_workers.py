@@ -139,7 +139,7 @@ def test_an_engine_is_chosen_by_name() -> None:
 @pytest.mark.usefixtures("nodes")
 def test_actors_that_are_killed_change_no_sum(tmp_path: Path) -> None:
     workers = RayWorkers(2)
-    kill(workers, tmp_path, 4, 40)
+    kill(workers, tmp_path, 2, 20)
     workers.close()
 
 
