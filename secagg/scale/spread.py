@@ -226,6 +226,9 @@ class SpreadSum:
     def _take(self, worker: int, outcome: Outcome) -> None:
         """Count a result, once it is written down; it counts as the first one if the storage changed in between."""
         key, digest, before = outcome.key, outcome.digest, self._outcomes.get(outcome.key)
+        if not {client for client, _, _ in outcome.wrong} <= {client for client, _ in self._orders[key].entries}:
+            self._jobs.fail(key, worker, "its worker named clients that it was not given")
+            return
         if before is None:
             self._memory.remember(outcome)
         elif before.wrong != outcome.wrong:

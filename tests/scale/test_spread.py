@@ -239,6 +239,16 @@ def test_a_worker_that_lies_about_a_sum_is_found_where_its_jobs_are_audited(tmp_
         crowd.finish()
 
 
+def test_a_worker_that_names_clients_which_it_was_not_given_is_not_believed(tmp_path: Path) -> None:
+    def conduct(_: int, order: Order) -> Outcome:
+        return replace(perform(order), wrong=((99, "so I say", True),))
+
+    crowd = Crowd(tmp_path, Unruly(2, conduct))
+    with pytest.raises(Exhausted, match="named clients that it was not given"):
+        crowd.upload()
+    assert crowd.total.wrong == {}
+
+
 def test_an_audit_needs_two_workers(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match="start another one"):
         Crowd(tmp_path, InProcess(), settings={"audited": 1})
