@@ -244,6 +244,21 @@ def test_scales_follow_what_clients_tell_and_not_the_mean_which_is_smaller(
     assert "were cut off" not in log.text
 
 
+@pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
+def test_places_of_peaks_move_the_model_from_the_first_round_on(folders: Path, protocol: str) -> None:
+    sizes = {"w": 0.01}
+    inner = MemoryGrid(lenient(folders), moving(sizes))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol, compression="peak-2"))  # type: ignore[arg-type]
+    model, exact = {"w": np.zeros((64, 32), dtype=np.float32)}, MemoryGrid(lenient(folders), moving(sizes), run=RUN + 1)
+    plain = plugin.SecAggGrid(exact, settings=settings_of(folders, "pairwise"))  # type: ignore[arg-type]
+    for seed in (2, 3):
+        inner.train = exact.train = moving(sizes, seed=seed)
+        found, wanted = inner.round(grid, model)[0], exact.round(plain, model)[0]
+        moved, due = (np.ravel(after["w"] - model["w"]) for after in (found, wanted))
+        assert np.dot(moved, due) / np.linalg.norm(moved) / np.linalg.norm(due) > 0.7
+        model = wanted
+
+
 # --- The ledger -------------------------------------------------------------------------------------------------------
 
 
