@@ -45,6 +45,11 @@ def told_to(partition: object) -> dict[str, Any]:
     return told
 
 
+def over() -> Path:
+    """Return the file that is there once the rounds of a scenario are over, until which a client may be silent."""
+    return Path(os.environ[CHAOS_FILE]).with_suffix(".over")
+
+
 def train(message: Message, context: Any) -> Message:
     """Change the model, and report what is to be kept secret."""
     partition, number = context.node_config["partition-id"], int(str(message.content.config_records["config"][ROUND]))
@@ -98,7 +103,8 @@ def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, A
         case "raise":
             raise RuntimeError("this client crashes")
         case "silent":
-            time.sleep(float(told["seconds"]))
+            while not over().exists():
+                time.sleep(0.05)
         case "restart":
             # A process that starts anew has none of the state that the one before it had.
             context.state[STATE_RECORD] = ConfigRecord()
