@@ -39,7 +39,7 @@ BUDGETS = {
     "training": 7_750,
     "secagg/platforms": 3_340,
     "secagg/flower": 990,
-    "secagg/transport": 1_800,
+    "secagg/transport": 1_805,
     "secagg/nvflare": 840,
     "secagg/cli": 2_810,
 }

@@ -16,8 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-import httpx
-
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggError
 from secagg.session.roles import ClientSession
@@ -30,6 +28,11 @@ from .logs import say
 from .proof import Prover, header_of
 from .requests import Patience, Refused, Reply, Requests
 from .tls import client_context, is_loopback
+
+try:
+    import httpx
+except ImportError as error:
+    raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
 
 Join = Callable[[Card, Secret | None], ClientSession]
 """Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
