@@ -20,7 +20,7 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 """Five of its files are the rounds of the cited protocol."""
 
 BUDGETS = {
-    "secagg/*.py": 990,
+    "secagg/*.py": 1_000,
     "secagg/crypto": 2_420,
     "secagg/contract": 880,
     "secagg/privacy": 1_500,
@@ -40,8 +40,8 @@ BUDGETS = {
     "secagg/platforms": 3_270,
     "secagg/flower": 990,
     "secagg/nvflare": 830,
-    "secagg/cli": 2_780,
-    "secagg/transport": 1_780,
+    "secagg/cli": 2_810,
+    "secagg/transport": 1_830,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from secagg import Session
 from secagg.crypto.entropy import SystemCoins
-from secagg.flower.keys.identities import load_identity
+from secagg.platforms.keys.identities import load_identity
 from secagg.protocols.pairwise_mask import ClientFloors, PairwiseMember
 from secagg.transport.client import contribute
 from secagg.transport.proof import Prover

@@ -16,9 +16,9 @@ from secagg.session.registry import find
 from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, subject_of
 
 if TYPE_CHECKING:
-    from secagg.flower.keys.identities import Roster
-    from secagg.flower.settings import SecAggSettings
     from secagg.identifiers import ClientId
+    from secagg.platforms.keys.identities import Roster
+    from secagg.platforms.settings import SecAggSettings
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.short.model_session import Session
     from secagg.transport.card import Card
@@ -41,7 +41,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
-    from secagg.flower.settings import PREFIX, SecAggSettings
+    from secagg.platforms.settings import PREFIX, SecAggSettings
     from secagg.session.patience import Limits
     from secagg.transport.card import WireLimits
     from secagg.transport.listener import allow_connections, listening
@@ -51,6 +51,10 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}maximum-weight": 1, f"{PREFIX}weighting": "uniform"}
     settings = SecAggSettings.from_run_config({**given, **alike})
+    if settings.noise:
+        raise InvalidParameters(
+            "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
+        )
     own = own_credentials(options)
     tls = None if own is None else server_context(own, options.client_certs)
     if tls is None and options.client_certs is not None:
@@ -95,8 +99,8 @@ class _Held:
     def of(cls, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack) -> _Held:
         from secagg.crypto.entropy import SystemCoins
         from secagg.crypto.secret import Secret
-        from secagg.flower.keys.identities import load_roster
         from secagg.identifiers import ClientId
+        from secagg.platforms.keys.identities import load_roster
         from secagg.transport.card import Card, new_name
         from secagg.transport.keeping import ServerStore
         from secagg.transport.proof import Certified, FirstCome
@@ -147,7 +151,7 @@ def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given
     resources: ExitStack,
 ) -> ServerSession:
     from secagg.crypto.entropy import SystemCoins
-    from secagg.flower.plugs import ServerSide
+    from secagg.platforms.plugs import ServerSide
     from secagg.privacy.client_noise import NO_NOISE
 
     side = ServerSide(

@@ -16,7 +16,7 @@ from secagg.cli.serving import serving
 from secagg.errors import InvalidParameters
 
 if TYPE_CHECKING:
-    from secagg.flower.plugs import Plug
+    from secagg.platforms.plugs import Plug
     from secagg.session.roles import Subject
     from secagg.short.model_session import Session
     from secagg.transport.tls import Credentials
@@ -59,8 +59,8 @@ def subject_of(plan: Session, task: str, number: int, terms: Mapping[str, Any]) 
 
 def plug_for(protocol: str) -> Plug:
     """Return a protocol's plug, which knows keys and helpers; a protocol without any is its own."""
-    from secagg.flower.plugs import plug_of, simulated_plug
-    from secagg.flower.settings import PROTOCOLS
+    from secagg.platforms.plugs import plug_of, simulated_plug
+    from secagg.platforms.settings import PROTOCOLS
 
     return plug_of(protocol) if protocol in PROTOCOLS else simulated_plug(protocol)
 
