@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from secagg.transport.proof import Admission
 
 _TOLD_SECONDS: Final = 10.0
+_LEAST_SECONDS: Final = 10.0
+"""Within which a client comes back that lost its server."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
@@ -66,8 +68,9 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
             stages=Limits(
                 exchange=options.exchange_seconds,
                 training=options.training_seconds,
+                patience=options.patience,
                 training_patience=options.patience,
-                least=1.0,
+                least=_LEAST_SECONDS,
             ),
             answer_bytes=held.card.answer_bytes,
         )
