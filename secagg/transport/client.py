@@ -80,7 +80,9 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     async with AsyncExitStack() as stack:
         if http is None:
             # Nothing from the environment: neither proxies nor passwords are for this.
-            own = httpx.AsyncClient(verify=tls or client_context(), trust_env=False)
+            own = httpx.AsyncClient(
+                verify=tls or (client_context() if place.scheme == "https" else False), trust_env=False
+            )
             http = await stack.enter_async_context(own)
         requests = Requests(url.rstrip("/"), http, patience or Patience(), prover.client)
         store = None if states is None else ClientStore(states, url.rstrip("/"), prover.client)
