@@ -157,6 +157,7 @@ class Label(Enum):
     PLATFORM_TERMS = b"secagg/1/platform-terms"
     PLATFORM_ROUND = b"secagg/1/platform-round"
     PLATFORM_CLIENT = b"secagg/1/platform-client"
+    PLATFORM_ANSWER = b"secagg/1/platform-answer"
 
 
 def bind(label: Label, *parts: bytes) -> bytes:
