@@ -73,7 +73,7 @@ class MemoryGrid:
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        return [self.replies.pop(identity) for identity in list(message_ids) if identity in self.replies]
+        return [self.replies.pop(identity) for identity in sorted(message_ids) if identity in self.replies]
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
         del timeout
