@@ -21,7 +21,7 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 
 BUDGETS = {
     "secagg/*.py": 1_000,
-    "secagg/crypto": 2_420,
+    "secagg/crypto": 2_430,
     "secagg/contract": 1_030,
     "secagg/privacy": 1_480,
     "secagg/session": 3_050,
@@ -37,11 +37,11 @@ BUDGETS = {
     "secagg/short": 770,
     "secagg/scale": 1_630,
     "training": 7_720,
-    "secagg/platforms": 3_510,
-    "secagg/flower": 990,
+    "secagg/platforms": 3_530,
+    "secagg/flower": 1_000,
     "secagg/transport": 1_840,
-    "secagg/nvflare": 840,
-    "secagg/cli": 2_820,
+    "secagg/nvflare": 860,
+    "secagg/cli": 2_810,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 
