@@ -21,6 +21,7 @@ PAGES: Final = {
     "FOUND_AND_FIXED.md": "trust/found-and-fixed.md",
     "DECISIONS.md": "project/decisions.md",
     "CHANGELOG.md": "project/changelog.md",
+    "RELEASE_NOTES.md": "project/release-notes.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "tests/README.md": "project/tests.md",
     "tests/vectors/README.md": "project/vectors.md",
@@ -34,6 +35,11 @@ PAGES: Final = {
     "secagg/session/README.md": "guides/session.md",
     "secagg/flower/README.md": "guides/flower.md",
     "secagg/privacy/README.md": "guides/privacy.md",
+    "secagg/transport/README.md": "guides/http.md",
+    "secagg/nvflare/README.md": "guides/nvflare.md",
+    "secagg/scale/README.md": "guides/scale.md",
+    "examples/README.md": "guides/examples.md",
+    "examples/flower_torch/README.md": "guides/flower-torch.md",
     "compression/README.md": "guides/compression.md",
     "training/README.md": "guides/training.md",
     "examples/flower_quickstart/README.md": "guides/flower-quickstart.md",
@@ -47,6 +53,8 @@ PAGES: Final = {
     "proofs/argument.md": "trust/argument.md",
 }
 """Each document, and its page."""
+SHOWN_IN: Final = {"benchmarks/results/scoreboard.md": "trust/attacks.md"}
+"""Documents that are a part of a page."""
 SOURCES: Final = "source"
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 _NO_PROSE = re.compile(r"^(?P<mark>```+|~~~+).*?^(?P=mark)\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -73,7 +81,7 @@ class Found:
         if file.is_dir():
             document = normpath(join(path, "README.md"))
             return PAGES.get(document)
-        if (page := PAGES.get(path)) is not None:
+        if (page := PAGES.get(path) or SHOWN_IN.get(path)) is not None:
             return page
         if file.suffix in _PICTURES:
             self.pictures.add(path)

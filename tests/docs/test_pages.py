@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.generated import filled
-from docs.included import PAGES, ROOT
+from docs.included import PAGES, ROOT, SHOWN_IN
 from tests.harness.documents import blocks_of, run_page
 
 FOLDER = ROOT / "docs" / "pages"
@@ -26,6 +26,7 @@ def has_code(text: str) -> bool:
 RUN = sorted(name for name, text in WRITTEN.items() if has_code(text) and name not in ELSEWHERE)
 
 
+@pytest.mark.site
 @pytest.mark.parametrize("name", RUN)
 def test_every_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
     # What follows from the code alone is no block that runs, and takes time.
@@ -65,7 +66,7 @@ def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -
     linked = {
         path for path in paths if path.startswith(("secagg/compression/", "secagg/protocols/", "secagg/training/"))
     }
-    assert paths - linked == set(PAGES), "give each document a page in docs/included.py, and a place in docs/mkdocs.yml"
+    assert paths - linked == {*PAGES, *SHOWN_IN}, "give each document a page in docs/included.py, and a place in docs/mkdocs.yml"
 
 
 def test_every_page_has_a_place(repository: Path) -> None:
