@@ -14,6 +14,7 @@ from tests.harness.documents import blocks_of, run_page
 FOLDER = ROOT / "docs" / "pages"
 ELSEWHERE = {"tutorials/flower.md": "examples/flower_quickstart/README.md"}
 """Pages that need another environment, and the document whose commands, all of theirs, a test runs there."""
+ONE_LINE = "tutorials/nvflare.md"
 WRITTEN = {page.relative_to(FOLDER).as_posix(): page.read_text(encoding="utf-8") for page in FOLDER.rglob("*.md")}
 LONGEST = 100
 
@@ -44,9 +45,18 @@ def test_a_page_for_another_environment_has_no_code_of_its_own(name: str, reposi
     assert f"```\n{commands}\n```" in (repository / ELSEWHERE[name]).read_text(encoding="utf-8")
 
 
+def test_what_a_page_adds_to_a_recipe_is_what_its_guide_adds(repository: Path) -> None:
+    """`make nvflare` runs jobs; the page has the one line, and nothing else to run."""
+    (block,) = blocks_of(WRITTEN[ONE_LINE])
+    added = [line[1:] for line in block.body.splitlines() if line.startswith("+")]
+    guide = (repository / "secagg" / "nvflare" / "README.md").read_text(encoding="utf-8").splitlines()
+    assert added
+    assert set(added) <= set(guide)
+
+
 def test_tutorials_have_code() -> None:
     tutorials = {name for name in WRITTEN if name.startswith("tutorials/") and not name.endswith("index.md")}
-    assert tutorials <= {*RUN, *ELSEWHERE}
+    assert tutorials <= {*RUN, *ELSEWHERE, ONE_LINE}
 
 
 def test_lines_are_short_enough() -> None:
@@ -66,7 +76,9 @@ def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -
     linked = {
         path for path in paths if path.startswith(("secagg/compression/", "secagg/protocols/", "secagg/training/"))
     }
-    assert paths - linked == {*PAGES, *SHOWN_IN}, "give each document a page in docs/included.py, and a place in docs/mkdocs.yml"
+    assert paths - linked == {*PAGES, *SHOWN_IN}, (
+        "give each document a page in docs/included.py, and a place in docs/mkdocs.yml"
+    )
 
 
 def test_every_page_has_a_place(repository: Path) -> None:
