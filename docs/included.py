@@ -13,7 +13,7 @@ from posixpath import dirname, join, normpath, relpath
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGES: Final = {
+_NAMED: Final = {
     "README.md": "project/readme.md",
     "GLOSSARY.md": "glossary.md",
     "SECURITY.md": "trust/security.md",
@@ -39,7 +39,6 @@ PAGES: Final = {
     "secagg/nvflare/README.md": "guides/nvflare.md",
     "secagg/scale/README.md": "guides/scale.md",
     "examples/README.md": "guides/examples.md",
-    "examples/flower_torch/README.md": "guides/flower-torch.md",
     "compression/README.md": "guides/compression.md",
     "training/README.md": "guides/training.md",
     "examples/flower_quickstart/README.md": "guides/flower-quickstart.md",
@@ -52,6 +51,13 @@ PAGES: Final = {
     "proofs/REFERENCES.md": "trust/references.md",
     "proofs/argument.md": "trust/argument.md",
 }
+EXAMPLES: Final = {
+    f"examples/{folder.parent.name}/README.md": f"guides/example-{folder.parent.name.replace('_', '-')}.md"
+    for folder in sorted((ROOT / "examples").glob("*/README.md"))
+    if f"examples/{folder.parent.name}/README.md" not in _NAMED
+}
+"""Examples that have a document and no name here; the navigation has them behind the page of all examples."""
+PAGES: Final = _NAMED | EXAMPLES
 """Each document, and its page."""
 SHOWN_IN: Final = {"benchmarks/results/scoreboard.md": "trust/attacks.md"}
 """Documents that are a part of a page."""
@@ -77,7 +83,7 @@ class Found:
         """
         file = ROOT / path
         if not file.exists():
-            raise FileNotFoundError(f"{path} is linked to, and is not there")
+            raise FileNotFoundError(f"{path} is linked to, and is not there; repair the link, or write the file")
         if file.is_dir():
             document = normpath(join(path, "README.md"))
             return PAGES.get(document)

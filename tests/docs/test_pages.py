@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.generated import filled
-from docs.included import PAGES, ROOT, SHOWN_IN
+from docs.included import EXAMPLES, PAGES, ROOT, SHOWN_IN
 from tests.harness.documents import blocks_of, run_page
 
 FOLDER = ROOT / "docs" / "pages"
@@ -84,4 +84,5 @@ def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -
 def test_every_page_has_a_place(repository: Path) -> None:
     """The build says so too; here it costs nothing."""
     navigation = (repository / "docs" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    assert {*WRITTEN, *PAGES.values()} == set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))
+    placed = set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))
+    assert {*WRITTEN, *PAGES.values()} == placed | set(EXAMPLES.values())
