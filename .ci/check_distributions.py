@@ -22,7 +22,7 @@ from build_distributions import REPOSITORY, build, copy_sources
 from check_extras import EXTRAS, check_missing, check_present, new_environment
 from check_extras import run as run_outside
 
-REPOSITORY_FOLDERS = ("compression", "protocols", "training", "proofs", "tests", "benchmarks")
+REPOSITORY_FOLDERS = ("compression", "protocols", "training", "proofs", "tests", "benchmarks", "docs")
 DOCUMENTS = {"secagg/compression/README.md"}
 """What the wheel carries because a message names it; tests/test_publishing.py finds the messages."""
 DEPENDENCIES = {"cffi", "cryptography", "numpy", "pycparser"}
