@@ -329,10 +329,3 @@ def share_place(roster: Roster, dealer: int, holder: int) -> SharePlace:
     """Return where the shares of one client at one of its neighbours belong."""
     point = roster.graph.point_of(holder, dealer)
     return SharePlace(roster.context, roster.clients[dealer], roster.clients[holder], point)
-
-
-def share_of(both: Secret, secret: SharedSecret) -> Secret:
-    """Return the share of one secret from a pair of shares."""
-    exposed = both.expose()
-    part = exposed[:ELEMENT_BYTES] if secret is SharedSecret.MASK_ROOT else exposed[ELEMENT_BYTES:]
-    return Secret("share", part)
