@@ -276,8 +276,8 @@ def _open_entries(
 
     Raises:
         AuthenticationFailed: an entry is not its sender's.
-    Claim PM-8: an entry is taken if its sender signed it, or if its pair opens and fits its commitment in a suite
-        whose sealing authenticates the sender: for this receiver, in this context.
+    Security: an entry is taken if its sender signed it (Claim PM-8 is about this), or if its pair opens and fits its
+        commitment in a suite whose sealing authenticates the sender: for this receiver, in this context.
     """
     roster, keys, key_set = state.key_set.roster, state.keys, state.key_set
     suite = key_suite(roster.configuration.suite)
