@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
@@ -63,7 +64,7 @@ def test_masks_survive_dropouts_in_every_stage(report_of: Report, mode: str, gra
 def test_checks_are_shared_where_that_is_asked_for_and_it_is_said(
     options: tuple[str, ...], report_of: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verified, verify = list[bytes](), certificates.Ed25519PublicKey
+    verified = list[bytes]()
 
     class Counted:
         @classmethod
@@ -75,7 +76,7 @@ def test_checks_are_shared_where_that_is_asked_for_and_it_is_said(
 
         def verify(self, signature: bytes, statement: bytes) -> None:
             verified.append(signature)
-            verify.from_public_bytes(self._encoded).verify(signature, statement)
+            Ed25519PublicKey.from_public_bytes(self._encoded).verify(signature, statement)
 
     monkeypatch.setattr(certificates, "Ed25519PublicKey", Counted)
     report = report_of(*options)
