@@ -34,6 +34,7 @@ def resumed(server: Server) -> Server:
     again = Server.restore(snapshot)
     assert again.snapshot() == snapshot
     assert (again.state, again.offer, again.awaited) == (server.state, server.offer, server.awaited)
+    assert again.turnout is server.turnout
     return again
 
 
