@@ -61,7 +61,7 @@ def test_a_server_resumed_before_every_message_goes_on_as_if_nothing_had_been(
                 server.receive(outgoing.receiver, answer)
                 twin.receive(outgoing.receiver, answer)
                 twin = resumed(twin)
-                assert twin.snapshot() == server.snapshot()
+                assert (twin.snapshot(), twin.turnout) == (server.snapshot(), server.turnout)
         if server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
         pending = list(server.close_round())
