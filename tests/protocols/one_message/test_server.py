@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from secagg.crypto.ring import RingVector
 from secagg.errors import (
     InvalidParameters,
     Misuse,
@@ -17,6 +18,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
+from secagg.protocols.one_message.lattice.masks import OpenedSum
 from secagg.protocols.one_message.messages import Judged, Receipt, Verdict
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.server import Server, State
@@ -196,3 +198,25 @@ def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> N
         else:
             server.receive(position, message)
             server._said.clear()  # noqa: SLF001 -- so that it may say another thing # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_sum_with_other_numbers_than_zeros_behind_its_weight_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a secret that one liar among just enough holders searched for would leave them."""
+    world = InsecureSum()
+    server = world.collected()
+    server.fix_list()
+    world.ask(server, server.requests())
+    last, vector = server.agreement.parameters.inputs - 1, OpenedSum.vector
+
+    def spoilt(self: OpenedSum, index: int, weight: int) -> RingVector:
+        found = vector(self, index, weight).copy()
+        if index == last:
+            found[-1] += 1
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenedSum, "vector", spoilt)
+        with pytest.raises(PeerMisbehaved, match="other numbers than zeros"):
+            server.open()
+    assert server.state is State.OPENING, "more answers may help"
+    assert server.open().counted == frozenset(world.setup.clients)
