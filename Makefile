@@ -17,7 +17,7 @@ SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
 # Tests that need nothing but the development environment.
-HERE := not gpu and not wire and not scale and not flower and not flower_torch and not nvflare
+HERE := not gpu and not site and not wire and not scale and not flower and not flower_torch and not nvflare
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -53,7 +53,7 @@ lint: $(INSTALLED)  ## check style, formatting and spelling
 
 types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks examples/*.py .ci/*.py
+	$(BIN)/mypy tests benchmarks docs examples/*.py .ci/*.py
 	$(BIN)/pyright
 
 proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims, weakenings
@@ -81,7 +81,8 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py secagg/flower/app/*.py \
 	  tests/flower/apps/*.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py tests/flower/test_noise.py \
 	  benchmarks/bench_flower.py
-	$(FLOWER)/bin/python -m pytest -p no:randomly -m flower tests/flower
+	$(FLOWER)/bin/python -m pytest -p no:randomly -n 2 --dist loadfile --no-loadscope-reorder --durations 20 \
+	  -m flower tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
 	MYPYPATH=tests/nvflare/apps $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
@@ -132,10 +133,10 @@ scoreboard: $(SCOREBOARD)/.installed  ## attack other libraries and this one, ea
 	$(PYTHON) benchmarks/scoreboard/table.py benchmarks/results/scoreboard.md benchmarks/results/scoreboard.json \
 	  $(foreach name,flower openfl declearn appfl semi_honest active,$(SCOREBOARD)/$(name).json)
 
-site: $(SITE)/.installed  ## build the documentation into build/site/html, with warnings as errors, and follow every link
+site: $(INSTALLED) $(SITE)/.installed  ## build the documentation (build/site/html), follow its links, run its code
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict -f docs/mkdocs.yml
 	PYTHONPATH=. $(SITE)/bin/python -m docs.links build/site/html
-
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m site tests/docs
 
 vectors: $(INSTALLED)  ## write the test vectors of the protocols again
 	$(BIN)/python -m tests.vectors.generate
@@ -193,7 +194,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 $(FLOWER)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e '.[attestation,dp]' \
-	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
+	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|pytest-xdist|hypothesis|mypy)==' constraints.txt)
 	touch $@
 
 $(NVFLARE)/.installed: pyproject.toml constraints.txt

@@ -43,7 +43,7 @@ def build(sources: Path, scratch: Path, *, isolated: bool) -> tuple[Path, Path]:
     (scratch / "built").mkdir()
     archive = normalize(raw, scratch / "built" / raw.name)
     with tarfile.open(archive) as opened:
-        opened.extractall(scratch / "unpacked", filter="data")
+        opened.extractall(scratch / "unpacked")  # noqa: S202 - it was written above, and older 3.11 have no filters
     (unpacked,) = (scratch / "unpacked").iterdir()
     return _run_build("--wheel", unpacked, scratch / "built", isolated=isolated), archive
 
@@ -59,11 +59,12 @@ def normalize(archive: Path, target: Path) -> Path:
     ):
         for member in sorted(old.getmembers(), key=lambda member: member.name):
             executable = member.isdir() or bool(member.mode & 0o100)
-            same = member.replace(
-                mtime=date, mode=0o755 if executable else 0o644, uid=0, gid=0, uname="", gname="", deep=False
-            )
-            same.pax_headers = {}
-            new.addfile(same, old.extractfile(member) if member.isfile() else None)
+            content = old.extractfile(member) if member.isfile() else None
+            member.mtime, member.mode = date, 0o755 if executable else 0o644
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.pax_headers = {}
+            new.addfile(member, content)
     return target
 
 

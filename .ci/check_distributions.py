@@ -22,7 +22,7 @@ from build_distributions import REPOSITORY, build, copy_sources
 from check_extras import EXTRAS, check_missing, check_present, new_environment
 from check_extras import run as run_outside
 
-REPOSITORY_FOLDERS = ("compression", "protocols", "training", "proofs", "tests", "benchmarks")
+REPOSITORY_FOLDERS = ("compression", "protocols", "training", "proofs", "tests", "benchmarks", "docs")
 DOCUMENTS = {"secagg/compression/README.md"}
 """What the wheel carries because a message names it; tests/test_publishing.py finds the messages."""
 DEPENDENCIES = {"cffi", "cryptography", "numpy", "pycparser"}
@@ -33,8 +33,9 @@ NEEDS_EXTRA: dict[str, str] = {
     "secagg.flower": "flwr",
     "secagg.nvflare": "nvflare",
     "secagg.training": "torch",
+    "secagg.transport": "http",
 }
-"""Packages of the wheel whose import may fail without an extra, each with the module that is then missing."""
+"""Packages of the wheel whose import may fail without an extra: the module that is missing, or the extra it names."""
 
 IMPORT_EVERYTHING = """
 import importlib, importlib.metadata, importlib.util, sys, sysconfig
@@ -47,8 +48,9 @@ for name in names:
         continue  # Importing it would run the command.
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name != needs_extra.get(".".join(name.split(".")[:2])):
+    except (ImportError, ValueError) as missing:
+        needed = needs_extra.get(".".join(name.split(".")[:2]))
+        if needed is None or (getattr(missing, "name", None) != needed and f"secagg[{{needed}}]" not in str(missing)):
             raise
 for name in repository_folders:
     spec = importlib.util.find_spec(name)

@@ -25,7 +25,8 @@ def diagram_of(table: Mapping[Any, tuple[Any, Any]], other: str = "") -> str:
     Args:
         other: the state into which every state that the table leaves can fail; empty where there is none.
     """
-    states = list(type(next(iter(table))))
+    kind: Any = type(next(iter(table)))
+    states = list[Any](kind)
     lines = ["stateDiagram-v2", f"    [*] --> {states[0].value}"]
     ends = [state for state in states if not _kinds(table.get(state, ((), ()))[0])]
     for state, (due, following) in table.items():
@@ -63,12 +64,12 @@ class Sent:
 def sequence_of(parties: Iterable[str], sent: Iterable[Sent]) -> str:
     """Write what parties sent to one another."""
     named = {party: f"P{number}" for number, party in enumerate(parties)}
-    ends = ",".join((list(named.values())[0], list(named.values())[-1]))
+    first, *_, last = named.values()
     lines = ["sequenceDiagram", *(f"    participant {short} as {party}" for party, short in named.items())]
     lines += [
         f"    {named[each.sender]}->>{named[each.receiver]}: {each.text}"
         if each.sender
-        else f"    Note over {ends}: {each.text}"
+        else f"    Note over {first},{last}: {each.text}"
         for each in sent
     ]
     return "\n".join(lines)

@@ -104,7 +104,7 @@ def _ends(state: str, edges: list[tuple[str, ...]]) -> bool:
 
 
 def _sequence(lines: list[str]) -> str:
-    parties = dict(found.groups() for line in lines if (found := _PARTY.match(line)))
+    parties = {found[1]: found[2] for line in lines if (found := _PARTY.match(line))}
     gap = (_WIDTH - 100) / max(1, len(parties) - 1)
     places = {short: 50 + number * gap for number, short in enumerate(parties)}
     drawn, top = list[str](), 56
@@ -116,7 +116,7 @@ def _sequence(lines: list[str]) -> str:
             top += 26
         elif message := _MESSAGE.match(line):
             start, end = places[message[1]], places[message[2]]
-            drawn.append(_text((start + end) / 2, top + 12, [message[3]], halo=True))
+            drawn.append(_text((start + end) / 2, top + 12, [message[3]], css="halo"))
             drawn.append(_arrow(f"M{start:g} {top + 18}H{end:g}"))
             top += 32
         elif not _PARTY.match(line):
@@ -145,14 +145,11 @@ def _dot(middle: float, height: float, *, is_end: bool = False) -> str:
     return f'<circle class="{"end" if is_end else "start"}" cx="{middle:g}" cy="{height:g}" r="4"/>'
 
 
-def _text(
-    left: float, top: float, lines: list[str], *, anchor: str = "middle", css: str = "", halo: bool = False
-) -> str:
-    classes = " ".join(filter(None, (css, "halo" if halo else "")))
+def _text(left: float, top: float, lines: list[str], *, anchor: str = "middle", css: str = "") -> str:
     spans = "".join(
         f'<tspan x="{left:g}" y="{top + _LINE * number:g}">{escape(line)}</tspan>' for number, line in enumerate(lines)
     )
-    return f'<text class="{classes}" text-anchor="{anchor}">{spans}</text>'
+    return f'<text class="{css}" text-anchor="{anchor}">{spans}</text>'
 
 
 def _arrow(path: str, *, dashed: bool = False) -> str:

@@ -125,9 +125,8 @@ def api(module: str) -> str:
     """Return what mkdocstrings shows of every name of a face."""
     face = import_module(module)
     listed: Iterable[str] = getattr(face, "__all__", None) or sorted(face._MODULES)  # noqa: SLF001 -- a face lists its names there
-    found = [
-        f"{getattr(face, name).__module__}.{name}" for name in listed if hasattr(getattr(face, name), "__module__")
-    ]
+    held = {name: getattr(face, name) for name in listed}
+    found = [f"{value.__module__}.{name}" for name, value in held.items() if hasattr(value, "__module__")]
     return "\n\n".join(f"::: {name}" for name in found if name.startswith("secagg."))
 
 
@@ -140,9 +139,9 @@ def commands() -> str:
         parsers.append(parser)
         return argparse.Namespace()
 
-    with patch.object(argparse.ArgumentParser, "parse_args", kept), patch("builtins.print"):
-        with patch.object(argparse.ArgumentParser, "print_help"):
-            cli.main([])
+    asked = argparse.ArgumentParser
+    with patch.object(asked, "parse_args", kept), patch.object(asked, "print_help"):
+        cli.main([])
     with patch.dict("os.environ", {"COLUMNS": _COLUMNS}):
         return "\n\n".join(
             f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```" for parser in _all_of(parsers[0])
@@ -198,7 +197,8 @@ def _marked(key: str, value: str) -> str:
 def scoreboard() -> str:
     """Return the results of attacks on other libraries and on this one, or say how to get them."""
     if (written := RESULTS / "scoreboard.md").exists():
-        return written.read_text(encoding="utf-8")
+        # The page has the title.
+        return written.read_text(encoding="utf-8").partition("\n")[2].strip()
     if (results := RESULTS / "scoreboard.json").exists():
         rows = json.loads(results.read_text(encoding="utf-8"))
         return table(tuple(rows[0]), [tuple(str(value) for value in row.values()) for row in rows])

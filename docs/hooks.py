@@ -33,6 +33,13 @@ def on_startup(*, command: str, dirty: bool) -> None:
         module.write_text(_SECTION.sub(r"\n\n\1", text), encoding="utf-8")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Give examples their place."""
+    guides = next(entry["Guides"] for entry in config.nav or () if "Guides" in entry)
+    guides.extend(included.EXAMPLES.values())
+    return config
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add every page that stands in no file of its own."""
     for path, page in included.PAGES.items():

@@ -13,7 +13,7 @@ from posixpath import dirname, join, normpath, relpath
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGES: Final = {
+_NAMED: Final = {
     "README.md": "project/readme.md",
     "GLOSSARY.md": "glossary.md",
     "SECURITY.md": "trust/security.md",
@@ -21,6 +21,7 @@ PAGES: Final = {
     "FOUND_AND_FIXED.md": "trust/found-and-fixed.md",
     "DECISIONS.md": "project/decisions.md",
     "CHANGELOG.md": "project/changelog.md",
+    "RELEASE_NOTES.md": "project/release-notes.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "tests/README.md": "project/tests.md",
     "tests/vectors/README.md": "project/vectors.md",
@@ -34,6 +35,10 @@ PAGES: Final = {
     "secagg/session/README.md": "guides/session.md",
     "secagg/flower/README.md": "guides/flower.md",
     "secagg/privacy/README.md": "guides/privacy.md",
+    "secagg/transport/README.md": "guides/http.md",
+    "secagg/nvflare/README.md": "guides/nvflare.md",
+    "secagg/scale/README.md": "guides/scale.md",
+    "examples/README.md": "guides/examples.md",
     "compression/README.md": "guides/compression.md",
     "training/README.md": "guides/training.md",
     "examples/flower_quickstart/README.md": "guides/flower-quickstart.md",
@@ -46,7 +51,16 @@ PAGES: Final = {
     "proofs/REFERENCES.md": "trust/references.md",
     "proofs/argument.md": "trust/argument.md",
 }
+EXAMPLES: Final = {
+    f"examples/{folder.parent.name}/README.md": f"guides/example-{folder.parent.name.replace('_', '-')}.md"
+    for folder in sorted((ROOT / "examples").glob("*/README.md"))
+    if f"examples/{folder.parent.name}/README.md" not in _NAMED
+}
+"""Examples that have a document and no name here; the navigation has them behind the page of all examples."""
+PAGES: Final = _NAMED | EXAMPLES
 """Each document, and its page."""
+SHOWN_IN: Final = {"benchmarks/results/scoreboard.md": "trust/attacks.md"}
+"""Documents that are a part of a page."""
 SOURCES: Final = "source"
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 _NO_PROSE = re.compile(r"^(?P<mark>```+|~~~+).*?^(?P=mark)\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -69,11 +83,11 @@ class Found:
         """
         file = ROOT / path
         if not file.exists():
-            raise FileNotFoundError(f"{path} is linked to, and is not there")
+            raise FileNotFoundError(f"{path} is linked to, and is not there; repair the link, or write the file")
         if file.is_dir():
             document = normpath(join(path, "README.md"))
             return PAGES.get(document)
-        if (page := PAGES.get(path)) is not None:
+        if (page := PAGES.get(path) or SHOWN_IN.get(path)) is not None:
             return page
         if file.suffix in _PICTURES:
             self.pictures.add(path)

@@ -17,7 +17,7 @@ _NOT_FETCHED: Final = frozenset({"canonical", "next", "prev", "alternate"})
 def main() -> None:
     """Check a folder, and end with every fault."""
     folder = Path(sys.argv[1])
-    faults = list(faults_of(folder))
+    faults = list(faults_of(folder)) if (folder / "index.html").exists() else [f"{folder} holds no site; build it"]
     if faults:
         sys.exit("\n".join(["repair these links of the site:", *faults]))
     print(f"{sum(1 for _ in folder.rglob('*.html'))} pages, and every link leads somewhere")

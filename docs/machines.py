@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -31,6 +32,8 @@ from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.session.settings import chosen_settings
 from secagg.wire import message_kind
 
+Say = Callable[[Any, str, str], None]
+"""Hears of a message, or of a call by its name, from whom it is, and who gets it."""
 HELPERS: Final = {"enclave": "Enclave", "two-servers": "Server 1", "one-message": "Each holder"}
 _OPENING: Final = {
     "enclave": "secagg.protocols.enclave.simulation.open_session",
@@ -94,49 +97,50 @@ def _zeros(layout: Layout) -> LateUpdate:
     return LateUpdate(lambda: Update(Payload(layout, values), _MODEL))
 
 
-def _opened(protocol: str, say: Callable[[Any, str, str], None], opening: Callable[[], Any]) -> Any:  # noqa: ANN401
+def _opened(protocol: str, say: Say, opening: Callable[[], Any]) -> Any:  # noqa: ANN401 -- the protocol's own session
     """Open a session whose messages to its helpers are heard."""
     if (place := _OPENING.get(protocol)) is None:
         return opening()
     module, _, name = place.rpartition(".")
-    real, helper = getattr(__import__(module, fromlist=[name]), name), HELPERS[protocol]
+    real: Callable[..., Any] = getattr(import_module(module), name)
+    hear = {"two-servers": _hear_one, "one-message": _hear_all, "enclave": _hear_enclave}[protocol]
 
-    def heard(ask: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-        def asked(request: bytes) -> bytes:
-            say(request, "Server", helper)
-            answer = ask(request)
-            say(answer, helper, "Server")
-            return answer
-
-        return asked
-
-    def heard_all(ask_all: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]) -> Any:  # noqa: ANN401
-        def asked(requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-            for request in requests.values():
-                say(request, "Server", helper)
-            for position, answer in ask_all(requests):
-                say(answer, helper, "Server")
-                yield position, answer
-
-        return asked
-
-    def wrapped(subject: Subject, settings: Any, invited: Any, helpers: Any) -> Any:  # noqa: ANN401
-        if protocol == "two-servers":
-            helpers = replace(helpers, ask=heard(helpers.ask))
-        elif protocol == "one-message":
-            helpers = replace(helpers, ask_all=heard_all(helpers.ask_all))
-        else:
-            helpers = replace(helpers, connection=_HeardEnclave(helpers.connection, say))
-        return real(subject, settings, invited, helpers)
+    def wrapped(subject: Subject, settings: Any, invited: Any, helpers: Any) -> Any:  # noqa: ANN401 -- likewise
+        return real(subject, settings, invited, hear(helpers, say))
 
     with patch(place, wrapped):
         return opening()
 
 
+def _hear_one(helpers: Any, say: Say) -> Any:  # noqa: ANN401 -- likewise
+    def asked(request: bytes) -> bytes:
+        say(request, "Server", "Server 1")
+        answer: bytes = helpers.ask(request)
+        say(answer, "Server 1", "Server")
+        return answer
+
+    return replace(helpers, ask=asked)
+
+
+def _hear_all(helpers: Any, say: Say) -> Any:  # noqa: ANN401 -- likewise
+    def asked(requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        for request in requests.values():
+            say(request, "Server", "Each holder")
+        for position, answer in helpers.ask_all(requests):
+            say(answer, "Each holder", "Server")
+            yield position, answer
+
+    return replace(helpers, ask_all=asked)
+
+
+def _hear_enclave(helpers: Any, say: Say) -> Any:  # noqa: ANN401 -- likewise
+    return replace(helpers, connection=_HeardEnclave(helpers.connection, say))
+
+
 class _HeardEnclave:
     """The connection to an enclave, and what goes over it."""
 
-    def __init__(self, connection: Any, say: Callable[[Any, str, str], None]) -> None:  # noqa: ANN401
+    def __init__(self, connection: Any, say: Say) -> None:  # noqa: ANN401 -- anything that a host calls
         self._connection, self._say = connection, say
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:

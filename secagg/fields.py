@@ -271,8 +271,9 @@ def write_fields(writer: Writer, value: object) -> None:
 def read_fields(reader: Reader, declared: Declared, place: object = None) -> Any:  # noqa: ANN401 -- of the declared type
     """Read the fields of a declaration; what its own checks refuse is malformed."""
     values = dict[str, Any]()
+    at = At(place, values)
     for name, field in fields_of(declared).items():
-        values[name] = field.read(reader, At(place, values))
+        values[name] = field.read(reader, at)
     try:
         return declared(**values)
     except (InvalidParameters, CapacityExceeded) as error:

@@ -184,7 +184,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
         altered(
             round4_unmasking,
             "_show",
-            ("share_place(roster, dealer, masked.key_set.position).digest_of(hidden, other)", "bytes(hidden.expose())"),
+            ("place.digest_of_view(hidden, other)", "bytes(hidden)"),
         ),
     ),
     "the other share shown": (

@@ -189,7 +189,6 @@ def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject, no
 
 
 def _require_fits(agreement: Agreement, terms: SumTerms, payload: Payload, model: bytes, weight: int) -> None:
-    payload.check()
     most = agreement.configuration.maximum_weight
     if payload.layout != agreement.configuration.layout:
         raise InvalidParameters("the update has another layout than the offer; encode it for this sum")

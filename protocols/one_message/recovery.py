@@ -89,8 +89,6 @@ def recover(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
 
 def _first_inconsistent(points: tuple[int, ...], words: _Columns, threshold: int) -> int | None:
     """Return the first column whose answers lie on no polynomial of degree below the threshold."""
-    if len(points) <= threshold:
-        return None
     due = multiply(transfer_matrix(points[:threshold], points[threshold:]), words[:threshold])
     off = (due != words[threshold:]).any(axis=0)
     return int(off.argmax()) if off.any() else None
@@ -132,8 +130,6 @@ def _kernel_vector(matrix: _Columns) -> npt.NDArray[np.int64]:
         others[row] = 0
         reduced = (reduced - others[:, None] * reduced[row]) % FIELD
         pivots.append(column)
-        if len(pivots) == len(reduced):
-            break
     free = len(pivots)
     vector = np.zeros(reduced.shape[1], np.int64)
     if free == vector.size:

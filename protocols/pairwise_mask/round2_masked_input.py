@@ -276,8 +276,8 @@ def _open_entries(
 
     Raises:
         AuthenticationFailed: an entry is not its sender's.
-    Claim PM-8: an entry is taken if its sender signed it, or if its pair opens and fits its commitment in a suite
-        whose sealing authenticates the sender: for this receiver, in this context.
+    Security: an entry is taken if its sender signed it (Claim PM-8 is about this), or if its pair opens and fits its
+        commitment in a suite whose sealing authenticates the sender: for this receiver, in this context.
     """
     roster, keys, key_set = state.key_set.roster, state.keys, state.key_set
     suite = key_suite(roster.configuration.suite)
@@ -329,10 +329,3 @@ def share_place(roster: Roster, dealer: int, holder: int) -> SharePlace:
     """Return where the shares of one client at one of its neighbours belong."""
     point = roster.graph.point_of(holder, dealer)
     return SharePlace(roster.context, roster.clients[dealer], roster.clients[holder], point)
-
-
-def share_of(both: Secret, secret: SharedSecret) -> Secret:
-    """Return the share of one secret from a pair of shares."""
-    exposed = both.expose()
-    part = exposed[:ELEMENT_BYTES] if secret is SharedSecret.MASK_ROOT else exposed[ELEMENT_BYTES:]
-    return Secret("share", part)

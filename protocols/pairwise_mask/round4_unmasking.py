@@ -36,7 +36,7 @@ from .member import Member
 from .roster import Roster
 from .round0_advertise_keys import PublishedRoster
 from .round1_share_keys import SIGNATURE
-from .round2_masked_input import Masked, share_of, share_place, signed_view
+from .round2_masked_input import Masked, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
 from .settled import Settled, suspects
 from .suites import COMMITMENT_BYTES, key_suite
@@ -303,13 +303,14 @@ def shown_bytes(roster: Roster) -> int:
 
 def _show(masked: Masked, dealer: int, both: Secret, secret: SharedSecret) -> bytes:
     roster = masked.key_set.roster
-    with share_of(both, secret) as share:
-        shown = bytes(share.expose())
+    exposed = both.expose()
+    root_share, seed_share = exposed[:ELEMENT_BYTES], exposed[ELEMENT_BYTES:]
+    share, hidden = (root_share, seed_share) if secret is SharedSecret.MASK_ROOT else (seed_share, root_share)
     if roster.configuration.mode is SecurityMode.SEMI_HONEST:
-        return shown
+        return bytes(share)
     other = SharedSecret.MASK_ROOT if secret is SharedSecret.SELF_MASK_SEED else SharedSecret.SELF_MASK_SEED
-    with share_of(both, other) as hidden:
-        return shown + share_place(roster, dealer, masked.key_set.position).digest_of(hidden, other)
+    place = share_place(roster, dealer, masked.key_set.position)
+    return bytes(share) + place.digest_of_view(hidden, other)
 
 
 def _verify_certificate(member: Member, masked: Masked, message: UnmaskingRequest) -> None:

@@ -269,11 +269,7 @@ class PairwiseMember(Confined):
         return terms_of(subject, self.noise, self._floors.assumed_corrupted)
 
     def require_noise(self, configuration: SessionConfiguration) -> None:
-        """Refuse a session that does not go together with this client's noise, or that its budget does not pay for.
-
-        Raises:
-            InvalidParameters, CapacityExceeded: saying what to change.
-        """
+        """Refuse a session that this client's noise does not go with, or that its budget does not pay for."""
         noise = self._noise_of(configuration)
         if self._privacy is not None:
             self._privacy.require_room(noise)

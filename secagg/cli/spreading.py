@@ -21,7 +21,7 @@ ENGINES = ("memory", "processes", "ray")
 
 def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the type of its groups privately
     """Add the options to a command."""
-    group = command.add_argument_group("who adds the uploads; see secagg/scale/README.md")
+    group = command.add_argument_group("who adds the uploads: the server, or its workers")
     group.add_argument("--engine", choices=ENGINES, help="(default: the server itself, without a storage)")
     group.add_argument("--workers", type=int, default=2, help="of processes or ray (default: %(default)s)")
     group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster (default: a local one)")

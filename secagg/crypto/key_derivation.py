@@ -10,6 +10,7 @@ from secagg.errors import InvalidParameters
 from .labels import Label, bind
 from .secret import Secret, overwrite, require_secret
 
+_HASH = hashes.SHA256()
 _HASH_BYTES = 32
 _LIMIT_BYTES = 255 * _HASH_BYTES
 
@@ -22,7 +23,7 @@ def derive(kind: str, length: int, source: Secret, salt: bytes, label: Label, *p
     require_secret(source)
     _require_length(length)
     derived = bytearray(length)
-    HKDF(hashes.SHA256(), length, salt, bind(label, *parts)).derive_into(source.expose(), derived)
+    HKDF(_HASH, length, salt, bind(label, *parts)).derive_into(source.expose(), derived)
     return _owned(kind, derived)
 
 
@@ -36,7 +37,7 @@ def expand(kind: str, length: int, source: Secret, label: Label, *parts: bytes) 
     if len(source) < _HASH_BYTES:
         raise InvalidParameters(f"{source!r} is too short to expand; {_HASH_BYTES} bytes are needed")
     derived = bytearray(length)
-    HKDFExpand(hashes.SHA256(), length, bind(label, *parts)).derive_into(source.expose(), derived)
+    HKDFExpand(_HASH, length, bind(label, *parts)).derive_into(source.expose(), derived)
     return _owned(kind, derived)
 
 

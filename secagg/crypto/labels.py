@@ -161,6 +161,7 @@ class Label(bytes, Enum):
     PLATFORM_CLIENT = b"secagg/1/platform-client"
     HTTP_PROOF = b"secagg/1/http-proof"
     HTTP_TERMS = b"secagg/1/http-terms"
+    PLATFORM_ANSWER = b"secagg/1/platform-answer"
 
 
 def bind(label: Label, *parts: bytes) -> bytes:

@@ -152,7 +152,7 @@ class SecAggClient(FLComponent):
         for fault in found.session.faults:
             LOG.warning("%s: %s", found.session.client, fault)
         LOG.debug("%s: answered a message of round %d", found.session.client, found.begun.terms.round_number)
-        return carrying(with_message(answer, client=found.session.client))
+        return carrying(with_message(answer, client=found.session.client, signature=found.begun.signature(answer)))
 
     def _found(self, shareable: Shareable, fl_ctx: FLContext) -> _Open:
         """Return the session that a message belongs to; the first one of a session brings its terms."""

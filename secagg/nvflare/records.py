@@ -34,11 +34,13 @@ def client_of(site: str) -> ClientId:
     return ClientId(int.from_bytes(digest[:CLIENT_ID_BYTES], "big"))
 
 
-def with_message(message: bytes, *, client: ClientId | None = None, terms: Terms | None = None) -> dict[str, object]:
+def with_message(
+    message: bytes, *, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
+) -> dict[str, object]:
     """Return the record that carries one message of the protocol."""
     record: dict[str, object] = {"message": message}
     if client is not None:
-        record["client"] = client.encode()
+        record |= {"client": client.encode(), "signature": signature}
     if terms is not None:
         record |= {"terms": terms.small, "parameters": terms.parameters}
     return record
@@ -79,6 +81,12 @@ def client_in(shareable: Shareable) -> ClientId:
         MalformedMessage: it does not say so.
     """
     return parsed_client(_field(shareable, "client"))
+
+
+def signature_in(shareable: Shareable) -> bytes:
+    """Return the signature of who an answer says it is of; nothing where there is none."""
+    found = _field(shareable, "signature")
+    return found if isinstance(found, bytes) else b""
 
 
 def record_bytes(record: Mapping[str, object]) -> int:

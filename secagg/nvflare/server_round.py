@@ -24,7 +24,17 @@ from secagg.platforms.terms import Terms
 from secagg.session.patience import Patience
 from secagg.session.roles import ServerSession, Stage
 
-from .records import STAGE_TASK, carrying, client_in, client_of, failure_in, message_in, record_bytes, with_message
+from .records import (
+    STAGE_TASK,
+    carrying,
+    client_in,
+    client_of,
+    failure_in,
+    message_in,
+    record_bytes,
+    signature_in,
+    with_message,
+)
 
 _LOOK: Final = 0.5
 Heard = SimpleQueue[tuple[str, Shareable]]
@@ -110,4 +120,4 @@ class SiteRound(ServerRound[str]):
 
 
 def _answer(reply: Shareable) -> Answer:
-    return Answer(message_in(reply), client_in(reply), record_bytes(reply))
+    return Answer(message_in(reply), client_in(reply), signature_in(reply), record_bytes(reply))

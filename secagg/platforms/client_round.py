@@ -10,6 +10,7 @@ from typing import Any, Final
 from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.outside import Factory
 from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.labels import Label
 from secagg.identifiers import ClientId
 from secagg.session.roles import Member, Subject
 from secagg.session.sealed_state import StateDirectory
@@ -90,6 +91,12 @@ class NodeRound:
             clock=lambda: datetime.now(UTC),
         )
         return plug_of(self.terms.protocol).member(side)
+
+    def signature(self, answer: bytes) -> bytes:
+        """Sign an answer, so that none in this client's name counts that is not its own; nothing without a key."""
+        if self.identity is None:
+            return b""
+        return self.identity.signing_key.sign(Label.PLATFORM_ANSWER, self.terms.digest, answer)
 
     def subject(self, model_digest: bytes | None) -> Subject:
         """Return what this client expects the session to be about."""

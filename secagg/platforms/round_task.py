@@ -26,6 +26,7 @@ from .keys.identities import Roster, load_roster
 from .logs import LOG
 from .model_tensors import METRICS, Arrays, applied, model_digest, restored
 from .noise import noise_settings
+from .peaks import take_lengths
 from .plugs import ServerSide, plug_of
 from .schemes import COARSE, SchemeChoice, part, steps_in, taken_told, value_bounds
 from .settings import SecAggSettings
@@ -42,6 +43,8 @@ class Means:
     tensors: Mapping[str, npt.NDArray[Any]]
     told: Mapping[str, float]
     """What clients told of their tensors, as scales of the next round."""
+    lengths: tuple[float, ...]
+    """Of the update and of each tensor, where clients vote for them."""
     metrics: dict[str, float]
     contributors: int
     total_weight: int
@@ -61,6 +64,8 @@ class RoundTask:
     update: ModelUpdate
     joined: tuple[str, ...] = ()
     """The tensors that travel as one vector."""
+    lengths: tuple[float, ...] = ()
+    """What is known of their lengths."""
 
     @property
     def terms(self) -> Terms:
@@ -75,6 +80,7 @@ class RoundTask:
             maximum_weight=settings.maximum_weight,
             metrics=self.metrics,
             joined=self.joined,
+            lengths=self.lengths,
             round_number=self.round_number,
             task=self.task,
             parameters=encode_parameters(self.update),
@@ -139,6 +145,7 @@ class RoundTask:
     def means(self, aggregate: Aggregate) -> Means:
         """Decode a sum."""
         mean = self.update.mean(aggregate)
+        lengths = take_lengths(self.update, mean, self.sent, self.joined, self.lengths)
         vector, told = mean.pop(METRICS), taken_told(mean, self.sent)
         part(mean, self.joined, self.sent)
         # With noise it is noise.
@@ -155,6 +162,7 @@ class RoundTask:
         return Means(
             tensors=mean,
             told=told,
+            lengths=lengths,
             metrics=dict(zip(self.metrics, map(float, vector[1:]), strict=True)),
             contributors=aggregate.contributors,
             total_weight=aggregate.total_weight,
@@ -182,6 +190,7 @@ class Rounds:
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._factory = outside_factory(settings.outside) if settings.outside else None
         self._told: Mapping[str, float] | None = None
+        self._lengths: tuple[float, ...] = ()
         self._dtypes = dict[str, np.dtype[Any]]()
 
     def begun(  # noqa: PLR0913 -- what a round is about
@@ -195,11 +204,14 @@ class Rounds:
         settings = self.settings
         # Refused here, where too few clients are told of what to do, before anything is computed for them.
         settings.tolerated_dropouts(clients)
-        choice = SchemeChoice(settings, clients * settings.heaviest, self._factory)
+        choice = SchemeChoice(settings, clients * settings.heaviest, self._factory, clients)
+        joined = () if is_evaluation else choice.joined(sent)
+        # Another model may be sent in a later round, of which nothing is known.
+        lengths = self._lengths if len(self._lengths) == 1 + len(joined) else ()
         update = (
             choice.of_metrics()
             if is_evaluation
-            else choice.parameters(sent, seed=self._seed, epoch=number, told=self._known_scales())
+            else choice.parameters(sent, seed=self._seed, epoch=number, told=self._known_scales(), lengths=lengths)
         )
         weights = "each client's weight" if find(settings.protocol).reveals_weights else "their total weight"
         self.say_once(
@@ -215,12 +227,13 @@ class Rounds:
             metrics=settings.evaluated_names if is_evaluation else settings.metric_names,
             sent=sent,
             update=update,
-            joined=() if is_evaluation else choice.joined(sent),
+            joined=joined,
+            lengths=lengths,
         )
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
         """Return the model that results from a round of training; its scales are those of the next one."""
-        self._told = means.told
+        self._told, self._lengths = means.told, means.lengths
         return applied(task.sent, means.tensors)
 
     def examples(self, means: Means) -> int:

@@ -1,7 +1,7 @@
 """Which scheme each tensor travels by, with public parameters that the server computes from what clients told before.
 
 Scales are means over the clients: how far their values reach for scalar codes, how long they are for codebooks of no
-data, as ``stat`` and ``prior`` have it in training. A scheme from outside has all tensors of floats as one vector.
+data, as ``stat`` and ``prior`` have it in training. Peak code and schemes from outside have all floats as one vector.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ from secagg.errors import InvalidParameters
 
 from .model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
 from .noise import bits_with_noise, bound_in_steps
+from .peaks import LENGTHS, UPDATE, Peaks, Votes, known_lengths, votes_shape
 from .settings import PREFIX, SecAggSettings
 
-UPDATE: Final = "secagg/update"
-"""The name of the vector that a scheme from outside encodes: all tensors of floats, joined in their order."""
 TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
 """What clients tell of every tensor of floats of more than one dimension, by the name of the vector that it stands in;
 the means over the clients are the scales of the next round."""
@@ -91,14 +90,23 @@ class SchemeChoice:
     total_weight: int
     factory: Factory | None = None
     """Of the scheme from outside, where the settings name one."""
+    clients: int = 1
+    """How many are invited, from which the rate of a peak code follows."""
 
     def parameters(
-        self, sent: Arrays, *, seed: bytes, epoch: int, told: Mapping[str, float] | None = None
+        self,
+        sent: Arrays,
+        *,
+        seed: bytes,
+        epoch: int,
+        told: Mapping[str, float] | None = None,
+        lengths: Sequence[float] = (),
     ) -> ModelUpdate:
         """Return the public parameters of a round.
 
         Args:
             told: of the round before, by the names of tensors; without it nothing is quantized.
+            lengths: of the round before, under the peak code.
         Raises:
             InvalidParameters: the ring is too narrow for the clip and the weights; the message names the keys.
         """
@@ -109,9 +117,14 @@ class SchemeChoice:
         names = [name for name in aggregated_names(sent, settings.tensor_patterns) if name not in joined]
         shapes: dict[str, Shape] = {TENSOR + name: sent[name].shape for name in names}
         chosen: dict[str, Recipe] = {TENSOR + name: self._integers for name in names if is_integer(sent[name])}
-        if joined and self.factory is not None:
+        if joined:
             shapes[UPDATE] = (sum(sent[name].size for name in joined),)
+        if joined and self.factory is not None:
             chosen[UPDATE] = _FromOutside(name=settings.compression, factory=self.factory, cohort=self.total_weight)
+        elif joined:
+            known = known_lengths(sent, joined, lengths)
+            chosen[UPDATE] = Peaks(places=settings.places_for(self.clients), known=known)
+            shapes[LENGTHS], chosen[LENGTHS] = votes_shape(joined), Votes()
         scaled = told_names(shapes, sent) if settings.is_calibrated else ()
         if scaled:
             kind = "secagg/length" if settings.codebook else "secagg/reach"
@@ -153,8 +166,8 @@ class SchemeChoice:
         return ModelUpdate(tensors=plan.parameters(epoch=epoch).tensors, epoch=epoch, source=CalibrationSource.NONE)
 
     def joined(self, sent: Arrays) -> tuple[str, ...]:
-        """Return the names of the tensors that are encoded as one vector, in their order; none but from outside."""
-        if self.factory is None:
+        """Return the names of the tensors that are encoded as one vector, in their order; by some schemes alone."""
+        if self.factory is None and not self.settings.has_peaks:
             return ()
         names = aggregated_names(sent, self.settings.tensor_patterns)
         return tuple(name for name in names if not is_integer(sent[name]))

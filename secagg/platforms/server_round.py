@@ -13,8 +13,10 @@ from typing import Final, Generic, TypeVar
 
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.errors import PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
+from secagg.session.certificates import verify_signature
 from secagg.session.patience import Limits
 from secagg.session.roles import ServerSession, Stage
 
@@ -35,6 +37,8 @@ class Answer:
     message: bytes
     client: ClientId | None
     """Who it says that it is of, where clients have keys."""
+    signature: bytes
+    """The client's, over the terms and the message."""
     size: int
 
 
@@ -43,7 +47,7 @@ class ServerRound(ABC, Generic[Node]):
 
     def __init__(self, task: RoundTask, coins: Coins) -> None:
         """Hold everything for one round; ``carried`` once."""
-        self.task, self._coins = task, coins
+        self.task, self._coins, self._about = task, coins, task.terms.digest
         self._nodes = dict[ClientId, Node]()
         self._own = dict[Node, ClientId]()
         self.stages = list[tuple[str, StageCount]]()
@@ -142,11 +146,16 @@ class ServerRound(ABC, Generic[Node]):
             session.drop(self._own[node])
 
     def _introduced(self, node: Node, answer: Answer) -> ClientId:
-        """Return which client a node is: itself, or the certified one that it says; the session checks the claim."""
-        roster = self.task.roster
-        client = self._own[node] if roster is None else answer.client
-        if client is None or (roster is not None and client not in roster.clients):
-            raise _not_eligible(client, "is not on the roster; hand out a new one, or remove the node")
+        """Return which client a node is: itself, or the certified one whose signature it shows.
+
+        A session takes the word of its transport for who speaks, and would exclude whom garbage came in the name of.
+        """
+        client = self._own[node]
+        if (roster := self.task.roster) is not None:
+            if answer.client is None or answer.client not in roster.clients:
+                raise _not_eligible(answer.client, "is not on the roster; hand out a new one, or remove the node")
+            client, key = answer.client, roster.certificates[answer.client].public_key
+            verify_signature(key, answer.signature, Label.PLATFORM_ANSWER, self._about, answer.message)
         if self._nodes.get(client, node) != node:
             raise _not_eligible(client, "is answered for by two nodes; give each node a key of its own")
         return client

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Final, cast
 
+from secagg.compression.cohort_bits import COHORT_BITS, places_for
+from secagg.compression.peak import MOST_SUMMED_PLACES
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, Topology
@@ -31,9 +33,11 @@ CODEWORDS, BLOCK_SIZE = 64, 8
 """Of ``pq`` without numbers: 6 bits for 8 values."""
 _COMPRESSION: Final = re.compile(
     r"fixed-point|scalar-(?P<bits>[0-9]{1,2})|pruning-(?P<sparsity>0\.[0-9]{1,4})|pq(-(?P<codewords>[0-9]{1,5})x(?P<block>[0-9]{1,3}))?"
+    r"|peak(-(?P<places>[0-9]{1,4}))?"
 )
 _LEAST_RING, _GREATEST_RING = 8, 64
 _LEAST_NOISE: Final = 0.001
+_MOST_COHORT_BITS: Final = 1024.0
 _MOST_NOISE: Final = 1e6
 NOISED: Final = (PAIRWISE, ONE_MESSAGE)
 """Protocols whose clients add noise here."""
@@ -60,8 +64,10 @@ class SecAggSettings:
     """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
     compression: str = FIXED_POINT
     """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
-    part that is left of every matrix; where indices are counted ``pq``, or ``pq-64x8`` for 64 codewords of 8 values;
-    ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside, which SecAggMod(scheme=...) names too."""
+    part that is left of every matrix; where indices are counted ``peak`` (or ``peak-128`` for blocks of 128), and ``pq``,
+    or ``pq-64x8`` for 64 codewords of 8 values; ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside."""
+    cohort_bits: float = COHORT_BITS
+    """Of ``peak``: bits for a value, of all clients of a round together."""
     fraction_bits: int = 16
     """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort and the weights are."""
     modulus_bits: int = 0
@@ -101,8 +107,7 @@ class SecAggSettings:
     epoch: str = ""
     """The record that ``secagg holder record`` wrote: who holds for one-message sums, and until when."""
     holders: str | tuple[str, ...] = ""
-    """Where ``secagg holder serve`` listens, in the order of the epoch's record, separated by commas; without them the
-    holders are clients."""
+    """Where ``secagg holder serve`` listens, in the record's order, separated by commas; without them clients hold."""
     metric_names: tuple[str, ...] = field(init=False)
     evaluated_names: tuple[str, ...] = field(init=False)
     tensor_patterns: tuple[str, ...] = field(init=False)
@@ -184,14 +189,15 @@ class SecAggSettings:
         if self.outside is not None:
             return
         found = _COMPRESSION.fullmatch(self.compression)
-        if found is None or (found["bits"] and int(found["bits"]) not in SCALAR_BITS):
+        limits = {"bits": SCALAR_BITS, "places": range(1, MOST_SUMMED_PLACES + 1)}
+        if found is None or any(found[part] and int(found[part]) not in limit for part, limit in limits.items()):
             raise _invalid(
                 "compression",
                 "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, pq or "
-                "pq-64x8 and the like where indices are counted, or module:Name for a scheme from outside; got "
-                f"{self.compression!r}",
+                f"pq-64x8 and the like, peak or peak-1 to peak-{MOST_SUMMED_PLACES} where indices are counted, or "
+                f"module:Name for a scheme from outside; got {self.compression!r}",
             )
-        if self.codebook is not None and self.protocol in (PAIRWISE, ONE_MESSAGE):
+        if (self.codebook is not None or self.has_peaks) and self.protocol in (PAIRWISE, ONE_MESSAGE):
             raise _invalid(
                 "compression",
                 f"is {self.compression}, which sends indices, and {self.protocol} sums vectors alone; change "
@@ -205,7 +211,7 @@ class SecAggSettings:
 
     @property
     def heaviest(self) -> int:
-        """The most that one update may count in this run."""
+        """The most that one update may count."""
         return self.maximum_weight if self.weighting == "examples" else 1
 
     def _chosen(self, part: str) -> str | None:
@@ -228,6 +234,15 @@ class SecAggSettings:
         if not self.compression.startswith("pq"):
             return None
         return int(self._chosen("codewords") or CODEWORDS), int(self._chosen("block") or BLOCK_SIZE)
+
+    @property
+    def has_peaks(self) -> bool:
+        """Whether the whole update is sent as places of peaks."""
+        return self.outside is None and self.compression.startswith("peak")
+
+    def places_for(self, clients: int) -> int:
+        """Return the values of a block of the peak code, for so many clients."""
+        return int(self._chosen("places") or min(places_for(clients, self.cohort_bits), MOST_SUMMED_PLACES))
 
     @property
     def outside(self) -> str | None:
@@ -367,12 +382,9 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
         lambda value: value == 0 or _LEAST_RING <= value <= _GREATEST_RING,
         f"is 0 or lies in {_LEAST_RING}..{_GREATEST_RING}",
     ),
-    (
-        "fraction_bits",
-        lambda value: 1 <= value <= _MOST_FRACTION_BITS,
-        f"lies in 1..{_MOST_FRACTION_BITS}",
-    ),
+    ("fraction_bits", lambda value: 1 <= value <= _MOST_FRACTION_BITS, f"lies in 1..{_MOST_FRACTION_BITS}"),
     ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
+    ("cohort_bits", lambda value: 0.0 < value <= _MOST_COHORT_BITS, f"is above 0.0, and at most {_MOST_COHORT_BITS}"),
     (
         "noise",
         lambda value: value == 0 or _LEAST_NOISE <= value <= _MOST_NOISE,

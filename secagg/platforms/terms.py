@@ -29,6 +29,8 @@ class Terms:
     metrics: tuple[str, ...]
     joined: tuple[str, ...]
     """The tensors that travel as one vector, in their order."""
+    lengths: tuple[float, ...]
+    """What is known of the joined tensors' lengths from the round before, which clients tell theirs relative to."""
     round_number: int
     task: str
     parameters: bytes = field(repr=False)
@@ -55,15 +57,24 @@ class Terms:
             return None
         try:
             given = cast("dict[str, object]", json.loads(str(small)))
-            for name in ("metrics", "joined"):
+            for name in ("metrics", "joined", "lengths"):
                 given[name] = tuple(cast("list[object]", given[name]))
             terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
         except (ValueError, TypeError, KeyError, AttributeError):
             raise malformed("terms") from None
-        kinds = {"str": str, "int": int, "bool": bool, "bytes": bytes, "tuple[str, ...]": tuple}
+        kinds = {
+            "str": str,
+            "int": int,
+            "bool": bool,
+            "bytes": bytes,
+            "tuple[str, ...]": tuple,
+            "tuple[float, ...]": tuple,
+        }
         if any(type(getattr(terms, item.name)) is not kinds[str(item.type)] for item in fields(cls)):
             raise malformed("terms")
         if any(type(name) is not str for name in (*terms.metrics, *terms.joined)) or terms.round_number < 0:
+            raise malformed("terms")
+        if any(type(length) is not float for length in terms.lengths):
             raise malformed("terms")
         return terms
 

@@ -19,6 +19,7 @@ from .charges import Charges
 from .leaving import TooHeavy, TrainingFailed
 from .logs import LOG
 from .model_tensors import METRICS, TENSOR, Arrays, differences, model_digest, values_digest
+from .peaks import with_votes
 from .schemes import COARSE, clipped_share, integer_bound, rounded_at_random, steps_in, with_joined, with_told
 from .terms import Terms
 
@@ -72,6 +73,7 @@ class Training:
             values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
             share = clipped_share(self.update, values)
             values = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
+            values = with_votes(self.update, values, self.sent, self.terms.joined, self.terms.lengths)
             values[METRICS] = np.array([share, *self._metrics(trained)], dtype=np.float64)
             weight = self._weight(trained)
         except InvalidParameters as error:

@@ -23,8 +23,8 @@ STAGE_HEADER: Final = "secagg-stage"
 class WireLimits:
     """What a server holds clients to; times are seconds."""
 
-    stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=1.0))
-    """How long each stage is open."""
+    stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=10.0))
+    """How long each stage is open; a client that lost its server comes back within ten seconds."""
     answer_bytes: int = 1 << 28
     """No answer is longer."""
     bodies_at_once: int = 16

@@ -16,8 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-import httpx
-
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggError
 from secagg.session.roles import ClientSession
@@ -30,6 +28,11 @@ from .logs import say
 from .proof import Prover, header_of
 from .requests import Patience, Refused, Reply, Requests
 from .tls import client_context, is_loopback
+
+try:
+    import httpx
+except ImportError as error:
+    raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
 
 Join = Callable[[Card, Secret | None], ClientSession]
 """Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
@@ -77,7 +80,9 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     async with AsyncExitStack() as stack:
         if http is None:
             # Nothing from the environment: neither proxies nor passwords are for this.
-            own = httpx.AsyncClient(verify=tls or client_context(), trust_env=False)
+            own = httpx.AsyncClient(
+                verify=tls or (client_context() if place.scheme == "https" else False), trust_env=False
+            )
             http = await stack.enter_async_context(own)
         requests = Requests(url.rstrip("/"), http, patience or Patience(), prover.client)
         store = None if states is None else ClientStore(states, url.rstrip("/"), prover.client)

@@ -145,7 +145,7 @@ class Conductor:
         return verdict
 
     async def told(self, seconds: float) -> None:
-        """Wait until whoever took part has asked how it ended, or for so long."""
+        """Wait until all who answered the last stage have asked how it ended, or for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.exchange.untold:

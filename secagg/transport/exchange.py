@@ -98,7 +98,7 @@ class Exchange:
 
     @property
     def untold(self) -> int:
-        """How many clients took part to the end, and have not asked since."""
+        """How many clients answered the last stage, and have not asked since."""
         return len(self._untold - self._out.keys())
 
     @property
@@ -111,6 +111,7 @@ class Exchange:
         self._number += 1
         self._patience, self._turnout = Patience(stage, self._limits, self._clock), turnout
         self._taken.clear()
+        self._untold.clear()
 
     def close(self) -> None:
         """Await nobody else; what is being read comes too late."""

@@ -10,8 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
+from secagg.session.roles import Released, ServerSession, Subject
 
 from .card import WireLimits
+from .proof import Admission
+from .server import SumServer
 from .tls import is_loopback
 
 try:
@@ -66,7 +69,8 @@ def _punctual(limits: WireLimits) -> type[H11Protocol]:
 
         def handle_events(self) -> None:
             super().handle_events()
-            if self.cycle is not None and not self.cycle.response_complete:
+            cycle: Any = self.cycle  # None before the first request, whatever it is declared as.
+            if cycle is not None and not cycle.response_complete:
                 self._head_came()
 
         def on_response_complete(self) -> None:
@@ -153,3 +157,23 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
         finally:
             server.should_exit = True
             await task
+
+
+async def hold(  # noqa: PLR0913 -- all but three have defaults
+    session: ServerSession,
+    subject: Subject,
+    protocol: str,
+    *,
+    admission: Admission | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8750,
+    tls: ssl.SSLContext | None = None,
+    limits: WireLimits | None = None,
+) -> Released:
+    """Hold one session, and stop once its clients know how it ended; ``SumServer`` holds one after another."""
+    server = SumServer(limits=limits, admission=admission)
+    async with listening(server.app, host, port, tls=tls, limits=limits):
+        try:
+            return await server.run(session, server.card(subject, protocol))
+        finally:
+            await server.told()

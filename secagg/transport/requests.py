@@ -94,7 +94,7 @@ class Requests:
             try:
                 reply = await self._exchanged(method, path, body, params)
                 if reply.status not in _RETRIED:
-                    break
+                    return _answered(reply)
                 why = reply.sentence or str(reply.status)
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
@@ -105,9 +105,6 @@ class Requests:
                 raise ConnectionError(f"the server at {self._url} is lost ({why}); take part in the next session")
             await asyncio.sleep(pause * self._spread)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        if reply.status >= HTTPStatus.MULTIPLE_CHOICES and reply.status not in _ANSWERS:
-            raise Refused(f"the server refused this client: {reply.sentence or reply.status}")
-        return reply
 
     async def _exchanged(self, method: str, path: str, body: bytes, params: dict[str, str] | None) -> Reply:
         headers = self._headers | ({"content-length": str(len(body))} if body else {})
@@ -127,6 +124,12 @@ class Requests:
                         f"a server's message has at most {most} bytes", reason=Reason.LENGTH_OVER_LIMIT
                     )
             return Reply(response.status_code, b"".join(parts), response.headers.get(STAGE_HEADER, ""))
+
+
+def _answered(reply: Reply) -> Reply:
+    if reply.status >= HTTPStatus.MULTIPLE_CHOICES and reply.status not in _ANSWERS:
+        raise Refused(f"the server refused this client: {reply.sentence or reply.status}")
+    return reply
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -232,7 +232,8 @@ def test_in_active_mode_whatever_the_relay_alters_in_an_entry_ends_the_session_f
     if suite is Suite.CLASSIC and part in {"signature", "path"}:
         # The pair opens and fits its commitment, so the neighbour sealed it: nobody looks at the signature.
         answer = b"".join(session.clients[victim].receive(with_entry(message, 0, forged)))
-        assert MaskedInput.decode(answer, session.server.roster)
+        roster = session.server.roster
+        assert MaskedInput.decode(answer, roster).context == roster.context.digest
         assert session.clients[victim].complaints == []
         return
     refused(
@@ -411,8 +412,11 @@ def test_a_neighbour_that_commits_to_another_edge_seed_than_it_seals_drives_one_
     ended(session, victim)
 
 
+@pytest.mark.parametrize("complains_first", [False, True])
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_who_has_uploaded_complains_of_nobody(mode: SecurityMode, goes_on: GoesOn) -> None:
+def test_who_has_uploaded_complains_of_nobody_and_who_complained_uploads_nothing(
+    mode: SecurityMode, goes_on: GoesOn, *, complains_first: bool
+) -> None:
     """Its root is not recovered, so nobody could judge a complaint that names honest neighbours."""
     session = at_delivery(mode, Suite.HYBRID)
     attacker, client = session.client_ids[3], session.clients[session.client_ids[3]]
@@ -423,10 +427,17 @@ def test_who_has_uploaded_complains_of_nobody(mode: SecurityMode, goes_on: GoesO
     member = client._member  # noqa: SLF001 -- a client that lies  # pyright: ignore[reportPrivateUsage]
     complaint = complain(member, step.key_set, sharers, [accused]).encode()
     (upload,) = client.receive(delivered_to(session, 3).encode())
-    session.server.receive(attacker, upload)
+    first, second = (complaint, upload) if complains_first else (upload, complaint)
+    session.server.receive(attacker, first)
+    faults = list(session.server.faults)
     with pytest.raises(PeerMisbehaved) as caught:
-        session.server.receive(attacker, complaint)
-    assert (caught.value.reason, caught.value.culprits) == (Reason.ALREADY_ANSWERED, suspects(attacker))
+        session.server.receive(attacker, second)
+    reason = Reason.NOT_ELIGIBLE if complains_first else Reason.ALREADY_ANSWERED
+    assert (caught.value.reason, caught.value.culprits) == (reason, suspects(attacker))
+    assert (session.server.message_to(attacker) is None) is complains_first
+    if complains_first:
+        assert [fault.reason for fault in faults] == [Reason.EDGE_UNUSABLE]
+        return
     goes_on(session)
     assert session.server.faults == []
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from secagg.cli import main
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
+from secagg.session import certificates
 from secagg.session.registry import find, names, register, unregister
 from secagg.session.roles import Subject
 from secagg.simulation.rehearsal import spread_dropouts
@@ -56,6 +58,33 @@ def test_masks_survive_dropouts_in_every_stage(report_of: Report, mode: str, gra
     assert report["sum is exact"] is True
     assert len(report["stages"]) == (5 if mode == "active" else 4)
     assert [len(stage["dropped"]) for stage in report["stages"]] == [1] * 5 if mode == "active" else [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("options", [(), ("--share-checks",)], ids=["alone", "shared"])
+def test_checks_are_shared_where_that_is_asked_for_and_it_is_said(
+    options: tuple[str, ...], report_of: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified = list[bytes]()
+
+    class Counted:
+        @classmethod
+        def from_public_bytes(cls, encoded: bytes) -> Counted:
+            return cls(encoded)
+
+        def __init__(self, encoded: bytes) -> None:
+            self._encoded = encoded
+
+        def verify(self, signature: bytes, statement: bytes) -> None:
+            verified.append(signature)
+            Ed25519PublicKey.from_public_bytes(self._encoded).verify(signature, statement)
+
+    monkeypatch.setattr(certificates, "Ed25519PublicKey", Counted)
+    report = report_of(*options)
+    assert report["sum is exact"] is True
+    assert report["checks are shared"] is bool(options)
+    assert report["processor seconds"] > 0
+    assert ("verified once" in capsys.readouterr().out) is bool(options)
+    assert (len(verified) == len(set(verified))) is bool(options)
 
 
 @pytest.mark.parametrize("protocol", ["enclave", "two-servers"])

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from docs.generated import filled
-from docs.included import PAGES, ROOT
+from docs.included import EXAMPLES, PAGES, ROOT, SHOWN_IN
 from tests.harness.documents import blocks_of, run_page
 
 FOLDER = ROOT / "docs" / "pages"
 ELSEWHERE = {"tutorials/flower.md": "examples/flower_quickstart/README.md"}
 """Pages that need another environment, and the document whose commands, all of theirs, a test runs there."""
+ONE_LINE = "tutorials/nvflare.md"
 WRITTEN = {page.relative_to(FOLDER).as_posix(): page.read_text(encoding="utf-8") for page in FOLDER.rglob("*.md")}
 LONGEST = 100
 
@@ -26,6 +27,7 @@ def has_code(text: str) -> bool:
 RUN = sorted(name for name, text in WRITTEN.items() if has_code(text) and name not in ELSEWHERE)
 
 
+@pytest.mark.site
 @pytest.mark.parametrize("name", RUN)
 def test_every_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
     # What follows from the code alone is no block that runs, and takes time.
@@ -43,9 +45,18 @@ def test_a_page_for_another_environment_has_no_code_of_its_own(name: str, reposi
     assert f"```\n{commands}\n```" in (repository / ELSEWHERE[name]).read_text(encoding="utf-8")
 
 
+def test_what_a_page_adds_to_a_recipe_is_what_its_guide_adds(repository: Path) -> None:
+    """`make nvflare` runs jobs; the page has the one line, and nothing else to run."""
+    (block,) = blocks_of(WRITTEN[ONE_LINE])
+    added = [line[1:] for line in block.body.splitlines() if line.startswith("+")]
+    guide = (repository / "secagg" / "nvflare" / "README.md").read_text(encoding="utf-8").splitlines()
+    assert added
+    assert set(added) <= set(guide)
+
+
 def test_tutorials_have_code() -> None:
     tutorials = {name for name in WRITTEN if name.startswith("tutorials/") and not name.endswith("index.md")}
-    assert tutorials <= {*RUN, *ELSEWHERE}
+    assert tutorials <= {*RUN, *ELSEWHERE, ONE_LINE}
 
 
 def test_lines_are_short_enough() -> None:
@@ -65,10 +76,13 @@ def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -
     linked = {
         path for path in paths if path.startswith(("secagg/compression/", "secagg/protocols/", "secagg/training/"))
     }
-    assert paths - linked == set(PAGES), "give each document a page in docs/included.py, and a place in docs/mkdocs.yml"
+    assert paths - linked == {*PAGES, *SHOWN_IN}, (
+        "give each document a page in docs/included.py, and a place in docs/mkdocs.yml"
+    )
 
 
 def test_every_page_has_a_place(repository: Path) -> None:
     """The build says so too; here it costs nothing."""
     navigation = (repository / "docs" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    assert {*WRITTEN, *PAGES.values()} == set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))
+    placed = set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))
+    assert {*WRITTEN, *PAGES.values()} == placed | set(EXAMPLES.values())

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from secagg.platforms.keys.server_pair import make_trial_pair
 
 APPS = Path(__file__).resolve().parent / "apps"
 GRACE_SECONDS = 2
+_PORTS = iter(range(20_000 + os.getpid() * 97 % 10_000, 32_000))
+"""Below those that the kernel gives to connections, of which one may come between the test and what it starts."""
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None and importlib.util.find_spec("ray") is not None
 
 
@@ -53,8 +56,16 @@ class Workplace:
     port: int = 0
 
     def __post_init__(self) -> None:
-        self.port = free_port()
+        self.port = self.free_port()
         (self.folder / "home").mkdir()
+
+    def free_port(self) -> int:
+        """Return a port at which nobody listens, and another one each time."""
+        for port in _PORTS:
+            with socket.socket() as listener, suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                return port
+        raise RuntimeError("every port below the kernel's own is taken")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -68,6 +79,8 @@ class Workplace:
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.port),
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
             "SECAGG_STATE_DIRECTORY": str(self.folder / "states"),
             "SECAGG_LEDGER_DIRECTORY": str(self.folder / "ledgers"),
             "LAB_KEYS": str(self.folder / "keys"),
@@ -101,7 +114,7 @@ class Workplace:
         self.started.append(process)
         return process
 
-    def end(self, seconds: float = 30) -> None:
+    def end(self, seconds: float = 120) -> None:
         """End every process that was started here, and those that they started; fail if one is left."""
         began = time.monotonic()
         while (left := self.processes()) and time.monotonic() < began + seconds:
@@ -115,7 +128,7 @@ class Workplace:
             time.sleep(0.2)
         assert not left, f"still there: {left}"
         for process in self.started:
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
     def processes(self) -> list[int]:
         """Return every process with this folder's mark in its environment, whatever its group or session."""
@@ -130,12 +143,6 @@ class Workplace:
                 except OSError:
                     continue
         return sorted(found)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

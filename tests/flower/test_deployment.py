@@ -61,7 +61,7 @@ class Federation:
         self.name = name
         self.folder: Path = place.folder / name
         self.folder.mkdir()
-        self.port = _free_port()
+        self.port = place.free_port()
         self.nodes = dict[int, subprocess.Popen[bytes]]()
         self.removed = list[int]()
         authority = _make_certificates(self.folder)
@@ -114,7 +114,14 @@ class Federation:
             f"{self.name}/node-{number}.log",
             *(sys.executable, "-c", PATIENT, "flower-supernode"),
             *("--root-certificates", str(self.folder / "ca.pem"), "--superlink", f"127.0.0.1:{self.port}"),
-            *("--auth-supernode-private-key", str(private), "--host", "127.0.0.1", "--port", str(_free_port())),
+            *(
+                "--auth-supernode-private-key",
+                str(private),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self.place.free_port()),
+            ),
             *("--node-config", f"partition-id={number} num-partitions={len(ALL)} {given}"),
         )
         (self.folder / f"node-{number}.pid").write_text(str(process.pid), encoding="utf-8")
@@ -247,12 +254,6 @@ def _make_certificates(folder: Path) -> Path:
         )
         (folder / f"{name}.key").write_bytes(private)
     return folder / "ca.pem"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ class MemoryGrid:
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        return [self.replies.pop(identity) for identity in list(message_ids) if identity in self.replies]
+        return [self.replies.pop(identity) for identity in sorted(message_ids) if identity in self.replies]
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
         del timeout
@@ -142,6 +142,28 @@ def lenient(folder: Path, **changes: Any) -> plugin.SecAggMod:
 
 
 MODEL: dict[str, Any] = {"w": np.zeros((4, 3), dtype=np.float32), "b": np.ones(2, dtype=np.float64)}
+
+
+def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(folders: Path, log: Any) -> None:
+    from secagg.flower.app.records import message_in, with_message  # noqa: PLC0415 -- needs Flower
+
+    # So that one of five may be missing.
+    honest = lenient(folders, assumed_corrupted=0)
+
+    def mod(message: Any, context: Any, call_next: Any) -> Any:
+        reply = honest(message, context, call_next)
+        if context.node_config["partition-id"] == 0 and not reply.has_error():
+            reply.content = with_message(message_in(reply.content)[:-1], ClientId(4), signature=bytes(64))
+        return reply
+
+    inner = MemoryGrid(cast("plugin.SecAggMod", mod), adding(0.125))
+    roster = str(folders / "keys" / "roster.json")
+    settings = settings_of(folders, "pairwise", mode="active", corrupted=0, roster=roster)
+    grid = plugin.SecAggGrid(inner, settings=settings)  # type: ignore[arg-type]
+    arrays, _ = inner.round(grid, MODEL)
+    # Those of partitions 1 to 4, whose mean is 3.5 steps.
+    assert np.allclose(arrays["w"], 3.5 * 0.125, atol=2**-16)
+    assert "node 100 is left out" in log.text
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers", "plain"])
@@ -242,6 +264,21 @@ def test_scales_follow_what_clients_tell_and_not_the_mean_which_is_smaller(
     error = np.linalg.norm(second["w"] - wanted["w"]) / np.linalg.norm(wanted["w"] - first["w"])
     assert error < (0.05 if protocol == "pairwise" else 0.38)
     assert "were cut off" not in log.text
+
+
+@pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
+def test_places_of_peaks_move_the_model_from_the_first_round_on(folders: Path, protocol: str) -> None:
+    sizes = {"w": 0.01}
+    inner = MemoryGrid(lenient(folders), moving(sizes))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol, compression="peak-2"))  # type: ignore[arg-type]
+    model, exact = {"w": np.zeros((64, 32), dtype=np.float32)}, MemoryGrid(lenient(folders), moving(sizes), run=RUN + 1)
+    plain = plugin.SecAggGrid(exact, settings=settings_of(folders, "pairwise"))  # type: ignore[arg-type]
+    for seed in (2, 3):
+        inner.train = exact.train = moving(sizes, seed=seed)
+        found, wanted = inner.round(grid, model)[0], exact.round(plain, model)[0]
+        moved, due = (np.ravel(after["w"] - model["w"]) for after in (found, wanted))
+        assert np.dot(moved, due) / np.linalg.norm(moved) / np.linalg.norm(due) > 0.7
+        model = wanted
 
 
 # --- The ledger -------------------------------------------------------------------------------------------------------

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import chdir, suppress
+from contextlib import chdir, redirect_stdout, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Final
+
+from secagg.cli import main
+from secagg.session.registry import names, unregister
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SECONDS: Final = 120.0
@@ -20,6 +24,7 @@ _FENCED = re.compile(
     r"^(?P<mark>`{3,})(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<body>.*?)^(?P=mark)[ ]*$",
     re.MULTILINE | re.DOTALL,
 )
+_OF_A_SHELL: Final = frozenset("&|;<>$()*")
 _NO_CODE: Final = frozenset({"", "text", "diff", "mermaid"})
 
 
@@ -63,7 +68,7 @@ def run_python(blocks: list[Block], document: str, namespace: dict[str, object] 
 def run_page(text: str, document: str, folder: Path) -> int:
     """Run every block of a page in a folder, and return how many; what it left running is ended."""
     namespace, count, groups = dict[str, object]({"__name__": "__main__"}), 0, list[int]()
-    modules, path = set(sys.modules), list(sys.path)
+    modules, path, protocols = set(sys.modules), list(sys.path), set(names())
     sys.path.insert(0, str(folder))
     with chdir(folder):
         try:
@@ -80,6 +85,8 @@ def run_page(text: str, document: str, folder: Path) -> int:
                 count += bool(block.title) or block.language not in _NO_CODE
         finally:
             sys.path[:] = path
+            for name in set(names()) - protocols:
+                unregister(name)
             for name in set(sys.modules) - modules:
                 # A page's own files are modules here, and another page may have others of the same names.
                 if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
@@ -91,14 +98,25 @@ def run_page(text: str, document: str, folder: Path) -> int:
 
 
 def _type(block: Block, document: str, groups: list[int]) -> None:
-    """Type the commands of a block into a shell; commands in the background outlive it."""
+    """Type the commands of a block into a shell; commands in the background outlive it.
+
+    Commands of this library that need no shell are called here, which spares each an interpreter of its own.
+    """
+    commands = block.commands.replace("\\\n", " ").splitlines()
+    if all(command.startswith("secagg ") and not _OF_A_SHELL & set(command) for command in commands):
+        for command in commands:
+            with redirect_stdout(StringIO()):
+                status = main(shlex.split(command)[1:])
+            assert status == 0, f"{document}:{block.line}: exit status {status} of {command}"
+        return
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
+        "SECAGG_LEDGER_DIRECTORY": str(Path("ledgers").resolve()),
     }
     said = Path(f"line-{block.line}.said")
     with said.open("wb") as output:
-        shell = subprocess.Popen(
+        shell = subprocess.Popen(  # noqa: S603 - the documents of this repository are what is tested
             ["bash", "-eu", "-c", block.commands],  # noqa: S607 - whichever shell the reader has
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -109,8 +127,3 @@ def _type(block: Block, document: str, groups: list[int]) -> None:
         groups.append(shell.pid)
         status = shell.wait(SECONDS)
     assert status == 0, f"{document}:{block.line}: exit status {status}\n{said.read_text(encoding='utf-8')}"
-
-
-def pages(folder: Path) -> Iterator[Path]:
-    """Return every page below a folder."""
-    return iter(sorted(folder.rglob("*.md")))

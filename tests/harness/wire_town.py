@@ -24,8 +24,8 @@ FORKS.set_forkserver_preload(
     [
         "secagg.cli.wire.client",
         "secagg.cli.wire.server",
-        "secagg.flower.enclave_plug",
-        "secagg.flower.pairwise_plug",
+        "secagg.platforms.enclave_plug",
+        "secagg.platforms.pairwise_plug",
         "secagg.short.model_session",
         "secagg.transport.client",
         "secagg.transport.listener",

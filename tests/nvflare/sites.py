@@ -98,6 +98,7 @@ class Federation:
     train: Train = adding
     floors: dict[str, Any] = field(default_factory=dict[str, Any])
     meddling: Callable[[str, str, Shareable], Shareable] = lambda site, task, data: data  # noqa: ARG005 -- a server's
+    forging: Callable[[str, str, Shareable], Shareable] = lambda site, task, reply: reply  # noqa: ARG005 -- a site's
     task_name: str = "train"
     gone: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Which site is lost at which task."""
@@ -140,7 +141,7 @@ class Federation:
             self.dead.add(name)
             return
         reply = self.sites[name].do(task.name, self.meddling(name, task.name, crossed(task.data)[1]))
-        data, arrived = crossed(reply)
+        data, arrived = crossed(self.forging(name, task.name, reply))
         self.reached.append(data)
         task.result_received_cb(
             client_task=SimpleNamespace(client=SimpleNamespace(name=name), result=arrived), fl_ctx=fl_ctx

@@ -247,6 +247,35 @@ def test_a_site_answers_for_itself_alone(folder: Path, caplog: pytest.LogCapture
     assert "is answered for by two nodes" in caplog.text
 
 
+KEYED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    # So that one of five may be missing.
+    ("pairwise", {"mode": "active", "corrupted": 0}, {"assumed_corrupted": 0}, STAGE_TASK),
+    ("enclave", {"weighting": "uniform"}, {"allow_simulated_enclave": True}, "train"),
+    ("two-servers", {"weighting": "uniform"}, {"allow_simulated_second_server": True}, "train"),
+    ("one-message", {}, {}, "train"),
+]
+"""For each protocol of clients with keys, the task in which a client is heard first, or uploads."""
+
+
+@pytest.mark.parametrize("case", KEYED)
+def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(
+    folder: Path, case: tuple[str, dict[str, Any], dict[str, Any], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    protocol, settings, floors, forged_task = case
+
+    def forged(site: str, task: str, reply: Shareable) -> Shareable:
+        if (site, task) == ("site-1", forged_task) and RECORD in reply:
+            reply[RECORD] |= {"client": ClientId(5).encode(), "message": reply[RECORD]["message"][:-1]}
+        return reply
+
+    made = federation(folder, protocol, settings, floors, forging=forged)
+    model, means = made.run(MODEL, training_patience=0.0)
+    assert means.contributors == SITES - 1
+    step = 3.5 / 16 if settings.get("weighting") == "uniform" else 54 / 14 / 16
+    assert np.abs(model["b"] - MODEL["b"] - step).max() < STEP
+    assert "node site-1 is left out: authentication failed" in caplog.text
+
+
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 

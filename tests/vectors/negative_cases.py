@@ -356,9 +356,18 @@ NEGATIVES: tuple[Negative, ...] = (
         "client/2/delivered_shares",
         {
             "tampered_share_under_signature": (flip(40), "authentication_failed", "client/1"),
-            "bad_signature_on_delivery": (flip(152), "authentication_failed", "client/1"),
-            "bad_path_of_delivery": (flip(217), "authentication_failed", "client/1"),
-            "path_too_short": (splice(216, 33, b"\x01"), "authentication_failed", "client/1"),
+            "tampered_commitment_under_signature": (flip(120), "authentication_failed", "client/1"),
+        },
+    ),
+    # In the hybrid suite nothing but the signature says whose an entry is: signature at 2472, the number of nodes at
+    # 2536, nodes from 2537 on. In the classic suite nobody looks at it where the pair opens and fits.
+    *_client_refuses(
+        "hybrid_active_full",
+        "client/2/delivered_shares",
+        {
+            "bad_signature_on_delivery": (flip(2472), "authentication_failed", "client/1"),
+            "bad_path_of_delivery": (flip(2537), "authentication_failed", "client/1"),
+            "path_too_short": (splice(2536, 33, b"\x02"), "authentication_failed", "client/1"),
         },
     ),
     # In the hybrid suite client 3 sends client 1 the seed of their edge: 1200 bytes for the shares from 1240 on, then a

@@ -145,7 +145,7 @@ class BufferSession(OneStageServerSession):
     def _take(self, sender: ClientId, message: bytes) -> None:
         version = Upload.decode(message).header.terms.round_number
         server = self._servers.get(version)
-        if server is None or self._age(version) is None:
+        if server is None:
             raise PeerMisbehaved(
                 f"{sender} started from model {version}, which this buffer does not take",
                 reason=Reason.STALE_UPDATE,

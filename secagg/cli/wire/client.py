@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from secagg.transport.card import Card
     from secagg.transport.client import Outcome
 
+_UNPLANNED: Final = {"noise", "norm", "epsilon", "delta"}
+"""What this command has no encoding for."""
 _LISTS: Final = ("modes", "suites", "protocols")
 
 
@@ -59,22 +61,15 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     except (OSError, ValueError) as error:
         raise InvalidParameters(f"{options.update} holds no array ({error}); write one with numpy.save") from None
     coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
-    floors = NodeSettings(
-        **{
-            "minimum_cohort": 3,
-            "minimum_threshold": 2,
-            # A client with a key has somebody to believe but the server.
-            "modes": ("semi_honest",) if options.identity is None else ("active",),
-            "suites": ("classic", "hybrid"),
-            "minimum_modulus_bits": 4,
-            "maximum_population": 10_000,
-            "assumed_corrupted": 1,
-            "privacy_bits": 40,
-            "identity": None if options.identity is None else str(options.identity),
-            "protocols": (options.protocol,),
-            **_floors({field.name for field in fields(NodeSettings)}, options.set),
-        }
-    )
+    given = _floors({field.name for field in fields(NodeSettings)} - _UNPLANNED, options.set)
+    # A client with a key has somebody to believe but the server.
+    mode = "semi_honest" if options.identity is None else "active"
+    own_floors = {
+        "protocols": (options.protocol,),
+        "modes": (mode,),
+        "identity": options.identity and str(options.identity),
+    }
+    floors = NodeSettings(**{**own_floors, **given})
     identity = None if options.identity is None else load_identity(options.identity)
     client = ClientId(options.client) if identity is None else identity.client
     if identity is None:

@@ -52,7 +52,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         "--patience",
         type=float,
         metavar="SHARE",
-        help="with enough uploads, wait for so much of the time until then",
+        help="with enough answers, wait so much of the time until then (default: for all)",
     )
     serve.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from secagg.transport.proof import Admission
 
 _TOLD_SECONDS: Final = 10.0
+_LEAST_SECONDS: Final = 10.0
+"""Within which a client comes back that lost its server."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
@@ -51,6 +53,10 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}maximum-weight": 1, f"{PREFIX}weighting": "uniform"}
     settings = SecAggSettings.from_run_config({**given, **alike})
+    if settings.noise:
+        raise InvalidParameters(
+            "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
+        )
     own = own_credentials(options)
     tls = None if own is None else server_context(own, options.client_certs)
     if tls is None and options.client_certs is not None:
@@ -62,8 +68,9 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
             stages=Limits(
                 exchange=options.exchange_seconds,
                 training=options.training_seconds,
+                patience=options.patience,
                 training_patience=options.patience,
-                least=1.0,
+                least=_LEAST_SECONDS,
             ),
             answer_bytes=held.card.answer_bytes,
         )

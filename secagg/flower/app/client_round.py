@@ -19,7 +19,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms.client_round import Node
+from secagg.platforms.client_round import Node, NodeRound
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.logs import LOG
 from secagg.platforms.terms import RECORD, Terms
@@ -80,7 +80,7 @@ class ClientRound:
             terms = sealed[1]
             state, suspended = self._states.open(sealed[0])
         try:
-            session = self._joined(message, context, call_next, terms, suspended)
+            session, begun = self._joined(message, context, call_next, terms, suspended)
             try:
                 answer = session.answer(received)
                 for fault in session.faults:
@@ -95,7 +95,7 @@ class ClientRound:
                     _put(context, state.seal(rest), terms)
                     state = None
             LOG.debug("%s: answered a message of round %d", session.client, terms.round_number)
-            return Message(with_message(answer, session.client), reply_to=message)
+            return Message(with_message(answer, session.client, signature=begun.signature(answer)), reply_to=message)
         finally:
             if suspended is not None:
                 suspended.wipe()
@@ -109,7 +109,7 @@ class ClientRound:
         call_next: ClientAppCallable,
         terms: Terms,
         suspended: Secret | None,
-    ) -> ClientSession:
+    ) -> tuple[ClientSession, NodeRound]:
         """Join the session that the terms are about; whatever differs from them is refused by the session."""
         node = Node(
             settings=self._settings,
@@ -127,7 +127,7 @@ class ClientRound:
         if any(name != LARGE_RECORD for name in message.content.array_records):
             training = training_of(message, context, call_next, begun)
         subject = begun.subject(training.model_digest if training else None)
-        return member.join(subject, LateUpdate(training.made) if training else None, suspended)
+        return member.join(subject, LateUpdate(training.made) if training else None, suspended), begun
 
 
 def forget(context: Context) -> None:

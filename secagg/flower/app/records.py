@@ -44,15 +44,17 @@ def write_terms(terms: Terms, record: ConfigRecord) -> None:
     record["terms"], record["parameters"] = terms.small, terms.parameters
 
 
-def with_message(message: bytes, client: ClientId | None = None, terms: Terms | None = None) -> RecordDict:
+def with_message(
+    message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
+) -> RecordDict:
     """Return the records that carry one message of the protocol.
 
     Args:
-        client: who answers; the session holds the claim to what the message itself proves.
+        client: who answers, and with a key its signature.
     """
     record, found = ConfigRecord(), RecordDict()
     if client is not None:
-        record["client"] = client.encode()
+        record["client"], record["signature"] = client.encode(), signature
     if terms is not None:
         write_terms(terms, record)
     found[RECORD] = record
@@ -86,6 +88,13 @@ def claimed_client(content: RecordDict) -> ClientId:
     """
     record = content.config_records.get(RECORD)
     return parsed_client(None if record is None else record.get("client"))
+
+
+def signature_in(content: RecordDict) -> bytes:
+    """Return the signature of who an answer says it is of; nothing where there is none."""
+    record = content.config_records.get(RECORD)
+    found = None if record is None else record.get("signature")
+    return found if isinstance(found, bytes) else b""
 
 
 def protocol_bytes(content: RecordDict) -> int:

@@ -25,7 +25,7 @@ from secagg.platforms.terms import Terms
 from secagg.session.patience import Patience
 from secagg.session.roles import ServerSession, Stage
 
-from .records import claimed_client, code_in, message_in, protocol_bytes, with_message
+from .records import claimed_client, code_in, message_in, protocol_bytes, signature_in, with_message
 
 _SHORTEST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
@@ -115,4 +115,5 @@ class GridRound(ServerRound[int]):
 
     def _answer(self, reply: Message) -> Answer:
         client = None if self.task.roster is None else claimed_client(reply.content)
-        return Answer(message_in(reply.content), client, protocol_bytes(reply.content))
+        content = reply.content
+        return Answer(message_in(content), client, signature_in(content), protocol_bytes(content))

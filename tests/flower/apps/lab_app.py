@@ -17,10 +17,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from lab_truth import SHAPES, change, counted, examples, loss
 
+from secagg.crypto.labels import Label
 from secagg.flower import SecAggMod
 from secagg.flower.app.client_round import STATE_RECORD
 from secagg.flower.app.records import LARGE_RECORD, claimed_client, message_in, with_message
-from secagg.platforms.terms import RECORD
+from secagg.platforms.keys.identities import client_file, load_identity
+from secagg.platforms.terms import RECORD, Terms
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
@@ -43,6 +45,11 @@ def told_to(partition: object) -> dict[str, Any]:
     path = Path(os.environ.get(CHAOS_FILE, "absent"))
     told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get(str(partition), {}) if path.exists() else {}
     return told
+
+
+def over() -> Path:
+    """Return the file that is there once the rounds of a scenario are over, until which a client may be silent."""
+    return Path(os.environ[CHAOS_FILE]).with_suffix(".over")
 
 
 def train(message: Message, context: Any) -> Message:
@@ -98,7 +105,8 @@ def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, A
         case "raise":
             raise RuntimeError("this client crashes")
         case "silent":
-            time.sleep(float(told["seconds"]))
+            while not over().exists():
+                time.sleep(0.05)
         case "restart":
             # A process that starts anew has none of the state that the one before it had.
             context.state[STATE_RECORD] = ConfigRecord()
@@ -112,7 +120,12 @@ def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, A
         answer, step = bytearray(message_in(reply.content)), 64 if told.get("mode") == "active" else 32
         for last in range(7 + 32 + 1 + 31, len(answer), step):
             answer[last] ^= 1
-        reply.content = with_message(bytes(answer), claimed_client(reply.content))
+        client, signature = claimed_client(reply.content), b""
+        terms = Terms.parsed(before.get("terms"), before.get("parameters"))
+        if terms is not None and terms.is_certified:
+            key = load_identity(Path(os.environ[KEYS]) / client_file(client)).signing_key
+            signature = key.sign(Label.PLATFORM_ANSWER, terms.digest, bytes(answer))
+        reply.content = with_message(bytes(answer), client, signature=signature)
     if at and told["do"] == "roll-back":
         # What Flower does when a process ends before it handed its state back.
         context.state[STATE_RECORD] = before

@@ -257,9 +257,7 @@ TWO_SERVERS: dict[str, Scenario] = {
     "two_restarted": restarted,
     "two_lost": lost,
     "two_absent": lambda lab: cast("dict[str, Any]", lab.secure(**served(lab, second_server="/absent/socket"))),
-    "two_silent": _simulated(
-        chaos={1: {"at": "TRAIN", "do": "silent", "seconds": 12}}, present=(0, 2, 3, 4, 5, 6, 7), timeout=8.0
-    ),
+    "two_silent": _simulated(chaos={1: {"at": "TRAIN", "do": "silent"}}, present=(0, 2, 3, 4, 5, 6, 7), timeout=8.0),
     "two_by_default": _simulated(strategy=None),
     "two_low_cohort": low_cohort,
     "two_offered_low_cohort": _served(minimum_cohort=2),

@@ -28,6 +28,7 @@ from secagg.protocols.one_message.buffers.answered import Answered
 from secagg.protocols.one_message.buffers.session import BufferSession, open_any_session
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
+from secagg.protocols.one_message.server import Server, State
 from secagg.protocols.one_message.session import OneMessageHelpers
 from secagg.protocols.one_message.simulation import OneMessageSimulation
 from secagg.session.roles import LateUpdate, Subject, Update
@@ -239,6 +240,55 @@ def test_a_full_buffer_takes_no_more() -> None:
     with pytest.raises(PeerMisbehaved) as caught:
         world.fill(session, [(5, 8)])
     assert caught.value.reason is Reason.BUFFER_FULL
+
+
+def server_of(session: BufferSession, version: int = NEWEST) -> Server:
+    return session._servers[version]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def test_uploads_are_delivered_as_many_at_once_as_settings_say() -> None:
+    world = World(replace(SETTINGS, delivered_at_once=2))
+    session = world.open()
+    for client, waiting in ((1, 1), (2, 0), (3, 1)):
+        world.fill(session, [(client, NEWEST)])
+        assert server_of(session).waiting == waiting
+    assert server_of(session).listed == {ClientId(1), ClientId(2)}
+
+
+def test_a_fault_of_a_model_is_told_once_and_progress_as_it_is_made() -> None:
+    world = World(replace(SETTINGS, delivered_at_once=1))
+    session, told = world.open(), list[tuple[int, int]]()
+    session.invitation_for(subject_of(8))
+    early, late_one = (PeerMisbehaved(name, reason=Reason.ALREADY_ANSWERED) for name in ("early", "late"))
+    server_of(session).faults.append(early)
+    world.fill(session, [(1, NEWEST), (2, NEWEST), (3, NEWEST), (4, 8), (5, 8), (6, 8)])
+    assert session.faults == (early,)
+    session.close_stage()
+    server_of(session, 8).faults.append(late_one)
+    session.release(lambda done, due: told.append((done, due)))
+    assert session.faults == (early, late_one)
+    assert told == [(1, 2), (2, 2)]
+
+
+def test_a_buffer_that_is_given_up_ends_the_sums_of_all_its_models() -> None:
+    world = World()
+    session = world.open()
+    session.invitation_for(subject_of(8))
+    servers = [server_of(session, version) for version in (8, NEWEST)]
+    session.abort()
+    assert [server.state for server in servers] == [State.ENDED] * 2
+
+
+def test_who_uploaded_for_a_model_is_remembered_while_a_buffer_may_take_it() -> None:
+    world = World()
+    answered = helpers_of(world).answered
+    for version in (4, 5, 6):
+        answered.add(version, ClientId(1))
+    world.open(NEWEST - 1)
+    # Three ages: 6 is the oldest model that this buffer or a later one takes.
+    answered.require_new(5, ClientId(1))
+    with pytest.raises(PeerMisbehaved):
+        answered.require_new(6, ClientId(1))
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------

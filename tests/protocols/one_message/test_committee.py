@@ -18,7 +18,16 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import Misuse, PeerError, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import (
     CommitteeSession,
@@ -309,3 +318,97 @@ def test_an_epoch_that_is_over_is_destroyed_when_the_node_is_next_asked_for_anyt
     ):
         assert holder is None
     assert not list(committee.folder.glob("0/*"))
+
+
+# --- The stage of the keys, as a session ------------------------------------------------------------------------------
+
+
+def keys_of(committee: Committee, index: int) -> bytes:
+    return committee.answer(committee.setup.clients[index], committee.world.record.encode())
+
+
+def test_who_left_or_is_not_invited_publishes_nothing_and_is_asked_nothing(committee: Committee) -> None:
+    session, stranger, gone = committee.open(), ClientId(1), committee.setup.clients[1]
+    session.drop(gone)
+    assert session.message_to(stranger) is None
+    assert session.message_to(gone) is None
+    for client, message in ((stranger, keys_of(committee, 0)), (gone, keys_of(committee, 1))):
+        with pytest.raises(PeerMisbehaved, match="is not invited, or has left") as caught:
+            session.receive(client, message)
+        assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({client}))
+    session.abort()
+    with pytest.raises(UnexpectedMessage, match="the session is over"):
+        session.receive(committee.setup.clients[0], keys_of(committee, 0))
+    assert len(session.faults) == 2
+
+
+def test_a_holder_does_not_say_that_it_holds_nothing(committee: Committee) -> None:
+    session, client = committee.open(), committee.setup.clients[0]
+    with pytest.raises(PeerMisbehaved, match="publishes no keys") as caught:
+        session.receive(client, committee.world.client(client).holds_nothing(committee.world.record))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({client}))
+
+
+def test_the_stages_after_the_keys_begin_anew_without_those_who_left(committee: Committee) -> None:
+    committee.setup = committee.world.setup = replace(committee.setup, minimum_cohort=HOLDERS)
+    session, (*holders, last) = committee.open(), committee.setup.clients
+    for client in holders:
+        assert session.turnout is Turnout.TOO_FEW
+        session.receive(client, committee.answer(client, session.invitation))
+    assert session.turnout is Turnout.ENOUGH, "as many as the least cohort"
+    session.drop(last)
+    assert session.turnout is Turnout.COMPLETE
+    session.close_stage()
+    assert session.turnout is Turnout.TOO_FEW
+    assert session.awaited == frozenset(holders)
+    session.abort()
+
+
+def test_a_client_answers_no_more_once_it_left_and_uploads_nothing_that_it_does_not_have(committee: Committee) -> None:
+    session = committee.open()
+    for client in committee.setup.clients:
+        session.receive(client, committee.answer(client, session.invitation))
+    session.close_stage()
+    client = committee.setup.clients[5]
+    with pytest.raises(InvalidParameters, match="there is no update to upload"):
+        committee.member(client).join(committee.setup.subject).answer(session.invitation)
+    assert client not in committee.world.stored, "nothing was charged"
+    left = committee.member(client).join(committee.setup.subject, committee.world.update(client))
+    left.abort()
+    with pytest.raises(Misuse, match="has left this session"):
+        left.answer(session.invitation)
+    assert client not in committee.world.stored
+
+
+# --- What is held -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 5])
+def test_a_record_that_nobody_signed_is_none(committee: Committee, index: int) -> None:
+    """Whether or not it names this client."""
+    record = replace(committee.world.record, signature=bytes(64))
+    with (
+        pytest.raises(AuthenticationFailed),
+        committee.holdings(committee.setup.clients[index]).open(record, b"a task"),
+    ):
+        pass
+
+
+def test_what_is_over_is_overwritten_before_it_is_removed_and_over_when_its_time_comes(
+    committee: Committee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committee.carry(committee.open())
+    committee.world.now = committee.world.record.expiry
+    monkeypatch.setattr("secagg.protocols.one_message.committee.holding.rmtree", lambda _: None)
+    other = InsecureSum(replace(committee.setup, seed=b"another authority"))
+    with committee.holdings(committee.setup.clients[0]).open(other.record, b"t"):
+        assert list(committee.folder.glob("0/*"))
+        assert not list(committee.folder.glob("0/*/secret"))
+
+
+def test_a_client_that_holds_no_more_says_so_in_its_log(committee: Committee, caplog: pytest.LogCaptureFixture) -> None:
+    committee.carry(committee.open())
+    for path in committee.folder.glob("0/*/head"):
+        path.write_bytes(bytes(48))
+    with committee.holdings(committee.setup.clients[0]).open(committee.world.record, committee.setup.subject.task):
+        assert "this client holds no more for" in caplog.text

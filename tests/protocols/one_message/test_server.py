@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet, UnexpectedMessage
-from secagg.protocols.one_message.server import Server
-from tests.harness.one_message_sums import SUM_ID, InsecureSum
+from secagg.crypto.ring import RingVector
+from secagg.errors import (
+    InvalidParameters,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
+from secagg.identifiers import HolderId
+from secagg.parameters import SecurityMode
+from secagg.protocols.one_message.lattice.masks import OpenedSum
+from secagg.protocols.one_message.messages import Judged, Receipt, Verdict
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.server import Server, State
+from tests.harness.one_message_sums import SUM_ID, InsecureSum, SumSetup
 
 
 @pytest.mark.parametrize("name", [b"", bytes(16), SUM_ID + b"x", SUM_ID[1:]])
@@ -63,3 +79,144 @@ def test_too_few_holders_open_nothing() -> None:
         server.lose(position)
     with pytest.raises(ThresholdNotMet):
         server.require_holders()
+
+
+DUE: dict[State, set[str]] = {
+    State.COLLECTING: {"upload", "receipt", "introduce", "deliver", "settle", "fix_list"},
+    State.CERTIFYING: {"signature", "certify"},
+    State.OPENING: {"answer", "open"},
+    State.ENDED: set(),
+}
+
+
+def test_every_call_and_message_is_for_its_state() -> None:
+    """Whatever is not due is refused as such, wherever the sum stands, and moves it nowhere."""
+    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    server, client = world.collected(), world.setup.clients[0]
+    said = {"receipt": server.receipts[0][0], "signature": b"", "answer": b""}
+    upload = world.upload(client)
+    calls: dict[str, Callable[[], object]] = {
+        "upload": lambda: server.receive_upload(client, upload),
+        "introduce": server.introduce,
+        "deliver": server.deliver,
+        "settle": server.settle,
+        "fix_list": server.fix_list,
+        "certify": server.certify,
+        "open": server.open,
+        **{kind: lambda kind=kind: server.receive(0, said[kind]) for kind in said},
+    }
+    other = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    twin = other.collected()
+    twin.fix_list()
+    for kind in ("signature", "answer"):
+        said[kind] = other.holders[0].respond(twin.requests()[0])
+        other.ask(twin, twin.requests())
+        if kind == "signature":
+            twin.certify()
+
+    def refuses_all_but(state: State) -> None:
+        assert server.state is state
+        for name in calls.keys() - DUE[state]:
+            with pytest.raises(UnexpectedMessage):
+                calls[name]()
+        assert server.state is state
+
+    with pytest.raises(Misuse, match="the list is not fixed yet"):
+        server.requests()
+    refuses_all_but(State.COLLECTING)
+    server.fix_list()
+    refuses_all_but(State.CERTIFYING)
+    world.ask(server, server.requests())
+    server.certify()
+    refuses_all_but(State.OPENING)
+    world.ask(server, server.requests())
+    assert server.open().counted == frozenset(world.setup.clients)
+    refuses_all_but(State.ENDED)
+    with pytest.raises(Misuse, match="does not go on to collecting"):
+        server._go_to(State.COLLECTING)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_sum_that_is_given_up_has_ended_and_keeps_nothing() -> None:
+    world = InsecureSum()
+    server = world.collected(clients=world.setup.clients[1:])
+    server.receive_upload(world.setup.clients[0], world.upload(world.setup.clients[0]))
+    server.deliver()
+    server.receive_upload(world.setup.clients[1], world.stored_upload(world.setup.clients[1]))
+    for _ in range(2):
+        server.end()
+        assert server.state is State.ENDED
+        kept = (server._pending, server._delivered, server._answers)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        assert not any(kept)
+
+
+def test_a_list_is_fixed_when_nothing_waits_and_nothing_is_on_its_way() -> None:
+    world = InsecureSum()
+    last = world.setup.clients[-1]
+    server = world.collected(clients=world.setup.clients[:-1])
+    server.receive_upload(last, world.upload(last))
+    with pytest.raises(Misuse, match="deliver and settle"):
+        server.fix_list()
+    requests = server.deliver()
+    with pytest.raises(Misuse, match="deliver and settle"):
+        server.fix_list()
+    world.ask(server, requests)
+    server.settle()
+    server.fix_list()
+    assert len(server.upload_list.listed) == world.setup.population
+
+
+def test_a_holder_that_was_lost_says_nothing_more() -> None:
+    world = InsecureSum()
+    server = Server(world.offer(), SUM_ID)
+    receipt = world.holders[0].respond(server.introduce()[0])
+    server.lose(0)
+    with pytest.raises(PeerMisbehaved) as caught:
+        server.receive(0, receipt)
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({HolderId(0)}))
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> None:
+    """A share that does not open says nothing of its upload, so that verdict alone may name another."""
+    world = InsecureSum(SumSetup(mode=SecurityMode.SEMI_HONEST))
+    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID)
+    world.ask(server, server.introduce())
+    server.receive_upload(client, world.upload(client))
+    said = Receipt.decode(world.holders[0].respond(server.deliver()[0]))
+    (own,) = said.judged
+    for judged, is_other in (
+        ((replace(own, verdict=verdict),), False),
+        ((Judged(upload=bytes(32), verdict=verdict),), verdict is not Verdict.NOT_AUTHENTIC),
+        ((), True),
+        ((own, own), True),
+    ):
+        message, position = replace(said, judged=judged).encode(), 0
+        if is_other:
+            with pytest.raises(PeerMisbehaved) as caught:
+                server.receive(position, message)
+            assert caught.value.reason is Reason.WRONG_SESSION
+        else:
+            server.receive(position, message)
+            server._said.clear()  # noqa: SLF001 -- so that it may say another thing # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_sum_with_other_numbers_than_zeros_behind_its_weight_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a secret that one liar among just enough holders searched for would leave them."""
+    world = InsecureSum()
+    server = world.collected()
+    server.fix_list()
+    world.ask(server, server.requests())
+    last, vector = server.agreement.parameters.inputs - 1, OpenedSum.vector
+
+    def spoilt(self: OpenedSum, index: int, weight: int) -> RingVector:
+        found = vector(self, index, weight).copy()
+        if index == last:
+            found[-1] += 1
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenedSum, "vector", spoilt)
+        with pytest.raises(PeerMisbehaved, match="other numbers than zeros"):
+            server.open()
+    assert server.state is State.OPENING, "more answers may help"
+    assert server.open().counted == frozenset(world.setup.clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from time import perf_counter
 
 import pytest
@@ -45,6 +46,37 @@ def test_counting_says_what_looking_says(data: st.DataObject) -> None:
         expected = Turnout.ENOUGH if is_enough else Turnout.TOO_FEW
         assert opened.turnout is (expected if set(members) - settled else Turnout.COMPLETE)
         assert opened.awaited == set(members) - settled
+
+
+@pytest.mark.parametrize("due", [(), None, (0, 1, 2, 3, 4), (1, 3)])
+@pytest.mark.parametrize("threshold", [1, 2])
+@pytest.mark.parametrize("needed", [0, 3])
+def test_small_rounds_count_what_looking_says(due: tuple[int, ...] | None, threshold: int, needed: int) -> None:
+    """A ring of five: every pattern of answers, in an order that goes around and in one that jumps."""
+    graph = Graph(Topology.SPARSE, 5, 2, bytes(32))
+    for pattern, order in product(range(1 << 5), ((0, 1, 2, 3, 4), (3, 0, 4, 2, 1))):
+        opened = OpenRound((0, 1, 2, 3, 4), message, needed=needed, due=due, threshold=threshold, graph=graph)
+        answered = set[int]()
+        for position in order[:4]:
+            has_answered = bool(pattern >> position & 1)
+            answered |= {position} if has_answered else set()
+            opened.settle(position, has_answered=has_answered)
+            around = answered if due is None else set(due)
+            is_covered = all(len(answered.intersection(graph.neighbours(one))) >= threshold for one in around)
+            is_enough = len(answered) >= needed and is_covered
+            assert opened.turnout is (Turnout.ENOUGH if is_enough else Turnout.TOO_FEW)
+
+
+@pytest.mark.parametrize(("topology", "due"), [(Topology.FULL, None), (Topology.FULL, (1,)), (Topology.SPARSE, ())])
+def test_nobodys_neighbours_are_looked_at_where_a_number_says_it_all(
+    topology: Topology, due: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = Graph(topology, 5, 4 if topology is Topology.FULL else 2, bytes(32))
+    opened = OpenRound((0, 1, 2, 3, 4), message, needed=2, due=due, threshold=2, graph=graph)
+    monkeypatch.delattr(Graph, "neighbours")
+    for position in range(5):
+        opened.settle(position, has_answered=True)
+    assert opened.turnout is Turnout.COMPLETE
 
 
 @pytest.mark.parametrize("topology", Topology)

@@ -14,7 +14,15 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Corrected, Share, correct, split_many
-from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import (
+    AuthenticationFailed,
+    InternalError,
+    MalformedMessage,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
@@ -409,6 +417,98 @@ def test_a_share_that_does_not_open_is_missing_and_evicts_nobody(suite: Suite) -
     assert not session.errors
 
 
+def deals_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deal shares that fit one polynomial and their commitments, of secrets that the dealer does not use."""
+
+    def split(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
+        others = [Secret(secret.kind, bytes(len(secret))) for secret in secrets]
+        return split_many(others, threshold=threshold, holders=holders, coins=coins)
+
+    monkeypatch.setattr(round1_share_keys, "split_many", split)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("suite", Suite)
+@pytest.mark.parametrize("fault", ["none", "a liar", "another secret"])
+def test_what_is_recovered_despite_lies_is_overwritten(
+    fault: str, suite: Suite, *, drops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong secrets as well as right ones, shares, and key pairs that were made to look."""
+    setup = nine(SecurityMode.SEMI_HONEST, suite)
+    session, _ = liars_session(setup, [1] if fault == "a liar" else [], [0])
+    dealing(setup.client_ids[0], session, deals_another_secret if fault == "another secret" else lambda _: None)
+    if drops:
+        session.drop(setup.client_ids[0])
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.deliver(session.pending)
+    made, make, own = list[Secret](), Secret.__init__, type(key_suite(suite))
+    pairs, wiped, pair_of = list[Any](), list[Any](), own.key_pair
+
+    def noted(secret: Secret, kind: str, data: bytes) -> None:
+        make(secret, kind, data)
+        made.append(secret)
+
+    def noted_pair(*arguments: Any) -> Any:
+        pair = pair_of(*arguments)
+        if not pairs:
+            wipe = type(pair).wipe
+            monkeypatch.setattr(type(pair), "wipe", lambda self: (wiped.append(self), wipe(self)))
+        pairs.append(pair)
+        return pair
+
+    monkeypatch.setattr(Secret, "__init__", noted)
+    monkeypatch.setattr(own, "key_pair", noted_pair)
+    if fault == "another secret":
+        with pytest.raises(PeerMisbehaved):
+            session.server.unmask()
+    else:
+        session.server.unmask()
+    assert len(made) > 9
+    assert [secret.kind for secret in made if not secret.is_wiped] == []
+    assert bool(pairs) is drops
+    assert set(map(id, pairs)) == set(map(id, wiped))
+
+
+@pytest.mark.parametrize(("dealers", "looked_at"), [([0], 4), (range(9), 1)])
+def test_a_suspect_is_looked_at_a_few_times_and_no_more(
+    dealers: Collection[int], looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice as often as liars are assumed, and one; not at all once it was wrong for more dealers than could lie."""
+    session, _ = liars_session(nine(SecurityMode.SEMI_HONEST), [1], dealers)
+    looks, combine = list[int](), recovery._combine  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    def counted(shown: Sequence[Any], threshold: int, secret: Any) -> Secret:
+        looks.append(len(shown) > threshold)
+        return combine(shown, threshold, secret)
+
+    monkeypatch.setattr(recovery, "_combine", counted)
+    session.finish()
+    assert sum(looks) == looked_at
+
+
+def test_a_dealer_whose_shares_are_wrong_at_more_holders_than_could_lie_is_named_alone() -> None:
+    def deals_two_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+        def split(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
+            dealt = split_many(secrets, threshold=threshold, holders=holders, coins=coins)
+            for shares in dealt:
+                for place in (1, 2):
+                    value = bytearray(shares[place].value.expose())
+                    value[-1] ^= 1 + place
+                    shares[place] = Share(shares[place].point, Secret("share", value))
+            return dealt
+
+        monkeypatch.setattr(round1_share_keys, "split_many", split)
+
+    session = InsecurePairwiseSession(
+        SessionSetup(population=13, corrupted=0, dropped=4, mode=SecurityMode.SEMI_HONEST)
+    )
+    dealer = session.client_ids[5]
+    dealing(dealer, session, deals_two_badly)
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    (fault,) = session.server.faults
+    assert fault.culprits == suspects(dealer)
+
+
 # --- Edges of the hybrid suite ----------------------------------------------------------------------------------------
 
 
@@ -547,6 +647,28 @@ def test_whoever_drives_half_of_its_neighbours_out_is_named() -> None:
     assert [fault.culprits for fault in session.server.faults[1:]] == [frozenset({cheat})] * 9
 
 
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_garbage_for_a_client_that_left_before_it_could_complain_convicts_its_sender(mode: SecurityMode) -> None:
+    session = InsecurePairwiseSession(nine(mode, Suite.HYBRID))
+    cheat, victim = session.client_ids[2], session.client_ids[3]
+    dealing(cheat, session, garbage_for(victim))
+    session.drop(victim)
+    total = session.finish()
+    assert same_sum(total, session.sum_of(client for client in session.client_ids if client != victim))
+    assert [fault.culprits for fault in session.server.faults] == [blamed(mode, cheat)]
+
+
+def test_a_stranger_stands_nowhere_and_no_round_reads_what_none_has_settled() -> None:
+    session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE))
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    settled = session.server._collected.so_far  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(PeerMisbehaved) as caught:
+        settled.position_of(ClientId(999))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, suspects(ClientId(999)))
+    with pytest.raises(InternalError):
+        _ = settled.sharers
+
+
 def test_every_edge_that_a_recovered_client_committed_to_is_checked() -> None:
     """Seeds that fit their commitments and no root, sent to clients that drop out as well."""
     session = hybrid_session()
@@ -590,6 +712,30 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
         session.server.receive(victim, spoilt.encode())
     assert caught.value.culprits == suspects(victim)
     assert session.server.faults == [caught.value]
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_a_complaint_is_about_somebody_who_sent_a_seed(suite: Suite) -> None:
+    """No seeds are sent in the classic suite, none by who shared no keys, and each along one direction of its edge."""
+    session = InsecurePairwiseSession(nine(SecurityMode.SEMI_HONEST, suite))
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    graph, neighbours = session.server.roster.graph, session.server.roster.graph.neighbours(3)
+    sending = [place for place, n in enumerate(neighbours) if graph.sends_edge_seed(n, 3)]
+    gone, good = sending[:2]
+    session.drop(session.client_ids[neighbours[gone]])
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    settled = session.server._collected.so_far  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    def about(*places: int) -> bytes:
+        accused = settled.roster.set_of(()).of(len(neighbours), places)
+        return Complaint(context=settled.roster.context.digest, signature=b"", accused=accused).encode()
+
+    receiving = next(place for place in range(8) if place not in sending)
+    for wrong in ((), (gone,), (receiving,), (good, gone), (good, receiving), *(((good,),) * (suite is Suite.CLASSIC))):
+        with pytest.raises(MalformedMessage, match="about nobody who sent a seed"):
+            Complaint.decode(about(*wrong), settled, 3)
+    if suite is Suite.HYBRID:
+        assert list(Complaint.decode(about(good), settled, 3).accused) == [good]
 
 
 # --- What is revealed -------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def resumed(server: Server) -> Server:
     again = Server.restore(snapshot)
     assert again.snapshot() == snapshot
     assert (again.state, again.offer, again.awaited) == (server.state, server.offer, server.awaited)
+    assert again.turnout is server.turnout
     return again
 
 
@@ -60,7 +61,7 @@ def test_a_server_resumed_before_every_message_goes_on_as_if_nothing_had_been(
                 server.receive(outgoing.receiver, answer)
                 twin.receive(outgoing.receiver, answer)
                 twin = resumed(twin)
-                assert twin.snapshot() == server.snapshot()
+                assert (twin.snapshot(), twin.turnout) == (server.snapshot(), server.turnout)
         if server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
         pending = list(server.close_round())

@@ -1,0 +1,178 @@
+"""How fast a server takes uploads over HTTP, beside the same server that only stores them; clients on loopback.
+
+    PYTHONPATH=. python benchmarks/http_throughput.py --protocol enclave --clients 500 --bytes 1000000
+
+Uploads are made beforehand; the clients are another process, and say no more than HTTP needs. Runs alternate, and each
+ratio is of two that follow one another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from secagg import Session
+from secagg.crypto.entropy import SystemCoins
+from secagg.identifiers import ClientId
+from secagg.session.one_stage import OneStageServerSession
+from secagg.session.patience import Limits
+from secagg.session.registry import names
+from secagg.session.roles import Released, ServerSession, Subject
+from secagg.transport.card import WireLimits
+from secagg.transport.listener import allow_connections, listening
+from secagg.transport.proof import header_of
+from secagg.transport.server import SumServer
+
+BITS = 16
+PROOF = bytes(64)
+
+
+class Stored(OneStageServerSession):
+    """A session that writes each upload into a file, not flushed, and sums nothing."""
+
+    name = "stored upload"
+
+    def __init__(self, invited: frozenset[ClientId], folder: Path) -> None:
+        """Store nothing yet."""
+        super().__init__(b"anything", invited, len(invited))
+        self._folder = folder
+
+    def _take(self, sender: ClientId, message: bytes) -> None:
+        (self._folder / str(sender.value)).write_bytes(message)
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        raise NotImplementedError
+
+    def _wipe(self) -> None:
+        """Leave the files to the folder's owner."""
+
+
+class Prepared:
+    """A session whose upload stage is open, and every client's upload."""
+
+    def __init__(self, protocol: str, clients: int, length: int) -> None:
+        """Go through the stages before the uploads, in memory."""
+        coins = SystemCoins()
+        plan = Session.for_model(np.zeros(length), clients=clients, clip=1.0, bits=BITS, protocol=protocol)
+        self.subject = plan.subject(task=b"throughput", round_number=1, model=())
+        self.invited = frozenset(map(ClientId, range(clients)))
+        world = plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))
+        self.session, self.number = world.open(self.subject, self.invited), 0
+        values = np.linspace(-1, 1, length)
+        members = {
+            client: world.member(client).join(self.subject, plan.update(values, subject=self.subject, coins=coins))
+            for client in sorted(self.invited)
+        }
+        self.uploads = dict[ClientId, bytes]()
+        while (stage := self.session.stage) is not None:
+            for client, member in members.items():
+                message = self.session.message_to(client)
+                assert message is not None
+                if stage.takes_update:
+                    self.uploads[client] = member.answer(message)
+                    member.abort()
+                else:
+                    self.session.receive(client, member.answer(message))
+            if stage.takes_update:
+                return
+            self.session.close_stage()
+            self.number += 1
+
+
+async def taken(session: ServerSession, number: int, subject: Subject, uploads: Mapping[ClientId, bytes]) -> float:
+    """Return the seconds in which a server takes every upload."""
+    limits = WireLimits(stages=Limits(exchange=600.0, training=600.0), answer_bytes=1 << 28, bodies_at_once=16)
+    allow_connections(limits)
+    server = SumServer(limits=limits)
+    card = server.card(subject, "throughput")
+    async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
+        running = asyncio.create_task(server.run(session, card, number=number))
+        while not server.is_open:  # noqa: ASYNC110 -- for a moment
+            await asyncio.sleep(0.01)
+        started, child = time.perf_counter(), os.fork()
+        if child == 0:
+            os._exit(send_all(port, f"/v1/sessions/{card.session}/answers/{number}", uploads))
+        counted = f'secagg_answers_total{{verdict="taken"}} {len(uploads)}'
+        while counted not in server.metrics.text():
+            assert not running.done(), running
+            await asyncio.sleep(0.005)
+        seconds = time.perf_counter() - started
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert status == 0
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return seconds
+
+
+def send_all(port: int, path: str, uploads: Mapping[ClientId, bytes]) -> int:
+    """Send every upload, each over a connection of its own, all at once; return the exit status."""
+
+    async def one(client: ClientId, body: bytes) -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: {header_of(client, PROOF)}\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode())
+        writer.write(body)
+        answer = await reader.read()
+        writer.close()
+        return answer.startswith(b"HTTP/1.1 202")
+
+    async def everybody() -> bool:
+        return all(await asyncio.gather(*(one(client, body) for client, body in uploads.items())))
+
+    # The child of a fork has a loop that runs, which is its parent's.
+    asyncio._set_running_loop(None)  # noqa: SLF001
+    try:
+        return 0 if asyncio.new_event_loop().run_until_complete(everybody()) else 1
+    except BaseException:  # noqa: BLE001 -- a child that is forked must not go on as its parent
+        return 2
+
+
+def main() -> None:
+    """Measure, and print the throughputs and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--protocol", choices=names(), default="enclave")
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--bytes", type=int, default=1_000_000, help="of an upload, about")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    width = BITS + (options.clients - 1).bit_length()
+    rates = dict[str, list[float]](stored=[], taken=[])
+    size = 0
+    for _ in range(options.runs):
+        prepared = Prepared(options.protocol, options.clients, 8 * options.bytes // width)
+        size = sum(map(len, prepared.uploads.values()))
+        with TemporaryDirectory() as folder:
+            files = Stored(prepared.invited, Path(folder))
+            stored = asyncio.run(taken(files, 0, prepared.subject, prepared.uploads))
+        summed = asyncio.run(taken(prepared.session, prepared.number, prepared.subject, prepared.uploads))
+        rates["stored"].append(size / stored / 1e6)
+        rates["taken"].append(size / summed / 1e6)
+        print(f"stored {size / stored / 1e6:7.1f} MB/s, {options.protocol} {size / summed / 1e6:7.1f} MB/s")
+    ratios = [one / other for one, other in zip(rates["taken"], rates["stored"], strict=True)]
+    figures: dict[str, Any] = {
+        "protocol": options.protocol,
+        "clients": options.clients,
+        "bytes of an upload": size // options.clients,
+        "MB/s stored": round(statistics.median(rates["stored"]), 1),
+        "MB/s taken": round(statistics.median(rates["taken"]), 1),
+        "ratio": round(statistics.median(ratios), 3),
+    }
+    print(json.dumps(figures, indent=2))
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

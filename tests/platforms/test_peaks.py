@@ -1,0 +1,186 @@
+"""The peak code in a platform: what a server learns of a model's direction and length, round after round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from secagg.compression.model_update import decode_parameters, encode_parameters
+from secagg.contract import IndexSegment, ideal_aggregate
+from secagg.errors import InvalidParameters, MalformedMessage
+from secagg.platforms.charges import Charges
+from secagg.platforms.logs import LOG
+from secagg.platforms.model_tensors import Arrays
+from secagg.platforms.peaks import LENGTHS, known_lengths
+from secagg.platforms.round_task import Means, Rounds, RoundTask
+from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.terms import Terms
+from secagg.platforms.trained_update import Trained, Training
+
+CLIENTS = 40
+Model = dict[str, npt.NDArray[Any]]
+
+
+class NoCharges:
+    """A ledger that charges nothing."""
+
+    def charge(self, *_: object) -> None:
+        """Let everything pass."""
+
+
+def model(scale: float = 1.0) -> Model:
+    generator = np.random.default_rng(7)
+    return {
+        "conv.weight": (scale * generator.normal(size=(16, 4, 3, 3))).astype(np.float32),
+        "conv.bias": np.zeros(16, np.float64),
+        "steps": np.array(3, np.int64),
+        "head.weight": (0.01 * scale * generator.normal(size=(10, 144))).astype(np.float32),
+        "empty": np.zeros((0, 2), np.float32),
+    }
+
+
+def rounds(**changes: Any) -> Rounds:
+    made = Rounds(SecAggSettings())
+    made.settings = cast("SecAggSettings", _Unchecked(compression="peak-16", weighting="uniform", **changes))
+    return made
+
+
+def _Unchecked(**changes: Any) -> SecAggSettings:  # noqa: N802 -- stands for the class
+    """Return settings of an enclave without its roster."""
+    made = SecAggSettings(**{name: value for name, value in changes.items() if name != "compression"})
+    object.__setattr__(made, "protocol", "enclave")
+    object.__setattr__(made, "compression", changes["compression"])
+    return made
+
+
+def trained_by(sent: Arrays, number: int, size: float) -> Model:
+    """Return a model that moved along a common direction, and a little along one of the client's own."""
+    common, own = np.random.default_rng(1), np.random.default_rng(100 + number)
+    after = dict[str, npt.NDArray[Any]]()
+    for name, array in sent.items():
+        part = size * (0.01 if name == "head.weight" else 1.0)
+        step = part * (common.normal(size=array.shape) + 0.5 * own.normal(size=array.shape))
+        after[name] = np.asarray(array + (step if array.dtype.kind == "f" else 1)).astype(array.dtype)
+    return after
+
+
+def upload(task: RoundTask, number: int, size: float) -> Any:
+    terms = Terms.parsed(task.terms.small, task.terms.parameters)
+    assert terms is not None
+    after = trained_by(task.sent, number, size)
+    training = Training(
+        terms=terms,
+        update=decode_parameters(terms.parameters),
+        charges=cast("Charges", NoCharges()),
+        sent=task.sent,
+        train=lambda: Trained(models=[after], number=lambda _: 1),
+    )
+    return training.made().payload
+
+
+def play(made: Rounds, number: int, sent: Model, sizes: list[float]) -> tuple[RoundTask, Means, Model]:
+    task = made.begun(sent, clients=len(sizes), task="t", number=number, weighted_by="n")
+    payloads = [upload(task, client, size) for client, size in enumerate(sizes)]
+    means = task.means(ideal_aggregate(task.update.layout, payloads))
+    return task, means, made.model(task, means)
+
+
+def moved(before: Model, after: Model) -> npt.NDArray[np.float64]:
+    parts = [
+        np.ravel(after[name].astype(np.float64) - before[name]) for name in before if before[name].dtype.kind == "f"
+    ]
+    return np.concatenate(parts)
+
+
+def test_a_model_moves_where_its_clients_say_and_as_far_as_the_middle_one() -> None:
+    made, sent = rounds(), model()
+    for number in range(1, 4):
+        task, means, after = play(made, number, sent, [0.1] * CLIENTS)
+        due = np.mean([moved(sent, trained_by(sent, client, 0.1)) for client in range(CLIENTS)], axis=0)
+        step = moved(sent, after)
+        assert np.dot(step, due) / np.linalg.norm(step) / np.linalg.norm(due) > 0.6
+        own = np.median([np.linalg.norm(moved(sent, trained_by(sent, client, 0.1))) for client in range(CLIENTS)])
+        assert means.lengths[1] == pytest.approx(own * 0.999, rel=0.1)
+        assert after["steps"] == sent["steps"] + 1
+        assert after["conv.bias"].dtype == np.float64
+        assert task.update.names.count(LENGTHS) == 1
+        sent = after
+
+
+def test_fewer_than_half_of_the_clients_cannot_scale_the_model() -> None:
+    steps = list[float]()
+    for liars in (0, CLIENTS // 2 - 1):
+        made, sent = rounds(), model()
+        for number in (1, 2):
+            before = sent
+            _, _, sent = play(made, number, before, [1000.0] * liars + [0.1] * (CLIENTS - liars))
+        steps.append(float(np.linalg.norm(moved(before, sent))))
+    assert steps[1] < 1.2 * steps[0]
+
+
+def test_what_travels_is_one_index_for_each_block_and_each_length() -> None:
+    task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
+    values = sum(array.size for array in model().values() if array.dtype.kind == "f")
+    blocks = [part.blocks for part in task.update.layout.segments if isinstance(part, IndexSegment)]
+    assert sum(blocks) <= -(-values // 16) + 1024 // 16 + 4
+    assert {part.codewords for part in task.update.layout.segments if isinstance(part, IndexSegment)} == {32, 256}
+
+
+def test_lengths_of_another_model_are_forgotten() -> None:
+    made, sent = rounds(), model()
+    play(made, 1, sent, [0.1] * 3)
+    assert made.begun(sent, clients=3, task="t", number=2, weighted_by="n").lengths
+    del sent["conv.bias"]
+    assert made.begun(sent, clients=3, task="t", number=3, weighted_by="n").lengths == ()
+
+
+@pytest.mark.parametrize("wrong", [(1.0,), (1.0, 2.0, float("nan"), 1.0), (1.0, -1.0, 1.0, 1.0), (float("inf"),) * 4])
+def test_a_client_refuses_lengths_that_are_none(wrong: tuple[float, ...]) -> None:
+    task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
+    with pytest.raises(MalformedMessage, match="lengths"):
+        upload(replace(task, lengths=wrong), 0, 0.1)
+
+
+def test_terms_with_lengths_of_another_type_are_refused() -> None:
+    task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
+    for wrong in ("1.0", 1, None, True):
+        with pytest.raises(MalformedMessage):
+            Terms.parsed(replace(task, lengths=cast("Any", (wrong,))).terms.small, task.terms.parameters)
+
+
+def test_lengths_beyond_the_last_level_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    LOG.addHandler(caplog.handler)
+    try:
+        play(rounds(), 1, model(), [1e4] * 3)
+    finally:
+        LOG.removeHandler(caplog.handler)
+    assert any("longer than the longest level" in record.getMessage() for record in caplog.records)
+
+
+def test_parameters_of_the_next_round_are_read_back() -> None:
+    made, sent = rounds(), model()
+    _, _, sent = play(made, 1, sent, [0.1] * 3)
+    task = made.begun(sent, clients=3, task="t", number=2, weighted_by="n")
+    assert decode_parameters(encode_parameters(task.update)).layout == task.update.layout
+    assert known_lengths(sent, task.joined, task.lengths).is_informed
+
+
+@pytest.mark.parametrize("wrong", ["peak-0", "peak-4096", "peak-", "peaks", "peak-1x2"])
+def test_blocks_that_do_not_exist_are_refused(wrong: str) -> None:
+    with pytest.raises(InvalidParameters, match="peak-2048"):
+        SecAggSettings(compression=wrong)
+
+
+def test_a_protocol_that_sums_vectors_alone_takes_no_places() -> None:
+    with pytest.raises(InvalidParameters, match="sends indices"):
+        SecAggSettings(compression="peak")
+
+
+def test_more_clients_need_fewer_bits_each() -> None:
+    made = _Unchecked(compression="peak")
+    assert made.places_for(10) < made.places_for(100) <= made.places_for(10**6) == 2048
+    assert _Unchecked(compression="peak-128").places_for(10) == 128

@@ -1,0 +1,85 @@
+"""Floors, bounds and certificates where they just hold, and where they just do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.identifiers import ServerId
+from secagg.parameters import SecurityMode
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
+from secagg.protocols.one_message import client as client_module
+from secagg.protocols.one_message.configuration import masked_values, noise_of
+from secagg.protocols.one_message.epoch import NO_KEY
+from secagg.protocols.one_message.floors import Floors
+from secagg.protocols.one_message.messages import CertifiedList, HolderSignature, require_certificate
+from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
+from secagg.protocols.one_message.sharing import Dealing
+from tests.harness.one_message_sums import SMALL_LAYOUT, InsecureSum, SumSetup
+
+BOUNDS = ((0, 10), (0, 10))
+NOISE = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(100, 100))
+WIDE = Layout((RingSegment(30, 6), RingSegment(30, 3)))
+
+
+def test_the_usual_floors_ask_for_signatures_where_there_is_an_authority() -> None:
+    assert Floors.usual().modes == frozenset({SecurityMode.SEMI_HONEST})
+    assert Floors.usual(NO_KEY) == Floors.usual()
+    assert Floors.usual(bytes([1]) * 32).modes == frozenset({SecurityMode.ACTIVE})
+
+
+def test_masks_of_just_the_security_that_a_client_asks_for_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum()
+    agreement = world.offer().agree()
+    monkeypatch.setattr(Parameters, "security_bits", 128.0)
+    for least in (127, 128):
+        replace(world.floors, least_security_bits=least).admit(agreement, world.clock())
+    with pytest.raises(InvalidParameters, match="bits of security"):
+        replace(world.floors, least_security_bits=129).admit(agreement, world.clock())
+
+
+@pytest.mark.parametrize(("bounds", "noise"), [(None, NO_NOISE), (BOUNDS, NO_NOISE), (None, NOISE), (BOUNDS, NOISE)])
+def test_values_have_bounds_or_noise(bounds: tuple[tuple[int, int], ...] | None, noise: NoiseSettings) -> None:
+    configuration = InsecureSum(SumSetup(bounds=bounds, layout=WIDE)).offer().configuration
+    if bounds and noise is NOISE:
+        with pytest.raises(InvalidParameters, match="take bounds = none"):
+            noise_of(configuration, noise)
+        return
+    assert (noise_of(configuration, noise) is None) is (noise is NO_NOISE)
+
+
+@pytest.mark.parametrize("bounds", [(), (None,), (None, None, None)])
+def test_every_segment_has_bounds_or_none(bounds: tuple[None, ...]) -> None:
+    with pytest.raises(InvalidParameters, match="for each of 2 segments"):
+        masked_values(SMALL_LAYOUT, bounds, 5)
+
+
+def test_a_certificate_of_a_holder_that_there_is_not_is_none() -> None:
+    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
+    agreement = world.offer().agree()
+    holders = [*range(agreement.record.quorum - 1), len(agreement.record.holders)]
+    certificate = tuple(HolderSignature(holder=holder, signature=bytes(64)) for holder in holders)
+    with pytest.raises(PeerMisbehaved, match="signatures of holders") as caught:
+        require_certificate(agreement, bytes(32), CertifiedList(upload_list=b"", certificate=certificate))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.QUORUM_NOT_MET, frozenset({ServerId()}))
+
+
+def test_the_shares_of_an_upload_are_overwritten_when_they_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dealt, deal = list[Dealing](), client_module.deal
+
+    def noted(*arguments: object) -> Dealing:
+        dealt.append(deal(*arguments))  # type: ignore[arg-type]
+        return dealt[-1]
+
+    monkeypatch.setattr(client_module, "deal", noted)
+    world = InsecureSum()
+    assert world.upload(world.setup.clients[0])
+    (one,) = dealt
+    shares: tuple[Secret, ...] = one.shares
+    assert shares
+    assert all(share.is_wiped for share in shares)

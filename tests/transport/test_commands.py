@@ -1,0 +1,84 @@
+"""What ``secagg serve``, ``contribute`` and ``tunnel`` refuse before anything is listened at or sent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from secagg.cli import main
+from secagg.transport.card import Card
+from secagg.transport.keeping import ServerRecord, ServerStore
+
+SERVE = ("serve", "--values", "4", "--clip", "1", "--out", "mean.npy")
+URL = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def update(tmp_path: Path) -> str:
+    np.save(tmp_path / "update.npy", np.zeros(4))
+    return str(tmp_path / "update.npy")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that is refused, and return what it says."""
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--clients says how many"),
+        (("--clients", "5", "--cert", "x.pem"), "belong together"),
+        (("--clients", "5", "--client-certs", "x.pem"), "is about TLS"),
+        (("--clients", "5", "--listen", "8750"), "--listen is HOST:PORT"),
+        (("--clients", "5", "--listen", "localhost:99999"), "--listen is HOST:PORT"),
+        (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
+        (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
+        (("--clients", "5", "--set", "colour=red"), "no setting of secure aggregation"),
+        (("--clients", "2"), "fewer than 3"),
+    ],
+)
+def test_a_server_refuses(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    if said == "fewer than 3":
+        said = "too few"
+    assert said in refusal(capsys, *SERVE, *arguments)
+
+
+def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
+    noise = ("--set", "noise=1.0", "--set", "norm=1.0")
+    assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
+    client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
+    assert "noise is no floor" in refusal(capsys, *client, "--set", "noise=1.0")
+    assert "epsilon is no floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
+
+
+def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
+    state = ("--state", str(tmp_path / "state"))
+    assert "holds no array" in refusal(capsys, "contribute", URL, "--update", "none.npy", "--client", "0", *state)
+    client = ("contribute", "http://sums.example", "--update", update, "--client", "0", *state)
+    assert "in the clear" in refusal(capsys, *client)
+    assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
+
+
+def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = ("--cert", "a.pem", "--key", "a.key", "--peer", "b.pem", "--socket", str(tmp_path / "socket"))
+    assert "no certificate with its private key" in refusal(capsys, "tunnel", "--listen", "127.0.0.1:0", *files)
+    assert "--connect is HOST:PORT" in refusal(capsys, "tunnel", "--connect", "nowhere", *files)
+
+
+def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    card = Card(session=bytes(16).hex(), protocol="pairwise", task="another", round_number=1, answer_bytes=1)
+    ServerStore(folder).put(ServerRecord(card.encode(), 0, (), b"snapshot"))
+    said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    assert "keeps a session of pairwise about 'another'" in said
+    (folder / "session.record").write_bytes(b"something else")
+    assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
+    assert "this user's alone" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))

@@ -1,0 +1,344 @@
+"""Connections: slow ones, silent ones, thousands of them, with wrong certificates, and through tunnels."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, Misuse
+from secagg.identifiers import ClientId
+from secagg.session.connection import HelperLost, SocketAsk
+from secagg.session.frames import encode_refusal
+from secagg.session.service import Service
+from secagg.transport.card import WireLimits
+from secagg.transport.client import Outcome, contribute
+from secagg.transport.listener import allow_connections, listening
+from secagg.transport.proof import Prover
+from secagg.transport.requests import Patience
+from secagg.transport.server import SumServer
+from secagg.transport.tls import Credentials, client_context, server_context
+from secagg.transport.tunnel import Ends, open_tunnel, serve_tunnel
+from secagg.wire import MessageKind, Writer
+from tests.harness.certificates_of_tests import make_credentials
+from tests.harness.wire_sums import (
+    ANSWER_BYTES,
+    CLIENTS,
+    SUBJECT,
+    answer_of,
+    headers_of,
+    joining,
+    plain_session,
+    quick_limits,
+    taking_part,
+    until,
+)
+
+pytestmark = pytest.mark.wire
+ONE = CLIENTS[0]
+
+
+@asynccontextmanager
+async def served(limits: WireLimits, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[SumServer, int, str]]:
+    """Serve a plain sum at a socket; yields the server, its port, and the path of the session."""
+    server = SumServer(limits=limits)
+    card = server.card(SUBJECT, "plain")
+    async with listening(server.app, "127.0.0.1", 0, tls=tls, limits=limits) as port:
+        task = asyncio.create_task(server.run(plain_session(), card))
+        try:
+            await until(lambda: server.is_open)
+            yield server, port, f"/v1/sessions/{card.session}"
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def said_to(port: int, *pieces: bytes) -> bytes:
+    """Say pieces, and return what comes back until the connection ends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(60):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def head(path: str, *more: str) -> bytes:
+    lines = [f"POST {path}/answers/0 HTTP/1.1", "host: x", *(f"{k}: {v}" for k, v in headers_of(ONE).items()), *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+@pytest.mark.parametrize("piece", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\nslow:"])
+def test_a_head_that_does_not_come_whole_loses_its_connection(piece: bytes) -> None:
+    async def scene() -> None:
+        async with served(quick_limits(grace=0.3)) as (_, port, _path):
+            assert await said_to(port, piece) == b""
+
+    asyncio.run(scene())
+
+
+def test_a_second_head_on_a_connection_has_no_more_time_than_the_first() -> None:
+    async def scene() -> None:
+        async with served(quick_limits(grace=0.5)) as (_, port, _path):
+            whole = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+            answer = await said_to(port, whole + b"GET /health HTTP/1.1\r\n")
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.count(b"HTTP/1.1") == 1
+
+    asyncio.run(scene())
+
+
+def test_a_body_that_dribbles_is_cut_off() -> None:
+    async def scene() -> None:
+        limits = quick_limits(grace=0.4)
+        async with served(limits) as (_, port, path):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head(path, "content-length: 500"))
+            answer = asyncio.create_task(reader.read())
+            while not answer.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.05)
+            assert (await answer).startswith(b"HTTP/1.1 408")
+            writer.close()
+
+    asyncio.run(scene())
+
+
+def test_a_long_body_is_refused_before_it_is_sent() -> None:
+    async def scene() -> None:
+        async with served(quick_limits()) as (server, port, path):
+            answer = await said_to(port, head(path, f"content-length: {1 << 40}"))
+            assert answer.startswith(b"HTTP/1.1 413")
+            answer = await said_to(port, head(path, "content-length: -5"))
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert "secagg_answer_bytes_total 0" not in server.metrics.text()
+
+    asyncio.run(scene())
+
+
+def test_a_chunked_body_without_end_is_read_to_the_limit() -> None:
+    async def scene() -> None:
+        async with served(quick_limits()) as (_, port, path):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head(path, "transfer-encoding: chunked"))
+            answer = asyncio.create_task(reader.read(12))
+            sent = 0
+            while not answer.done() and sent < 1 << 26:
+                writer.write(b"1000\r\n" + bytes(4096) + b"\r\n")
+                sent += 4096
+                try:
+                    await writer.drain()
+                except ConnectionError:
+                    break
+                await asyncio.sleep(0)
+            assert sent < 1 << 26
+            assert ANSWER_BYTES < 1 << 20
+            writer.close()
+
+    asyncio.run(scene())
+
+
+def test_two_lengths_or_a_length_with_chunks_are_one_request_at_most() -> None:
+    async def scene() -> None:
+        async with served(quick_limits()) as (_, port, path):
+            for more in (
+                ("content-length: 5", "content-length: 6"),
+                ("content-length: 5", "transfer-encoding: chunked", "transfer-encoding: chunked"),
+                ("transfer-encoding: gzip, chunked",),
+            ):
+                answer = await said_to(port, head(path, *more) + b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert answer[9:12] in (b"400", b"501"), (more, answer)
+                assert answer.count(b"HTTP/1.1") == 1
+
+    asyncio.run(scene())
+
+
+def test_a_silent_crowd_keeps_nobody_out() -> None:
+    async def scene() -> None:
+        limits = quick_limits(grace=60, connections=50)
+        async with served(limits) as (_, port, _path):
+            crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
+            try:
+                outcomes = await asyncio.gather(*(taking_part(f"http://127.0.0.1:{port}", each) for each in CLIENTS))
+                assert all(outcome.is_released for outcome in outcomes)
+            finally:
+                for _, writer in crowd:
+                    writer.close()
+
+    asyncio.run(scene())
+
+
+def test_clients_that_wait_are_no_silent_crowd() -> None:
+    async def scene() -> None:
+        limits = quick_limits(grace=60, connections=6, poll=60)
+        async with served(limits) as (server, port, path):
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+                for client in CLIENTS[:4]:
+                    reply = await http.post(
+                        f"{path}/answers/0", content=answer_of(client, plain_session()), headers=headers_of(client)
+                    )
+                    assert reply.status_code == 202
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+                waiting = [
+                    asyncio.create_task(http.get(f"{path}/message", headers=headers_of(client)))
+                    for client in CLIENTS[:4]
+                ]
+                crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+                await taking_part(f"http://127.0.0.1:{port}", CLIENTS[4])
+                assert {(await each).status_code for each in waiting} == {200}
+                for _, writer in crowd:
+                    writer.close()
+            assert not server.is_open
+
+    asyncio.run(scene())
+
+
+def test_five_hundred_clients() -> None:
+    async def scene() -> None:
+        clients = [ClientId(number) for number in range(1, 501)]
+        limits = quick_limits(seconds=120, connections=2000, bodies=16)
+        allow_connections(limits)
+        server = SumServer(limits=limits)
+        card = server.card(SUBJECT, "plain")
+        async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
+            context = client_context()
+
+            async def one(client: ClientId) -> Outcome:
+                prover = Prover(client, SystemCoins())
+                async with httpx.AsyncClient(verify=context, trust_env=False) as http:
+                    return await contribute(f"http://127.0.0.1:{port}", joining(client), prover=prover, http=http)
+
+            running = asyncio.create_task(server.run(plain_session(clients), card))
+            outcomes = await asyncio.gather(*map(one, clients))
+            released = await running
+            assert released.aggregate.values[0].tolist() == [500 * 501 // 2] * 4
+            assert all(outcome.is_released for outcome in outcomes)
+
+    asyncio.run(scene())
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sum_over_mutual_tls(tmp_path: Path) -> None:
+    server, client, stranger = (make_credentials(tmp_path, name) for name in ("server", "client", "stranger"))
+
+    async def scene() -> None:
+        async with served(quick_limits(), server_context(server, client.certificate)) as (_, port, _path):
+            url = f"https://127.0.0.1:{port}"
+
+            async def part(number: int, trusted: Path, own: Credentials | None) -> Outcome:
+                return await contribute(
+                    url,
+                    joining(CLIENTS[number]),
+                    prover=Prover(CLIENTS[number], SystemCoins()),
+                    tls=client_context(trusted, own),
+                    patience=Patience(lost=1),
+                )
+
+            for trusted, own in (
+                (stranger.certificate, client),
+                (server.certificate, None),
+                (server.certificate, stranger),
+            ):
+                with pytest.raises(ConnectionError, match=r"do not believe each other|is lost"):
+                    await part(0, trusted, own)
+            good = await asyncio.gather(*(part(number, server.certificate, client) for number in range(5)))
+            assert all(outcome.is_released for outcome in good)
+
+    asyncio.run(scene())
+
+
+def test_a_server_is_heard_outside_through_tls_alone() -> None:
+    async def scene() -> None:
+        with pytest.raises(InvalidParameters, match="in the clear"):
+            async with listening(SumServer().app, "0.0.0.0", 0):  # noqa: S104 -- refused
+                pass
+
+    asyncio.run(scene())
+
+
+class Echo:
+    """A helper that answers with what it is asked."""
+
+    def answer(self, request: bytes) -> bytes:
+        return encode_refusal(Misuse("not this")) if len(request) < 100 else request
+
+
+@asynccontextmanager
+async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path, known: Path) -> AsyncIterator[Path]:
+    """Join two sockets; ``seen`` is whom the far end lets in, ``known`` whom the near end talks with."""
+    service = Service(Echo())
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def started() -> None:
+        loop.call_soon_threadsafe(ready.set)
+
+    Thread(target=service.serve, args=(folder / "far",), kwargs={"ready": started}, daemon=True).start()
+    await ready.wait()
+    sock = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = sock.sockets[0].getsockname()[1]
+    sock.close()
+    await sock.wait_closed()
+    both = list[asyncio.Task[None]]()
+    for carry, own, peer, place in (
+        (serve_tunnel, far, seen, folder / "far"),
+        (open_tunnel, near, known, folder / "near"),
+    ):
+        listens = asyncio.Event()
+        set_it: Callable[[], None] = listens.set
+        ends = Ends(own=own, peer=peer, socket=place, host="127.0.0.1", port=port)
+        both.append(asyncio.create_task(carry(ends, set_it)))
+        await listens.wait()
+    try:
+        yield folder / "near"
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+def test_a_tunnel_carries_requests_to_a_helper_elsewhere(tmp_path: Path) -> None:
+    zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
+    request = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish() + bytes(3_000_000)
+
+    async def scene() -> None:
+        async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
+            for _ in range(2):
+                with SocketAsk(near, timeout=30) as ask:
+                    assert await asyncio.to_thread(ask, request) == request
+                    with pytest.raises(Misuse, match="not this"):
+                        await asyncio.to_thread(ask, request[:50])
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("wrong", ["seen", "known", "issued"])
+def test_a_tunnel_lets_nobody_through_but_the_peer(tmp_path: Path, wrong: str) -> None:
+    zero, one, stranger = (make_credentials(tmp_path, name) for name in ("zero", "one", "stranger"))
+    # Somebody whom the peer's own certificate vouches for is not the peer.
+    issued = make_credentials(tmp_path, "issued", (zero, "zero"))
+    request = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish() + bytes(200)
+    seen = stranger if wrong == "seen" else zero
+    known = stranger if wrong == "known" else one
+    own = issued if wrong == "issued" else zero
+
+    async def scene() -> None:
+        async with tunnels(tmp_path, one, own, seen.certificate, known.certificate) as near:
+            with SocketAsk(near, timeout=30) as ask, pytest.raises(HelperLost):
+                await asyncio.to_thread(ask, request)
+
+    asyncio.run(scene())
