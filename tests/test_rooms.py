@@ -22,7 +22,7 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 BUDGETS = {
     "secagg/*.py": 1_000,
     "secagg/crypto": 2_430,
-    "secagg/contract": 1_030,
+    "secagg/contract": 1_050,
     "secagg/privacy": 1_480,
     "secagg/session": 3_050,
     "secagg/conformance": 2_140,
@@ -41,7 +41,7 @@ BUDGETS = {
     "secagg/flower": 1_000,
     "secagg/transport": 1_840,
     "secagg/nvflare": 860,
-    "secagg/cli": 2_810,
+    "secagg/cli": 2_820,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 
