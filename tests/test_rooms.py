@@ -30,7 +30,7 @@ BUDGETS = {
     "protocols/pairwise_mask": 7_390,
     "protocols/enclave": 6_560,
     "protocols/two_servers": 8_810,
-    "protocols/one_message": 6_240,
+    "protocols/one_message": 6_250,
     "protocols/coded_mask": 1_380,
     "secagg/planning": 1_580,
     "secagg/simulation": 540,

@@ -10,6 +10,7 @@ import pytest
 
 from secagg.contract import Layout, RingSegment
 from secagg.contract.pieces import LocalSum, pieces_of
+from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage
 from secagg.protocols.one_message import in_parts
@@ -35,7 +36,10 @@ def uploads() -> list[tuple[bytes, np.ndarray]]:
     """Three masked vectors of two pieces, and their secrets."""
     ring, made = EpochRing(PARAMETERS, SEED), list[tuple[bytes, np.ndarray]]()
     for number in range(3):
-        vectors = [np.full(PIECE_COEFFICIENTS + 4, number + 1, np.uint16), np.full(11, number, np.uint8)]
+        vectors: list[RingVector] = [
+            np.full(PIECE_COEFFICIENTS + 4, number + 1, np.uint16),
+            np.full(11, number, np.uint8),
+        ]
         coins = InsecureSeededCoins(bytes([number]))
         vector, secret = ring.mask(vectors, Secret.random("seed", 32, coins))
         made.append((vector, secret.expose().astype(np.int32)))
