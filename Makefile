@@ -84,7 +84,7 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	$(FLOWER)/bin/python -m pytest -p no:randomly --durations 20 -m flower tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
-	MYPYPATH=tests/nvflare/apps $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
+	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
 	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
