@@ -232,7 +232,7 @@ def test_in_active_mode_whatever_the_relay_alters_in_an_entry_ends_the_session_f
     if suite is Suite.CLASSIC and part in {"signature", "path"}:
         # The pair opens and fits its commitment, so the neighbour sealed it: nobody looks at the signature.
         answer = b"".join(session.clients[victim].receive(with_entry(message, 0, forged)))
-        assert MaskedInput.decode(answer, session.server.roster)
+        assert isinstance(MaskedInput.decode(answer, session.server.roster), MaskedInput)
         assert session.clients[victim].complaints == []
         return
     refused(
