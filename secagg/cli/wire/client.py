@@ -158,7 +158,8 @@ def _floors(usual: NodeSettings, assignments: Iterable[str]) -> dict[str, Any]:
         if name not in known:
             raise InvalidParameters(f"--set {name} is no floor of a client; there are {', '.join(sorted(known))}")
         default: object = getattr(usual, name)
-        given[name] = tuple(str(value).split(",")) if isinstance(default, tuple) else value
-        if type(given[name]) is not (str if default is None else type(default)):
+        kept: object = tuple(str(value).split(",")) if isinstance(default, tuple) else value
+        if type(kept) is not (str if default is None else type(default)):
             raise InvalidParameters(f"--set {name} is of another type than {value!r}; its usual value is {default!r}")
+        given[name] = kept
     return given
