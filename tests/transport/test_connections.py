@@ -166,6 +166,16 @@ def test_two_lengths_or_a_length_with_chunks_are_one_request_at_most() -> None:
     asyncio.run(scene())
 
 
+def test_a_head_that_is_too_long_is_refused() -> None:
+    async def scene() -> None:
+        async with served(quick_limits()) as (_, port, path):
+            answer = await said_to(port, head(path, f"x: {'y' * 4_000_000}"))
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+            assert (await said_to(port, b"GET\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+    asyncio.run(scene())
+
+
 def test_a_silent_crowd_keeps_nobody_out() -> None:
     async def scene() -> None:
         limits = quick_limits(grace=600, connections=50)

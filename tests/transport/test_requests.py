@@ -37,6 +37,7 @@ from tests.harness.wire_sums import (
     plain_session,
     quick_limits,
     taking_part,
+    until,
 )
 
 ONE, TWO = CLIENTS[:2]
@@ -424,6 +425,22 @@ def test_an_answer_that_breaks_off_can_be_sent_again() -> None:
             await held.server.app(scope, receive, send)
             assert said[0]["status"] == 408
             assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_who_proves_nothing_takes_half_of_the_connections_at_most() -> None:
+    async def scene() -> None:
+        async with holding(SumServer(limits=quick_limits(connections=6, poll=60))) as (held, _):
+            after = {"after": held.card.session}
+            waiting = [asyncio.create_task(held.http.get("/v1/session", params=after)) for _ in range(3)]
+            await until(lambda: held.server.asking == 3)
+            assert (await held.http.get("/v1/session", params=after)).status_code == 429
+            assert await held.post(ONE) == 202
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert (await held.http.get("/v1/session")).status_code == 200
 
     asyncio.run(scene())
 
