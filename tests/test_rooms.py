@@ -41,7 +41,7 @@ BUDGETS = {
     "secagg/flower": 1_000,
     "secagg/transport": 1_840,
     "secagg/nvflare": 860,
-    "secagg/cli": 2_810,
+    "secagg/cli": 2_820,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

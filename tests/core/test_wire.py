@@ -353,6 +353,8 @@ def test_the_kinds_are_pinned() -> None:
         "CODED_MASK_INPUT": 125,
         "CODED_MASK_SURVIVORS": 126,
         "CODED_MASK_ANSWER": 127,
+        "HTTP_SERVER_RECORD": 130,
+        "HTTP_CLIENT_RECORD": 131,
     }
 
 
