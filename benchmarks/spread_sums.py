@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,6 +36,7 @@ from secagg.scale.store import FolderStore, piece_name
 from secagg.scale.work import Kind, Order, perform
 from secagg.scale.workers import Workers, open_workers
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.training.runs.ray_cluster import cluster
 
 LENGTH, BITS, CAPACITY = 1 << 20, 8, 10_000
 BATCH = 64
@@ -202,6 +203,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder: Path = options.storage
+    connected = cluster(processes=4) if "ray" in options.engines else nullcontext()
+    connected.__enter__()
     try:
         cut, pairwise = one_message_cut(), pairwise_cut()
         uploads = generate(cut, folder, options.clients)
@@ -230,6 +233,7 @@ def main() -> None:
             workers.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        connected.__exit__(None, None, None)
     for name, figure in figures.items():
         print(f"{name:<45} {figure:>10.2f}")
     if options.json is not None:

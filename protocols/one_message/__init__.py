@@ -11,6 +11,7 @@ from .floors import Floors
 from .holder import Holder
 from .journal import FileJournal, boot_id
 from .ledger import ClientRecord, Ledger
+from .messages import in_parts
 from .parameters import ThresholdRule
 from .plan import Bounds, OneMessageSettings, plan_epoch
 from .session import OneMessageHelpers, OneMessageServerSession, open_session
@@ -33,6 +34,7 @@ __all__ = [
     "OneMessageSettings",
     "ThresholdRule",
     "boot_id",
+    "in_parts",
     "open_session",
     "plan_epoch",
     "verify_epoch",

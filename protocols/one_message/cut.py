@@ -34,6 +34,10 @@ class OneMessageCut:
         """Return the empty planes of a piece."""
         return Accumulator(self.parameters, number).sums
 
+    def check(self, number: int, piece: bytes) -> None:
+        """Refuse a piece of another length, or with bits set that fill a plane."""
+        Accumulator(self.parameters, number, []).check(piece)
+
     def add(self, total: Sums, number: int, piece: bytes) -> None:
         """Add one client's planes."""
         Accumulator(self.parameters, number, total).add(piece)

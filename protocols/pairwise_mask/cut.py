@@ -82,12 +82,26 @@ class PairwiseCut:
         """Return the empty sums of a piece."""
         return [self._segment(part).ring.zeros(part.count) for part in self.parts[number]]
 
+    def check(self, number: int, piece: bytes) -> None:
+        """Refuse a piece that does not decode.
+
+        Raises:
+            MalformedMessage: the length differs, or filling bits are set.
+        """
+        self._unpacked(number, piece)
+
     def add(self, total: Sums, number: int, piece: bytes) -> None:
         """Add one client's coordinates.
 
         Raises:
             MalformedMessage: the length differs, or filling bits are set; nothing was added.
         """
+        unpacked = self._unpacked(number, piece)
+        for part, vector, summand in zip(self.parts[number], total, unpacked, strict=True):
+            add_into(vector, summand)
+            reduce_into(vector, self._segment(part).ring.modulus_bits)
+
+    def _unpacked(self, number: int, piece: bytes) -> Sums:
         if len(piece) != self.lengths[number]:
             reason = Reason.TRUNCATED if len(piece) < self.lengths[number] else Reason.TRAILING_BYTES
             raise MalformedMessage(f"a piece has {self.lengths[number]} bytes; got {len(piece)}", reason=reason)
@@ -99,9 +113,7 @@ class PairwiseCut:
             else:
                 unpacked.append(segment.ring.unpack(packed, part.count))
             at += part.bytes_sent
-        for part, vector, summand in zip(self.parts[number], total, unpacked, strict=True):
-            add_into(vector, summand)
-            reduce_into(vector, self._segment(part).ring.modulus_bits)
+        return unpacked
 
     def open(self, total: Sums, number: int, key: bytes) -> Sums:
         """Take the masks of some keys off a piece.

@@ -45,6 +45,8 @@ def adding(
         raise InvalidParameters(f"the uploads of {entry.name} are added by its server alone; leave out --engine")
     if not 1 <= options.workers <= 1 << 12:
         raise InvalidParameters(f"--workers is in 1..4096; got {options.workers}")
+    if options.ray_address and options.storage is None:
+        raise InvalidParameters("--ray-address needs --storage: a folder or URL that all machines of the cluster see")
     from secagg.scale.spread import SpreadSettings, SpreadSum
     from secagg.scale.telling import tell
     from secagg.scale.workers import open_workers

@@ -40,6 +40,13 @@ class Cut(Protocol):
         """Return the empty sums of a piece."""
         ...
 
+    def check(self, number: int, piece: bytes) -> None:
+        """Refuse a piece that ``add`` would refuse.
+
+        Raises:
+            MalformedMessage: it does not decode.
+        """
+
     def add(self, total: Sums, number: int, piece: bytes) -> None:
         """Add one client's piece.
 
@@ -103,10 +110,8 @@ class LocalSum:
         """Add every piece, or none."""
         del client, digests
         pieces = pieces_of(kept, self._cut.lengths)
-        # A piece that does not decode is found by adding it to nothing; pieces that decode can be added.
-        if len(pieces) > 1:
-            for number, piece in enumerate(pieces):
-                self._cut.add(self._cut.zeros(number), number, piece)
+        for number, piece in enumerate(pieces):
+            self._cut.check(number, piece)
         for number, piece in enumerate(pieces):
             self._cut.add(self._totals[number], number, piece)
 

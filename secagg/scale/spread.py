@@ -226,6 +226,9 @@ class SpreadSum:
     def _take(self, worker: int, outcome: Outcome) -> None:
         """Count a result, once it is written down; it counts as the first one if the storage changed in between."""
         key, digest, before = outcome.key, outcome.digest, self._outcomes.get(outcome.key)
+        if not {client for client, _, _ in outcome.wrong} <= {client for client, _ in self._orders[key].entries}:
+            self._jobs.fail(key, worker, "its worker named clients that it was not given")
+            return
         if before is None:
             self._memory.remember(outcome)
         elif before.wrong != outcome.wrong:
@@ -267,12 +270,12 @@ class SpreadSum:
         self._finish_jobs()
         while self._exclude():
             self._finish_jobs()
+        # What is lost and made again from here on is what was made before, or is not found again.
+        settled = dict(self.wrong) if before is None else before
         self._merge()
         if before is None:
-            self._memory.settled(self.wrong)
-        elif dict(before) != self.wrong:
-            raise ConnectionError("the storage lost uploads of which a list was made before; nothing is released")
-        return {client: _error_of(client, *why) for client, why in sorted(self.wrong.items())}
+            self._memory.settled(settled)
+        return {client: _error_of(client, *why) for client, why in sorted(settled.items())}
 
     def _exclude(self) -> bool:
         """Order every range again that holds a client which is wrong in another; return whether there was one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
@@ -16,8 +17,6 @@ from typing import Any, Protocol
 from secagg.contract.pieces import piece_digest
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-
-_TEMPORARY = ".part"
 
 
 class WrongPiece(Exception):
@@ -56,9 +55,11 @@ class FolderStore:
         """Write beside the name, then rename."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.getpid()}{_TEMPORARY}")
-        beside.write_bytes(data)
-        beside.replace(path)
+        # Many machines may write one name at once, so what they write beside it has a name of its own.
+        descriptor, beside = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(beside).replace(path)
 
     def get(self, name: str) -> bytes:
         """Read a file."""

@@ -239,6 +239,16 @@ def test_a_worker_that_lies_about_a_sum_is_found_where_its_jobs_are_audited(tmp_
         crowd.finish()
 
 
+def test_a_worker_that_names_clients_which_it_was_not_given_is_not_believed(tmp_path: Path) -> None:
+    def conduct(_: int, order: Order) -> Outcome:
+        return replace(perform(order), wrong=((99, "so I say", True),))
+
+    crowd = Crowd(tmp_path, Unruly(2, conduct))
+    with pytest.raises(Exhausted, match="named clients that it was not given"):
+        crowd.upload()
+    assert crowd.total.wrong == {}
+
+
 def test_an_audit_needs_two_workers(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match="start another one"):
         Crowd(tmp_path, InProcess(), settings={"audited": 1})
@@ -280,6 +290,25 @@ def test_a_result_whose_pieces_are_gone_as_well_ends_the_session(tmp_path: Path)
     crowd.store.remove(CUT.context.hex())
     with pytest.raises(Exhausted, match="are not in the storage any more"):
         crowd.total.open(NO_KEY)
+
+
+def test_a_piece_that_is_away_while_a_lost_result_is_made_again_leaves_nobody_out(tmp_path: Path) -> None:
+    """The sum holds its client, so it must not be told that it does not."""
+    times = dict[Kind, int]()
+
+    def conduct(_: int, order: Order) -> Outcome | None:
+        turn = times[order.kind] = times.get(order.kind, 0) + 1
+        if order.kind is Kind.MERGE and turn == 1:
+            crowd.store.remove(f"{CUT.context.hex()}/sums")
+        outcome = perform(order)
+        is_again = Kind.MERGE in times and order.kind is Kind.ADD and turn == 13
+        return replace(outcome, wrong=((order.entries[0][0], "it is away", False),)) if is_again else outcome
+
+    crowd = Crowd(tmp_path, Unruly(1, conduct))
+    crowd.upload()
+    exact(crowd)
+    assert crowd.total.wrong
+    assert times[Kind.ADD] > 13
 
 
 def test_a_storage_that_fails_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,7 @@ def test_a_round_whose_uploads_others_add_is_exact(
         (("--protocol", "one-message", "--storage", "x"), "say who adds the uploads"),
         (("--protocol", "one-message", "--engine", "processes", "--workers", "0"), "in 1..4096"),
         (("--protocol", "one-message", "--engine", "memory", "--audit", "2"), "start another one"),
+        (("--protocol", "one-message", "--engine", "ray", "--ray-address", "192.0.2.1:1"), "that all machines"),
     ],
 )
 def test_options_that_go_together_with_nothing_are_refused(

@@ -96,6 +96,14 @@ class Accumulator:
                     add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
         self.count += 1
 
+    def check(self, upload: bytes) -> None:
+        """Refuse an upload that does not decode.
+
+        Raises:
+            MalformedMessage: as ``add`` does.
+        """
+        self._read(memoryview(upload))
+
     def merge(self, other: Accumulator) -> None:
         """Add the sum of other uploads, which another process made."""
         if other.parameters != self.parameters or other.runs != self.runs:
