@@ -81,11 +81,10 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py secagg/flower/app/*.py \
 	  tests/flower/apps/*.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py tests/flower/test_noise.py \
 	  benchmarks/bench_flower.py
-	$(FLOWER)/bin/python -m pytest -p no:randomly -n 2 --dist loadfile --no-loadscope-reorder --durations 20 \
-	  -m flower tests/flower
+	$(FLOWER)/bin/python -m pytest -p no:randomly --durations 20 -m flower tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
-	MYPYPATH=tests/nvflare/apps $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
+	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
 	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
@@ -194,7 +193,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 $(FLOWER)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e '.[attestation,dp]' \
-	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|pytest-xdist|hypothesis|mypy)==' constraints.txt)
+	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
 	touch $@
 
 $(NVFLARE)/.installed: pyproject.toml constraints.txt

@@ -90,8 +90,10 @@ class Prepared:
             self.number += 1
 
 
-async def taken(session: ServerSession, number: int, subject: Subject, uploads: Mapping[ClientId, bytes]) -> float:
-    """Return the seconds in which a server takes every upload."""
+async def taken(
+    session: ServerSession, number: int, subject: Subject, uploads: Mapping[ClientId, bytes]
+) -> tuple[float, float]:
+    """Return the seconds in which a server takes every upload, and those of its processor."""
     limits = WireLimits(stages=Limits(exchange=600.0, training=600.0), answer_bytes=1 << 28, bodies_at_once=16)
     allow_connections(limits)
     server = SumServer(limits=limits)
@@ -100,14 +102,14 @@ async def taken(session: ServerSession, number: int, subject: Subject, uploads: 
         running = asyncio.create_task(server.run(session, card, number=number))
         while not server.is_open:  # noqa: ASYNC110 -- for a moment
             await asyncio.sleep(0.01)
-        started, child = time.perf_counter(), os.fork()
+        started, used, child = time.perf_counter(), time.process_time(), os.fork()
         if child == 0:
             os._exit(send_all(port, f"/v1/sessions/{card.session}/answers/{number}", uploads))
         counted = f'secagg_answers_total{{verdict="taken"}} {len(uploads)}'
         while counted not in server.metrics.text():
             assert not running.done(), running
             await asyncio.sleep(0.005)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started, time.process_time() - used
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert status == 0
         running.cancel()
@@ -148,15 +150,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     width = BITS + (options.clients - 1).bit_length()
-    rates = dict[str, list[float]](stored=[], taken=[])
+    rates, used = (dict[str, list[float]](stored=[], taken=[]) for _ in range(2))
     size = 0
     for _ in range(options.runs):
         prepared = Prepared(options.protocol, options.clients, 8 * options.bytes // width)
         size = sum(map(len, prepared.uploads.values()))
         with TemporaryDirectory() as folder:
             files = Stored(prepared.invited, Path(folder))
-            stored = asyncio.run(taken(files, 0, prepared.subject, prepared.uploads))
-        summed = asyncio.run(taken(prepared.session, prepared.number, prepared.subject, prepared.uploads))
+            stored, stored_used = asyncio.run(taken(files, 0, prepared.subject, prepared.uploads))
+        summed, summed_used = asyncio.run(taken(prepared.session, prepared.number, prepared.subject, prepared.uploads))
+        used["stored"].append(1e9 * stored_used / size)
+        used["taken"].append(1e9 * summed_used / size)
         rates["stored"].append(size / stored / 1e6)
         rates["taken"].append(size / summed / 1e6)
         print(f"stored {size / stored / 1e6:7.1f} MB/s, {options.protocol} {size / summed / 1e6:7.1f} MB/s")
@@ -167,6 +171,8 @@ def main() -> None:
         "bytes of an upload": size // options.clients,
         "MB/s stored": round(statistics.median(rates["stored"]), 1),
         "MB/s taken": round(statistics.median(rates["taken"]), 1),
+        "server's processor ms for each MB, stored": round(statistics.median(used["stored"]), 2),
+        "server's processor ms for each MB, taken": round(statistics.median(used["taken"]), 2),
         "ratio": round(statistics.median(ratios), 3),
     }
     print(json.dumps(figures, indent=2))

@@ -63,9 +63,9 @@ class SecAggSettings:
     privacy_bits: int = 0
     """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
     compression: str = FIXED_POINT
-    """``fixed-point``; ``scalar-8`` and the like for codes of that many bits; ``pruning-0.9`` and the like to send the
-    part that is left of every matrix; where indices are counted ``peak`` (or ``peak-128`` for blocks of 128), and ``pq``,
-    or ``pq-64x8`` for 64 codewords of 8 values; ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside."""
+    """``fixed-point``; ``scalar-8`` and the like for codes of so many bits; ``pruning-0.9`` and the like to send what
+    is left of every matrix; where indices are counted ``peak`` (or ``peak-128``, in blocks of 128), and ``pq`` (or
+    ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside."""
     cohort_bits: float = COHORT_BITS
     """Of ``peak``: bits for a value, of all clients of a round together."""
     fraction_bits: int = 16

@@ -172,17 +172,20 @@ def verify_signature(
 
 
 def in_parallel(check: Callable[[Shown], Known], shown: Sequence[Shown], threads: int = 1) -> list[Known]:
-    """Return what a check says of each, made in several threads: the backend lets others run while it verifies.
+    """Return what a check says of each, or raise what it raises of the first, made in threads.
 
-    Raises:
-        what the check raises of the first that it refuses, in their order.
+    The backend lets others run while it verifies.
     """
+
+    def checked(some: Sequence[Shown]) -> list[Known]:
+        return [check(one) for one in some]
+
     if threads == 1 or len(shown) < threads:
-        return [check(one) for one in shown]
+        return checked(shown)
     size = -(-len(shown) // threads)
     parts = [shown[start : start + size] for start in range(0, len(shown), size)]
     with ThreadPoolExecutor(len(parts)) as pool:
-        return [known for part in pool.map(lambda some: [check(one) for one in some], parts) for known in part]
+        return [known for part in pool.map(checked, parts) for known in part]
 
 
 @contextmanager
@@ -211,7 +214,6 @@ def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
 def _verify(public_key: bytes, signature: bytes, statement: bytes, culprits: Iterable[Party]) -> None:
     known, digest = _shared, b""
     if known is not None:
-        # Lengths need no framing: key and statement are under a hash each, and the signature has what is left.
         digest = sha256(sha256(public_key).digest() + sha256(statement).digest() + signature).digest()
         if digest in known:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -110,7 +110,7 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
     tls: ssl.SSLContext | None = None,
     limits: WireLimits | None = None,
     is_behind_proxy: bool = False,
-) -> AsyncIterator[int]:
+) -> AsyncGenerator[int]:
     """Serve an application until the block ends; yields the port.
 
     Args:

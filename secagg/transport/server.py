@@ -11,7 +11,6 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from secagg.crypto.entropy import Coins, SystemCoins
@@ -69,6 +68,8 @@ class SumServer:
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
         self._current: Conductor | None = None
         self._news = asyncio.Event()
+        self.asking = 0
+        """How many wait for a session, of whom nobody has proved a name."""
         self._past = dict[str, Verdict]()
         self.app = Starlette(
             routes=[
@@ -141,12 +142,19 @@ class SumServer:
     async def _card(self, request: Request) -> Response:
         """Say which session there is; wait for one that is not the one named in ``after``."""
         after = request.query_params.get("after", "")
-        with suppress(TimeoutError):
+        if self.asking >= self.limits.connections // 2:
+            # Nobody has proved a name yet, and whoever waits here takes a connection from who has.
+            return _response(Verdict(Answer.BUSY, "many wait for a session; ask again"))
+        self.asking += 1
+        try:
             async with asyncio.timeout(self.limits.poll):
                 while (card := self._open_card()) is None or card.session == after:
                     await self._news.wait()
                 return Response(card.encode(), media_type="application/json", headers=_HEADERS)
-        return _response(Verdict(Answer.AGAIN))
+        except TimeoutError:
+            return _response(Verdict(Answer.AGAIN))
+        finally:
+            self.asking -= 1
 
     def _open_card(self) -> Card | None:
         return self._current.card if self._current is not None and self._current.is_running else None

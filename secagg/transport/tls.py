@@ -24,7 +24,7 @@ def server_context(own: Credentials, clients: Path | None = None) -> ssl.SSLCont
     Args:
         clients: certificates of who may connect, or of who issues theirs; without it anybody may.
     """
-    context = _context(ssl.PROTOCOL_TLS_SERVER, own)
+    context = _context(own, is_server=True)
     if clients is not None:
         _trust(context, clients)
         context.verify_mode = ssl.CERT_REQUIRED
@@ -37,7 +37,7 @@ def client_context(server: Path | None = None, own: Credentials | None = None) -
     Args:
         server: the server's certificate, or its issuer's; by default the system's issuers are believed.
     """
-    context = _context(ssl.PROTOCOL_TLS_CLIENT, own)
+    context = _context(own, is_server=False)
     if server is None:
         context.load_default_certs()
     else:
@@ -45,9 +45,9 @@ def client_context(server: Path | None = None, own: Credentials | None = None) -
     return context
 
 
-def pinned_context(side: ssl._SSLMethod, own: Credentials, peer: Path) -> ssl.SSLContext:
+def pinned_context(own: Credentials, peer: Path, *, is_server: bool) -> ssl.SSLContext:
     """Return the context of an operator's end that talks with one other certificate, whatever names stand in it."""
-    context = _context(side, own)
+    context = _context(own, is_server=is_server)
     context.check_hostname = False
     _trust(context, peer)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -74,8 +74,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _context(side: ssl._SSLMethod, own: Credentials | None) -> ssl.SSLContext:
-    context = ssl.SSLContext(side)
+def _context(own: Credentials | None, *, is_server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if own is not None:
         try:

@@ -45,7 +45,7 @@ class Ends:
 
 async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
     """Listen for the other operator, and connect each of its connections to the socket of the helper here."""
-    context, pin = pinned_context(ssl.PROTOCOL_TLS_SERVER, ends.own, ends.peer), certificate_in(ends.peer)
+    context, pin = pinned_context(ends.own, ends.peer, is_server=True), certificate_in(ends.peer)
 
     async def joined(near: _Streams) -> None:
         _require(near[1], pin)
@@ -64,7 +64,7 @@ async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
 
 async def open_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
     """Listen at a socket here, and connect each of its connections to the other operator's end."""
-    context, pin = pinned_context(ssl.PROTOCOL_TLS_CLIENT, ends.own, ends.peer), certificate_in(ends.peer)
+    context, pin = pinned_context(ends.own, ends.peer, is_server=False), certificate_in(ends.peer)
 
     async def joined(near: _Streams) -> None:
         far = await asyncio.open_connection(ends.host, ends.port, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS)

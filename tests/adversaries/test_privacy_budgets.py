@@ -189,7 +189,12 @@ def test_a_session_that_the_budget_does_not_pay_for_is_refused_at_its_offer(
             uploaded(world, subject(number))
         session = world.open(subject(3), frozenset(CLIENTS))
         trained = list[ClientId]()
-        update = LateUpdate(lambda: trained.append(CLIENT) or late(CLIENT).take())  # type: ignore[func-returns-value]
+
+        def train() -> Update:
+            trained.append(CLIENT)
+            return late(CLIENT).take()
+
+        update = LateUpdate(train)
         is_refused(lambda: world.member(CLIENT).join(subject(3), update).answer(session.invitation))
         session.abort()
         assert not trained

@@ -107,3 +107,13 @@ def test_a_tree_of_one_is_its_leaf() -> None:
 def test_a_tree_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="at least one"):
         MerkleTree([])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 33])
+def test_the_path_of_one_leaf_is_its_proof(count: int) -> None:
+    leaves = [bytes([number]) * NODE_BYTES for number in range(count)]
+    tree = MerkleTree(leaves)
+    for position, leaf in enumerate(leaves):
+        path = tree.path_of(position)
+        assert list(path) == tree.prove([position])
+        assert recover_root(count, {position: leaf}, path) == tree.root

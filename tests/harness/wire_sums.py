@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 
 import httpx
@@ -79,7 +79,7 @@ def headers_of(client: ClientId, proof: bytes = PROOF) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def in_memory(server: SumServer) -> AsyncIterator[httpx.AsyncClient]:
+async def in_memory(server: SumServer) -> AsyncGenerator[httpx.AsyncClient]:
     """Reach a server without a socket."""
     transport = httpx.ASGITransport(app=server.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://sums") as http:
@@ -110,7 +110,7 @@ class Held:
 @asynccontextmanager
 async def holding(
     server: SumServer | None = None, session: ServerSession | None = None
-) -> AsyncIterator[tuple[Held, asyncio.Task[Released]]]:
+) -> AsyncGenerator[tuple[Held, asyncio.Task[Released]]]:
     """Hold a plain sum, whose task ends with the block."""
     server, session = server or SumServer(limits=quick_limits()), session or plain_session()
     card = server.card(SUBJECT, "plain")

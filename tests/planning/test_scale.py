@@ -14,7 +14,7 @@ from secagg.planning.scale import Constants, Farm, Sample, estimate_scale, fit, 
 from secagg.planning.seconds import Rates, costs_of
 from secagg.session.added_sums import MOST_CLIENTS
 from secagg.session.costs import Costs, Work
-from secagg.session.registry import find
+from secagg.session.registry import ProtocolEntry, find
 
 CONSTANTS = Constants(session=0.5, client=Rates(2e-3, 1e-9), server=Rates(3e-4, 2e-9))
 
@@ -99,7 +99,11 @@ def test_a_session_counts_everybody_and_who_dropped_out() -> None:
 def test_the_command_prints_every_line_with_its_assumption(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secagg.planning.scale.calibrate", lambda *_, **__: CONSTANTS)
+    def calibrated(entry: ProtocolEntry, suite: Suite) -> Constants:
+        del entry, suite
+        return CONSTANTS
+
+    monkeypatch.setattr("secagg.planning.scale.calibrate", calibrated)
     report = tmp_path / "scale.json"
     assert main(["estimate", "--scale", "--clients", "20000", "--values", "64", "--json", str(report)]) == 0
     written, printed = json.loads(report.read_text()), capsys.readouterr().out

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 
-STRICTER = {
+STRICTER: dict[str, Any] = {
     "minimum_threshold": 3,
     "minimum_modulus_bits": 5,
     "maximum_population": 9_999,

@@ -174,7 +174,7 @@ def test_a_budget_has_an_adjacency() -> None:
 
 
 def test_settings_have_a_budget_where_they_say_so() -> None:
-    noise = {"noise_multiplier": Fraction(2), "l2_bounds": (1000,), "adjacency": Adjacency.ZERO_OUT}
+    noise: dict[str, Any] = {"noise_multiplier": Fraction(2), "l2_bounds": (1000,), "adjacency": Adjacency.ZERO_OUT}
     assert NoiseSettings(**noise).budget is None
     assert BudgetedNoise(**noise).budget is None
     settings = BudgetedNoise(**noise, budget_epsilon=Fraction(8))

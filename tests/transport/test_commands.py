@@ -55,6 +55,8 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
     assert "noise is no floor" in refusal(capsys, *client, "--set", "noise=1.0")
+    assert "another type than 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
+    assert "another type than 0" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
     assert "epsilon is no floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -15,9 +16,9 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.session.connection import HelperLost, SocketAsk
-from secagg.session.frames import encode_refusal
-from secagg.session.service import Service
+from secagg.session.sockets.connection import HelperLost, SocketAsk
+from secagg.session.sockets.frames import encode_refusal
+from secagg.session.sockets.service import Service
 from secagg.transport.card import WireLimits
 from secagg.transport.client import Outcome, contribute
 from secagg.transport.listener import allow_connections, listening
@@ -46,7 +47,7 @@ ONE = CLIENTS[0]
 
 
 @asynccontextmanager
-async def served(limits: WireLimits, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[SumServer, int, str]]:
+async def served(limits: WireLimits, tls: ssl.SSLContext | None = None) -> AsyncGenerator[tuple[SumServer, int, str]]:
     """Serve a plain sum at a socket; yields the server, its port, and the path of the session."""
     server = SumServer(limits=limits)
     card = server.card(SUBJECT, "plain")
@@ -165,17 +166,30 @@ def test_two_lengths_or_a_length_with_chunks_are_one_request_at_most() -> None:
     asyncio.run(scene())
 
 
+def test_a_head_that_is_too_long_is_refused() -> None:
+    async def scene() -> None:
+        async with served(quick_limits()) as (_, port, path):
+            answer = await said_to(port, head(path, f"x: {'y' * 4_000_000}"))
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+            assert (await said_to(port, b"GET\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+    asyncio.run(scene())
+
+
 def test_a_silent_crowd_keeps_nobody_out() -> None:
     async def scene() -> None:
-        limits = quick_limits(grace=60, connections=50)
+        limits = quick_limits(grace=600, connections=50)
         async with served(limits) as (_, port, _path):
             crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
-            try:
-                outcomes = await asyncio.gather(*(taking_part(f"http://127.0.0.1:{port}", each) for each in CLIENTS))
-                assert all(outcome.is_released for outcome in outcomes)
-            finally:
-                for _, writer in crowd:
-                    writer.close()
+            outcomes = await asyncio.gather(*(taking_part(f"http://127.0.0.1:{port}", each) for each in CLIENTS))
+            assert all(outcome.is_released for outcome in outcomes)
+            # The first of them were sent away: they would wait for ten minutes.
+            async with asyncio.timeout(60):
+                for reader, _writer in crowd[:300]:
+                    with suppress(ConnectionResetError):
+                        assert await reader.read() == b""
+            for _, writer in crowd:
+                writer.close()
 
     asyncio.run(scene())
 
@@ -278,7 +292,7 @@ class Echo:
 
 
 @asynccontextmanager
-async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path, known: Path) -> AsyncIterator[Path]:
+async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path, known: Path) -> AsyncGenerator[Path]:
     """Join two sockets; ``seen`` is whom the far end lets in, ``known`` whom the near end talks with."""
     service = Service(Echo())
     ready = asyncio.Event()
@@ -289,10 +303,9 @@ async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path,
 
     Thread(target=service.serve, args=(folder / "far",), kwargs={"ready": started}, daemon=True).start()
     await ready.wait()
-    sock = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port = sock.sockets[0].getsockname()[1]
-    sock.close()
-    await sock.wait_closed()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
     both = list[asyncio.Task[None]]()
     for carry, own, peer, place in (
         (serve_tunnel, far, seen, folder / "far"),

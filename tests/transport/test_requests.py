@@ -37,6 +37,7 @@ from tests.harness.wire_sums import (
     plain_session,
     quick_limits,
     taking_part,
+    until,
 )
 
 ONE, TWO = CLIENTS[:2]
@@ -52,10 +53,9 @@ def test_a_sum_over_http_is_that_of_its_updates() -> None:
         server = SumServer(limits=quick_limits())
         async with in_memory(server) as http:
             card = server.card(SUBJECT, "plain", {"clip": 1.0})
-            released, *outcomes = await asyncio.gather(
-                server.run(plain_session(), card),
-                *everybody(http),
-            )
+            running = asyncio.create_task(server.run(plain_session(), card))
+            outcomes = await asyncio.gather(*everybody(http))
+            released = await running
             assert released.aggregate.values[0].tolist() == [15] * 4
             assert released.counted == frozenset(CLIENTS)
             for outcome in outcomes:
@@ -429,6 +429,22 @@ def test_an_answer_that_breaks_off_can_be_sent_again() -> None:
     asyncio.run(scene())
 
 
+def test_who_proves_nothing_takes_half_of_the_connections_at_most() -> None:
+    async def scene() -> None:
+        async with holding(SumServer(limits=quick_limits(connections=6, poll=60))) as (held, _):
+            after = {"after": held.card.session}
+            waiting = [asyncio.create_task(held.http.get("/v1/session", params=after)) for _ in range(3)]
+            await until(lambda: held.server.asking == 3)
+            assert (await held.http.get("/v1/session", params=after)).status_code == 429
+            assert await held.post(ONE) == 202
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert (await held.http.get("/v1/session")).status_code == 200
+
+    asyncio.run(scene())
+
+
 def test_only_the_methods_that_there_are() -> None:
     async def scene() -> None:
         async with holding() as (held, _):
@@ -448,7 +464,7 @@ def test_only_the_methods_that_there_are() -> None:
         (
             200,
             {"content-encoding": "gzip", "secagg-stage": "0"},
-            gzip.compress(bytes(9)),
+            gzip.compress(bytes(9), mtime=0),
             MalformedMessage,
             "compressed",
         ),

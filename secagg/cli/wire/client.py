@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from secagg.crypto.secret import Secret
     from secagg.errors import PeerError
     from secagg.identifiers import ClientId
+    from secagg.platforms.floors import NodeSettings
     from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
     from secagg.transport.card import Card
     from secagg.transport.client import Outcome
 
-_UNPLANNED: Final = {"noise", "norm", "epsilon", "delta"}
-"""What this command has no encoding for."""
-_LISTS: Final = ("modes", "suites", "protocols")
+_UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
+"""What this command has no encoding for, and what has an option of its own."""
 
 
 def run_contribute(options: argparse.Namespace) -> int:
@@ -61,15 +61,10 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     except (OSError, ValueError) as error:
         raise InvalidParameters(f"{options.update} holds no array ({error}); write one with numpy.save") from None
     coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
-    given = _floors({field.name for field in fields(NodeSettings)} - _UNPLANNED, options.set)
     # A client with a key has somebody to believe but the server.
     mode = "semi_honest" if options.identity is None else "active"
-    own_floors = {
-        "protocols": (options.protocol,),
-        "modes": (mode,),
-        "identity": options.identity and str(options.identity),
-    }
-    floors = NodeSettings(**{**own_floors, **given})
+    usual = NodeSettings(protocols=(options.protocol,), modes=(mode,))
+    floors = replace(usual, **_floors(usual, options.set))
     identity = None if options.identity is None else load_identity(options.identity)
     client = ClientId(options.client) if identity is None else identity.client
     if identity is None:
@@ -155,8 +150,16 @@ class _PluggedSession:
             self._session.abort()
 
 
-def _floors(known: set[str], assignments: Iterable[str]) -> dict[str, Any]:
-    given = assigned(assignments)
-    if strange := sorted(given.keys() - known):
-        raise InvalidParameters(f"--set {strange[0]} is no floor of a client; there are {', '.join(sorted(known))}")
-    return {name: tuple(str(value).split(",")) if name in _LISTS else value for name, value in given.items()}
+def _floors(usual: NodeSettings, assignments: Iterable[str]) -> dict[str, Any]:
+    """Read a client's floors, each of the type that the usual one has."""
+    known = {field.name for field in fields(usual)} - _UNPLANNED
+    given = dict[str, Any]()
+    for name, value in assigned(assignments).items():
+        if name not in known:
+            raise InvalidParameters(f"--set {name} is no floor of a client; there are {', '.join(sorted(known))}")
+        default: object = getattr(usual, name)
+        kept: object = tuple(str(value).split(",")) if isinstance(default, tuple) else value
+        if type(kept) is not (str if default is None else type(default)):
+            raise InvalidParameters(f"--set {name} is of another type than {value!r}; its usual value is {default!r}")
+        given[name] = kept
+    return given

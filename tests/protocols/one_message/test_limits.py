@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,12 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
-from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message.configuration import masked_values, noise_of
 from secagg.protocols.one_message.epoch import NO_KEY
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.messages import CertifiedList, HolderSignature, require_certificate
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.sharing import Dealing
+from secagg.protocols.one_message.sharing import Dealing, deal
 from tests.harness.one_message_sums import SMALL_LAYOUT, InsecureSum, SumSetup
 
 BOUNDS = ((0, 10), (0, 10))
@@ -70,13 +70,13 @@ def test_a_certificate_of_a_holder_that_there_is_not_is_none() -> None:
 
 
 def test_the_shares_of_an_upload_are_overwritten_when_they_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    dealt, deal = list[Dealing](), client_module.deal
+    dealt = list[Dealing]()
 
-    def noted(*arguments: object) -> Dealing:
-        dealt.append(deal(*arguments))  # type: ignore[arg-type]
+    def noted(*arguments: Any) -> Dealing:
+        dealt.append(deal(*arguments))
         return dealt[-1]
 
-    monkeypatch.setattr(client_module, "deal", noted)
+    monkeypatch.setattr("secagg.protocols.one_message.client.deal", noted)
     world = InsecureSum()
     assert world.upload(world.setup.clients[0])
     (one,) = dealt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -95,6 +96,10 @@ def test_every_call_and_message_is_for_its_state() -> None:
     server, client = world.collected(), world.setup.clients[0]
     said = {"receipt": server.receipts[0][0], "signature": b"", "answer": b""}
     upload = world.upload(client)
+
+    def hear(kind: str) -> None:
+        server.receive(0, said[kind])
+
     calls: dict[str, Callable[[], object]] = {
         "upload": lambda: server.receive_upload(client, upload),
         "introduce": server.introduce,
@@ -103,7 +108,7 @@ def test_every_call_and_message_is_for_its_state() -> None:
         "fix_list": server.fix_list,
         "certify": server.certify,
         "open": server.open,
-        **{kind: lambda kind=kind: server.receive(0, said[kind]) for kind in said},
+        **{kind: partial(hear, kind) for kind in said},
     }
     other = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
     twin = other.collected()

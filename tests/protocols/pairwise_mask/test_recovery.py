@@ -452,7 +452,12 @@ def test_what_is_recovered_despite_lies_is_overwritten(
         pair = pair_of(*arguments)
         if not pairs:
             wipe = type(pair).wipe
-            monkeypatch.setattr(type(pair), "wipe", lambda self: (wiped.append(self), wipe(self)))
+
+            def noted_wipe(wiped_pair: Any) -> None:
+                wiped.append(wiped_pair)
+                wipe(wiped_pair)
+
+            monkeypatch.setattr(type(pair), "wipe", noted_wipe)
         pairs.append(pair)
         return pair
 
