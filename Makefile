@@ -94,7 +94,8 @@ wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and ki
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport
 
 scale: $(INSTALLED)  ## kill actors of a local Ray, and sum on two of its nodes
-	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -p no:randomly -m scale tests/scale
+	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0 \
+	  $(BIN)/python -m pytest -p no:randomly -m scale tests/scale
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+
 	$(FLOWER)/bin/python benchmarks/bench_flower.py --json build/bench-flower.json

@@ -37,6 +37,7 @@ def nodes() -> Iterator[Any]:
         patched.setenv("RAY_AUTH_MODE", "disabled")
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("OMP_NUM_THREADS", "1")
+        patched.setenv("RAY_worker_niceness", "0")
         started = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
         started.add_node(num_cpus=3)
         try:
