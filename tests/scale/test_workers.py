@@ -139,9 +139,9 @@ def test_an_engine_is_chosen_by_name() -> None:
 
 @pytest.mark.scale
 @pytest.mark.usefixtures("nodes")
-def test_actors_that_are_killed_change_no_sum(tmp_path: Path) -> None:
+def test_actors_that_are_killed_at_twenty_moments_change_no_sum(tmp_path: Path) -> None:
     workers = RayWorkers(2)
-    kill(workers, tmp_path, 2, 20)
+    kill(workers, tmp_path, 20, 200)
     workers.close()
 
 
