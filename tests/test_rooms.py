@@ -39,7 +39,7 @@ BUDGETS = {
     "training": 7_720,
     "secagg/platforms": 3_530,
     "secagg/flower": 1_000,
-    "secagg/transport": 1_840,
+    "secagg/transport": 1_850,
     "secagg/nvflare": 860,
     "secagg/cli": 2_820,
 }

@@ -43,6 +43,7 @@ _SINGLE: Final = ("authorization", "content-length", "content-encoding", "transf
 _STRANGER: Final = Verdict(
     Answer.STRANGER, "this request does not prove who it is from; its name is another's, or its key not on the roster"
 )
+_STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
 _WRONG: Final = Verdict(Answer.WRONG, "this is no request that the server knows; both ends need one version of secagg")
 _PLAIN: Final = "text/plain; charset=utf-8"
 
@@ -201,7 +202,9 @@ class SumServer:
             return _WRONG
         name, sender = request.path_params["name"], read_header(request.headers.get("authorization", ""))
         conductor = self._current
-        if conductor is None or name != conductor.card.session:
+        if conductor is None:
+            return _STARTING
+        if name != conductor.card.session:
             return self._past.get(name, RESTARTED)
         if sender is None or not self._admission.admits(name, *sender):
             say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)

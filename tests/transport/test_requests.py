@@ -87,6 +87,15 @@ def test_sessions_follow_one_another_and_a_client_waits_for_the_next() -> None:
     asyncio.run(scene())
 
 
+def test_a_server_that_holds_nothing_yet_sends_nobody_away() -> None:
+    async def scene() -> None:
+        async with in_memory(SumServer(limits=quick_limits())) as http:
+            reply = await http.get(f"/v1/sessions/{bytes(16).hex()}/message", headers=headers_of(ONE))
+            assert reply.status_code == 503
+
+    asyncio.run(scene())
+
+
 def test_a_client_that_leaves_is_told_of_and_the_others_go_on() -> None:
     async def scene() -> None:
         async with holding() as (held, task):
