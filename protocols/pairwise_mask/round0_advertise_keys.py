@@ -9,10 +9,11 @@ for each of them. The session context binds all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, TypeVar
 
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
@@ -22,7 +23,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.fields import Placed, fixed, repeated, sized, variable
 from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.session.certificates import Authority, in_parallel
+from secagg.session.certificates import Authority
 from secagg.wire import MessageKind
 
 from .advertisement import (
@@ -49,6 +50,9 @@ _ENTRY = sized(lambda at: entry_bytes(at.place), "both keys; in active mode comm
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
+
+Shown = TypeVar("Shown")
+Known = TypeVar("Known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,3 +324,20 @@ def _require_distinct_keys(
 
 def _invalid_roster(sentence: str) -> PeerMisbehaved:
     return PeerMisbehaved(sentence, reason=Reason.ROSTER_INVALID, culprits={ServerId()}, round_name=ROUND)
+
+
+def in_parallel(check: Callable[[Shown], Known], shown: Sequence[Shown], threads: int = 1) -> list[Known]:
+    """Return what a check says of each, or raise what it raises of the first, made in threads.
+
+    The backend lets others run while it verifies.
+    """
+
+    def checked(some: Sequence[Shown]) -> list[Known]:
+        return [check(one) for one in some]
+
+    if threads == 1 or len(shown) < threads:
+        return checked(shown)
+    size = -(-len(shown) // threads)
+    parts = [shown[start : start + size] for start in range(0, len(shown), size)]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return [known for part in pool.map(checked, parts) for known in part]

@@ -9,13 +9,10 @@ Signatures are Ed25519 over a label and length-framed parts, so that none can be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
-from typing import Final, TypeVar
+from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -31,12 +28,7 @@ _FIELD_PRIME: Final = 2**255 - 19
 _ORDER_EIGHT: Final = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL_ORDER: Final = frozenset({0, 1, _FIELD_PRIME - 1, _ORDER_EIGHT, _FIELD_PRIME - _ORDER_EIGHT})
 """The y-coordinates of the eight points whose order divides 8: under such a key one signature fits many messages."""
-Shown = TypeVar("Shown")
-Known = TypeVar("Known")
 _CACHED_CERTIFICATES: Final = 1 << 14
-_SHARED_CHECKS: Final = 1 << 16
-_shared: dict[bytes, None] | None = None
-"""What was verified while checks are shared, the oldest first."""
 
 
 class SigningKey(Confined):
@@ -171,38 +163,6 @@ def verify_signature(
     _verify(public_key, signature, bind(label, *parts), culprits)
 
 
-def in_parallel(check: Callable[[Shown], Known], shown: Sequence[Shown], threads: int = 1) -> list[Known]:
-    """Return what a check says of each, or raise what it raises of the first, made in threads.
-
-    The backend lets others run while it verifies.
-    """
-
-    def checked(some: Sequence[Shown]) -> list[Known]:
-        return [check(one) for one in some]
-
-    if threads == 1 or len(shown) < threads:
-        return checked(shown)
-    size = -(-len(shown) // threads)
-    parts = [shown[start : start + size] for start in range(0, len(shown), size)]
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return [known for part in pool.map(checked, parts) for known in part]
-
-
-@contextmanager
-def shared_checks() -> Generator[None]:
-    """Verify each signature once in this process, whoever is shown it; for rehearsals of thousands of clients.
-
-    A signature is public and what it says is the same for everybody, so nothing passes that would not pass otherwise.
-    But no client does all of its own work: its seconds are not those of a client that is alone.
-    """
-    global _shared  # noqa: PLW0603 -- it is the process that has many clients, and signatures are checked far below
-    before, _shared = _shared, {}
-    try:
-        yield
-    finally:
-        _shared = before
-
-
 @lru_cache(maxsize=_CACHED_CERTIFICATES)
 def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
     """Verify a certificate; it is remembered, because a client meets the same peers round after round."""
@@ -212,18 +172,17 @@ def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
 
 
 def _verify(public_key: bytes, signature: bytes, statement: bytes, culprits: Iterable[Party]) -> None:
-    known, digest = _shared, b""
-    if known is not None:
-        digest = sha256(sha256(public_key).digest() + sha256(statement).digest() + signature).digest()
-        if digest in known:
-            return
     if not is_strong_key(public_key):
         raise AuthenticationFailed(culprits=culprits)
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, statement)
+        verified_by(public_key, signature, statement)
     except (InvalidSignature, ValueError):
         raise AuthenticationFailed(culprits=culprits) from None
-    if known is not None:
-        known[digest] = None
-        while len(known) > _SHARED_CHECKS:
-            known.pop(next(iter(known), b""), None)
+
+
+def _verified(public_key: bytes, signature: bytes, statement: bytes) -> None:
+    Ed25519PublicKey.from_public_bytes(public_key).verify(signature, statement)
+
+
+verified_by: Callable[[bytes, bytes, bytes], None] = _verified
+"""Raises unless a signature is a key's; a rehearsal puts one in its place that remembers what it verified."""

@@ -21,11 +21,12 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import deviations_in
-from secagg.session.certificates import shared_checks
 from secagg.session.measured import Measured
 from secagg.session.registry import ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
 from secagg.session.run import Progress, run
+
+from .shared_checks import shared_checks
 
 TASK: Final = b"a rehearsal"
 _MODEL: Final = bytes(32)

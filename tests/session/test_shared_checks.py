@@ -10,8 +10,11 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed
 from secagg.identifiers import ClientId
+from secagg.protocols.pairwise_mask.round0_advertise_keys import in_parallel
 from secagg.session import certificates
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey, in_parallel, shared_checks, verify_signature
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey, verify_signature
+from secagg.simulation import shared_checks as sharing
+from secagg.simulation.shared_checks import shared_checks
 
 LABEL = Label.SIGNED_VIEW
 
@@ -83,7 +86,7 @@ def test_what_failed_is_not_remembered_as_verified() -> None:
 
 
 def test_shared_checks_hold_a_bounded_number(monkeypatch: pytest.MonkeyPatch, counted: type[Counted]) -> None:
-    monkeypatch.setattr(certificates, "_SHARED_CHECKS", 2)
+    monkeypatch.setattr(sharing, "SHARED_CHECKS", 2)
     key = signing_key()
     signed = {part: key.sign(LABEL, part) for part in (b"1", b"2", b"3")}
     with shared_checks():

@@ -16,13 +16,13 @@ from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Reason
-from secagg.fields import CLIENT, SERVER, Field, Placed, borrowed, fixed, listed, nested, sized, unsigned
+from secagg.fields import CLIENT, SERVER, At, Field, Placed, borrowed, fixed, listed, nested, sized, unsigned
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.one_hot.statement import UploadContext
 from secagg.protocols.two_servers.point_functions.tree_hash import NONCE_BYTES, KeyBinding
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
-from secagg.wire import MessageKind
+from secagg.wire import MessageKind, Reader
 
 from .envelope import SEED_BYTES
 
@@ -84,10 +84,18 @@ class UploadHeader:
         return hashlib.sha256(bind(Label.INDEXING_UPLOAD_HEADER, *parts)).digest()
 
 
+def _read_own(reader: Reader, at: At) -> ServerId:
+    """Read which server a half is for; its length follows from that, so nothing else is read of another's."""
+    if (server := SERVER.read(reader, at)) != at.place.server:
+        raise MalformedMessage(f"this is not the half for {at.place.server}", reason=Reason.NOT_CANONICAL)
+    return server
+
+
 class _Due(NamedTuple):
     """Under which configuration a half is due, and how long its ends are."""
 
     configuration: IndexingConfiguration
+    server: ServerId
     body_bytes: int
     public_bytes: int
 
@@ -97,7 +105,7 @@ class Upload(Placed):
     """One server's half of an upload."""
 
     kind: ClassVar = MessageKind.INDEXING_UPLOAD
-    server: Annotated[ServerId, SERVER]
+    server: Annotated[ServerId, Field(SERVER.write, _read_own, SERVER.row)]
     header: Annotated[UploadHeader, nested(UploadHeader)]
     sealed_seeds: Annotated[
         tuple[bytes, bytes],
@@ -155,10 +163,7 @@ class Upload(Placed):
         Raises:
             MalformedMessage: anything that ``encode`` would not have written for this server and configuration.
         """
-        upload = cls.read_in(_Due(configuration, body_bytes, public_bytes), message)
-        if upload.server != server:
-            raise MalformedMessage(f"this is not the half for {server}", reason=Reason.NOT_CANONICAL)
-        return upload
+        return cls.read_in(_Due(configuration, server, body_bytes, public_bytes), message)
 
 
 def key_binding(

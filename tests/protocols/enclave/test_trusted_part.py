@@ -20,7 +20,7 @@ TRUSTED = "secagg.protocols.enclave.trusted"
 CORE = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.wire", "secagg.crypto", "secagg.contract")
 ADMITTED = {"secagg.privacy.noise", "secagg.session.certificates", "secagg.session.sockets.frames"}
 """What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
-PACKAGES = {"secagg", "secagg.privacy", "secagg.protocols.enclave", "secagg.session"}
+PACKAGES = {"secagg", "secagg.privacy", "secagg.protocols.enclave", "secagg.session", "secagg.session.sockets"}
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}
 """Imported when the hybrid suite is used, because that fails where the backend has no ML-KEM."""
