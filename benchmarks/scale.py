@@ -76,6 +76,8 @@ def draw(known: dict[str, Any], picture: Path) -> None:
     """Draw seconds over clients: marks are measured, lines are the model."""
     import matplotlib.pyplot as plt  # noqa: PLC0415 -- the extra is for pictures alone
 
+    axes: Any
+    figure: Any
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
     for color, kind in zip(("#0b4f8a", "#6aa0cc", "#c2571a"), _KINDS, strict=True):
         if kind not in known.get("constants", {}):

@@ -25,8 +25,8 @@ def diagram_of(table: Mapping[Any, tuple[Any, Any]], other: str = "") -> str:
     Args:
         other: the state into which every state that the table leaves can fail; empty where there is none.
     """
-    kind: Any = type(next(iter(table)))
-    states = list[Any](kind)
+    first: Any = next(iter(table))
+    states = list[Any](first.__class__)
     lines = ["stateDiagram-v2", f"    [*] --> {states[0].value}"]
     ends = [state for state in states if not _kinds(table.get(state, ((), ()))[0])]
     for state, (due, following) in table.items():

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from posixpath import dirname, relpath
 from textwrap import indent
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest.mock import patch
 
 from docs import machines
@@ -151,8 +151,10 @@ def commands() -> str:
 def _all_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     yield parser
     for action in parser._actions:  # noqa: SLF001 -- argparse names them nowhere else
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 -- likewise
-            for below in action.choices.values():
+        choices: Any = action.choices
+        if isinstance(choices, dict):
+            below: argparse.ArgumentParser
+            for below in cast("dict[str, argparse.ArgumentParser]", choices).values():
                 yield from _all_of(below)
 
 

@@ -123,7 +123,8 @@ def container_faults(text: str, root: Path) -> Iterator[str]:
     steps = [line.partition(" ") for line in "\n".join(lines).replace("\\\n", "").splitlines()]
     known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
     yield from (f"{name} is no instruction" for name, _, _ in steps if name not in known)
-    arguments = dict(value.partition("=")[::2] for name, _, value in steps if name == "ARG")
+    halves = [value.partition("=") for name, _, value in steps if name == "ARG"]
+    arguments = {name: value for name, _, value in halves}
     if not re.search(r":\d+\.\d+", arguments["BASE"]):
         yield "name the version of the base image"
     stages = {value.partition(" AS ")[2] for name, _, value in steps if name == "FROM"}

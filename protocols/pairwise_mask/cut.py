@@ -73,9 +73,13 @@ class PairwiseCut:
     def _segment(self, part: Part) -> RingSegment:
         return self.configuration.segments[part.segment]
 
-    @cached_property
+    @property
     def lengths(self) -> tuple[int, ...]:
         """The bytes of each piece."""
+        return self._lengths
+
+    @cached_property
+    def _lengths(self) -> tuple[int, ...]:
         return tuple(sum(part.bytes_sent for part in piece) for piece in self.parts)
 
     def zeros(self, number: int) -> Sums:

@@ -162,5 +162,5 @@ class ServerRound(ABC, Generic[Node]):
 
 
 def _not_eligible(client: ClientId | None, sentence: str) -> PeerMisbehaved:
-    culprits = set() if client is None else {client}
+    culprits = set[ClientId]() if client is None else {client}
     return PeerMisbehaved(f"{client or 'nobody'} {sentence}", reason=Reason.NOT_ELIGIBLE, culprits=culprits)

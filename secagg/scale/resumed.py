@@ -157,13 +157,17 @@ class ResumableSession(Measured):
 
     # --- The session --------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_unwritten(self) -> bool:
+        return self._sent is not None
+
     def receive(self, sender: ClientId, message: bytes) -> None:
         """Take an answer; once this returns, a crash does not lose it. What is refused is not written down."""
         with self._turn:
             self._sent = sender, message
             try:
                 super().receive(sender, message)
-                if self._sent is not None:
+                if self._is_unwritten:
                     self._write_sent(sender)
             finally:
                 self._sent = None

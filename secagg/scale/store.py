@@ -11,6 +11,7 @@ import tempfile
 from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -80,7 +81,7 @@ class FsspecStore:
 
     def __init__(self, url: str) -> None:
         try:
-            import fsspec  # type: ignore[import-untyped,unused-ignore]  # noqa: PLC0415 -- an extra
+            fsspec: Any = import_module("fsspec")
         except ImportError:
             raise InvalidParameters(
                 f"{url} needs fsspec: pip install 'secagg[storage]', and the package of that storage"

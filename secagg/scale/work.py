@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from secagg.contract.pieces import Cut, Sums
-from secagg.crypto.ring import add_into
+from secagg.crypto.ring import RingVector, add_into
 from secagg.errors import MalformedMessage
 from secagg.identifiers import ClientId
 
@@ -177,10 +177,11 @@ def encode_range(totals: Sequence[Sums]) -> bytes:
 def decode_range(data: bytes) -> list[Sums]:
     """Return views of the words of a range."""
     at, totals = data.index(b"\n") + 1, list[Sums]()
-    for forms in json.loads(data[:at]):
+    layouts: list[list[tuple[str, int]]] = json.loads(data[:at])
+    for forms in layouts:
         totals.append([])
         for dtype, size in forms:
-            vector = np.frombuffer(data, dtype, size, at)
+            vector: RingVector = np.frombuffer(data, dtype, size, at)
             totals[-1].append(vector)
             at += vector.nbytes
     return totals

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -111,7 +111,7 @@ class PrivacyLedger(Confined):
         return cost
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[list[Loss], Callable[[bytes], None]]]:
+    def _opened(self) -> Generator[tuple[list[Loss], Callable[[bytes], None]]]:
         """Yield the losses so far, and what appends another one; meanwhile nobody else has the ledger."""
         with self._lock:
             if self._path is None:

@@ -22,7 +22,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -96,7 +96,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Priv
 
 
 @contextmanager
-def world_of(name: str, **changes: Any) -> Iterator[Simulation]:
+def world_of(name: str, **changes: Any) -> Generator[Simulation]:
     protocol, settings = PROTOCOLS[name]
     settings = replace(settings, **changes)
     with closing(find(protocol).simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:

@@ -175,8 +175,9 @@ def main() -> None:
     first = Place(folder / "undisturbed")
     whole = first.live(0)
     _say({"at": 0, "lives": [whole], "left": []})
-    chosen = np.random.default_rng(int(sys.argv[2])).choice(np.arange(1, whole["moments"] + 1), 20, replace=False)
-    for moment in sorted(map(int, chosen)):
+    chosen = np.random.default_rng(int(sys.argv[2])).choice(int(whole["moments"]), 20, replace=False) + 1
+    moments: list[int] = chosen.tolist()
+    for moment in sorted(moments):
         place, lives = Place(folder / str(moment), uploads=first.uploads), list[dict[str, Any]]()
         for die_at in (moment, max(1, moment // 3), 0, 0):
             lives.append(place.live(die_at))

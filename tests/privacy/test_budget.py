@@ -37,10 +37,12 @@ def planned(settings: NoiseSettings, **changes: Any) -> ClientNoise:
     return noise
 
 
+def noise_of(multiplier: Fraction, kind: NoiseKind, adjacency: Adjacency, bounds: tuple[int, ...]) -> ClientNoise:
+    return planned(NoiseSettings(noise_multiplier=multiplier, noise_kind=kind, adjacency=adjacency, l2_bounds=bounds))
+
+
 noises = st.builds(
-    lambda multiplier, kind, adjacency, bounds: planned(
-        NoiseSettings(noise_multiplier=multiplier, noise_kind=kind, adjacency=adjacency, l2_bounds=bounds)
-    ),
+    noise_of,
     st.fractions(Fraction(1, 2), 8, max_denominator=16),
     st.sampled_from(NoiseKind),
     st.sampled_from(Adjacency),

@@ -158,7 +158,7 @@ def test_nothing_happens_that_the_table_does_not_have(state: State, event: Event
     jobs = one()
     jobs["a"].state = state
     with pytest.raises(Misuse):
-        jobs._move("a", event)  # noqa: SLF001 -- the one place that the table guards
+        jobs._move("a", event)  # noqa: SLF001 -- the one place that the table guards  # pyright: ignore[reportPrivateUsage]
 
 
 @given(data=st.data(), count=st.integers(1, 6), audited=st.integers(0, 2))

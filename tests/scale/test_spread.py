@@ -6,6 +6,7 @@ import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -331,7 +332,11 @@ def test_a_redone_job_that_comes_out_otherwise_is_a_disagreement_with_the_past(t
     crowd.total.settle()
     for path in (tmp_path / CUT.context.hex() / "sums").iterdir():
         path.unlink()
-    workers.conduct = lambda _, order: add_twice(1, order)
+
+    def once_more(_: int, order: Any) -> Any:
+        return add_twice(1, order)
+
+    workers.conduct = once_more
     with pytest.raises(Disagreement):
         crowd.total.open(NO_KEY)
 

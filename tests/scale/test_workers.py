@@ -38,13 +38,13 @@ def nodes() -> Iterator[Any]:
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("OMP_NUM_THREADS", "1")
         patched.setenv("RAY_worker_niceness", "0")
-        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
+        started: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
         started.add_node(num_cpus=3)
         try:
             with cluster(started.address):
                 yield started
         finally:
-            started.shutdown()  # type: ignore[no-untyped-call]
+            started.shutdown()
 
 
 class Killer:

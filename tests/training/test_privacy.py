@@ -225,7 +225,11 @@ def test_clients_of_a_run_keep_to_its_limit_themselves(
     toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they would where nobody counted the rounds before."""
-    monkeypatch.setattr("secagg.training.sums.secure_sums.require_budget", lambda *_: None)
+
+    def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("secagg.training.sums.secure_sums.require_budget", nothing)
     run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", f"privacy.epsilon={1.01 * spent(1)}", "clients_per_round=16")
     played = Run(run, toy_pieces(run))
     played.advance()

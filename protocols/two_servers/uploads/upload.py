@@ -86,7 +86,8 @@ class UploadHeader:
 
 def _read_own(reader: Reader, at: At) -> ServerId:
     """Read which server a half is for; its length follows from that, so nothing else is read of another's."""
-    if (server := SERVER.read(reader, at)) != at.place.server:
+    server: ServerId = SERVER.read(reader, at)
+    if server != at.place.server:
         raise MalformedMessage(f"this is not the half for {at.place.server}", reason=Reason.NOT_CANONICAL)
     return server
 

@@ -157,9 +157,11 @@ def _floors(usual: NodeSettings, assignments: Iterable[str]) -> dict[str, Any]:
     for name, value in assigned(assignments).items():
         if name not in known:
             raise InvalidParameters(f"--set {name} is no floor of a client; there are {', '.join(sorted(known))}")
-        default: object = getattr(usual, name)
-        kept: object = tuple(str(value).split(",")) if isinstance(default, tuple) else value
-        if type(kept) is not (str if default is None else type(default)):
+        default: Any = getattr(usual, name)
+        kept: Any = value
+        if isinstance(default, tuple):
+            kept = tuple(str(value).split(","))
+        elif type(value) is not (str if default is None else default.__class__):
             raise InvalidParameters(f"--set {name} is of another type than {value!r}; its usual value is {default!r}")
         given[name] = kept
     return given

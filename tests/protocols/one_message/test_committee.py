@@ -400,7 +400,7 @@ def test_what_is_over_is_overwritten_before_it_is_removed_and_over_when_its_time
 ) -> None:
     committee.carry(committee.open())
     committee.world.now = committee.world.record.expiry
-    monkeypatch.setattr("secagg.protocols.one_message.committee.holding.rmtree", lambda _: None)
+    monkeypatch.setattr("secagg.protocols.one_message.committee.holding.rmtree", str)
     other = InsecureSum(replace(committee.setup, seed=b"another authority"))
     with committee.holdings(committee.setup.clients[0]).open(other.record, b"t"):
         assert list(committee.folder.glob("0/*"))

@@ -451,13 +451,14 @@ def test_what_is_recovered_despite_lies_is_overwritten(
     def noted_pair(*arguments: Any) -> Any:
         pair = pair_of(*arguments)
         if not pairs:
-            wipe = type(pair).wipe
+            made_of: Any = pair.__class__
+            wipe: Any = made_of.wipe
 
             def noted_wipe(wiped_pair: Any) -> None:
                 wiped.append(wiped_pair)
                 wipe(wiped_pair)
 
-            monkeypatch.setattr(type(pair), "wipe", noted_wipe)
+            monkeypatch.setattr(made_of, "wipe", noted_wipe)
         pairs.append(pair)
         return pair
 
