@@ -64,6 +64,7 @@ HUNDRED: Final = ("clients_per_round=100",)
 CELLS: Final = (
     StudyCell("none", "fashion-none"),
     StudyCell("peak 128", "fashion-peak"),
+    StudyCell("peak 116", "fashion-peak", ("compression.places=116",)),
     StudyCell("none, falling", "fashion-none", _falling(THIRD)),
     StudyCell("peak 128, falling", "fashion-peak", _falling(THIRD), "none, falling"),
     StudyCell("peak 256, falling", "fashion-peak", (*_falling(THIRD), "compression.places=256"), "none, falling"),

@@ -38,7 +38,7 @@ BUDGETS = {
     "secagg/scale": 1_640,
     "training": 7_720,
     "secagg/platforms": 3_530,
-    "secagg/flower": 1_000,
+    "secagg/flower": 1_010,
     "secagg/transport": 1_850,
     "secagg/nvflare": 860,
     "secagg/cli": 2_820,

@@ -142,7 +142,7 @@ class ServerRound(ABC, Generic[Node]):
             count.left[code] += 1
         for client in [client for client, known in self._nodes.items() if known == node]:
             session.drop(client)
-        if self.task.roster is None:
+        if self.task.roster is None and node in self._own:
             session.drop(self._own[node])
 
     def _introduced(self, node: Node, answer: Answer) -> ClientId:
@@ -150,7 +150,9 @@ class ServerRound(ABC, Generic[Node]):
 
         A session takes the word of its transport for who speaks, and would exclude whom garbage came in the name of.
         """
-        client = self._own[node]
+        client = self._own.get(node)
+        if client is None:
+            raise _not_eligible(None, "was invited under this name; a platform's nodes are those that it named")
         if (roster := self.task.roster) is not None:
             if answer.client is None or answer.client not in roster.clients:
                 raise _not_eligible(answer.client, "is not on the roster; hand out a new one, or remove the node")

@@ -266,6 +266,27 @@ def test_scales_follow_what_clients_tell_and_not_the_mean_which_is_smaller(
     assert "were cut off" not in log.text
 
 
+class LosingGrid(MemoryGrid):
+    """A grid that loses a node after its first answer, and says so in its own name, as a SuperLink does."""
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        pushed = super().push_messages(messages)
+        for sent in self.sent[len(self.sent) - len(pushed) :] if len(self.sent) > len(pushed) else ():
+            if sent.metadata.dst_node_id == 100:
+                lost = self.flwr.Message(self.flwr.Error(code=3, reason="gone"), reply_to=sent)
+                lost.metadata.__dict__["_src_node_id"] = 1
+                self.replies[sent.metadata.message_id] = lost
+        return pushed
+
+
+def test_a_node_that_is_gone_is_awaited_no_more_whoever_says_it(folders: Path, log: Any) -> None:
+    inner = LosingGrid(lenient(folders), adding(0.125))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, "pairwise"))  # type: ignore[arg-type]
+    model, _ = inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
+    assert np.allclose(model["w"], 0.125 * np.mean(range(2, CLIENTS + 1)), atol=1e-3)
+    assert "1 left" in log.text
+
+
 @pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
 def test_places_of_peaks_move_the_model_from_the_first_round_on(folders: Path, protocol: str) -> None:
     sizes = {"w": 0.01}

@@ -84,11 +84,10 @@ class GridRound(ServerRound[int]):
         if stage.takes_update:
             contents = {node: RecordDict({**self._models[node], **content}) for node, content in contents.items()}
         kind, group = self._kind
-        waiting = set(
-            self._grid.push_messages(
-                [Message(content, node, kind, group_id=group) for node, content in contents.items()]
-            )
-        )
+        pushed = [Message(content, node, kind, group_id=group) for node, content in contents.items()]
+        asked = dict(zip(self._grid.push_messages(pushed), list(contents), strict=False))
+        waiting = set(asked)
+        pushed.clear()
         contents.clear()
         # The first message of a run may have to start a simulation, or to install the app on a node.
         exchange = self._limit if terms is not None else self.task.settings.stage_timeout
@@ -96,16 +95,19 @@ class GridRound(ServerRound[int]):
         while waiting and not patience.is_over(session.turnout):
             for reply in list(self._grid.pull_messages(waiting)):
                 waiting.discard(reply.metadata.reply_to_message_id)
-                self._take(session, reply, count)
+                self._take(session, reply, asked, count)
             if waiting and (left := patience.left(session.turnout)):
                 pause = max(_SHORTEST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began))
                 time.sleep(min(pause, _LONGEST_PAUSE, left))
         count.seconds = time.monotonic() - began
         return count
 
-    def _take(self, session: ServerSession, reply: Message, count: StageCount) -> None:
+    def _take(self, session: ServerSession, reply: Message, asked: Mapping[str, int], count: StageCount) -> None:
         node = reply.metadata.src_node_id
         if reply.has_error():
+            if node not in self._models:
+                # Of a node that is gone Flower's own link says so, in its own name.
+                node = asked.get(reply.metadata.reply_to_message_id, node)
             self._failures.append(reply)
             LOG.debug("node %d: %s", node, reply.error.reason)
             self.drop(session, node, count, code_in(reply))
