@@ -267,8 +267,9 @@ def foreign_private_names(source: str) -> list[tuple[int, str]]:
 
 def tracked_faults(paths: list[str]) -> Iterator[str]:
     for path in paths:
-        if path.endswith((".key", ".pem")) or "build" in Path(path).parent.parts:
-            yield f"remove {path} from the index: keys and build products are not tracked"
+        parents = Path(path).parent.parts
+        if path.endswith((".key", ".pem")) or "build" in parents or any("cache" in part for part in parents):
+            yield f"remove {path} from the index: keys, caches and build products are not tracked"
 
 
 # --- Provocations -----------------------------------------------------------------------------------------------------
@@ -315,8 +316,8 @@ def test_a_planted_fault_is_noticed(
         check(tree)
 
 
-@pytest.mark.parametrize("path", ["benchmarks/build/x.json", "keys/a.key", "build/x"])
+@pytest.mark.parametrize("path", ["benchmarks/build/x.json", "keys/a.key", "build/x", ".mypy_cache_own/x.db"])
 def test_a_tracked_key_or_product_is_noticed(path: str) -> None:
     assert [*tracked_faults([path, "src/a.py"])] == [
-        f"remove {path} from the index: keys and build products are not tracked"
+        f"remove {path} from the index: keys, caches and build products are not tracked"
     ]
