@@ -287,6 +287,25 @@ def test_a_node_that_is_gone_is_awaited_no_more_whoever_says_it(folders: Path, l
     assert "1 left" in log.text
 
 
+class StrangeGrid(MemoryGrid):
+    """A grid whose first node answers under a name that nobody was invited under."""
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        pushed = super().push_messages(messages)
+        for sent in self.sent[len(self.sent) - len(pushed) :]:
+            if sent.metadata.dst_node_id == 100:
+                self.replies[sent.metadata.message_id].metadata.__dict__["_src_node_id"] = 999
+        return pushed
+
+
+def test_an_answer_of_a_node_that_was_not_invited_is_left_out(folders: Path, log: Any) -> None:
+    inner = StrangeGrid(lenient(folders), adding(0.125))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, "pairwise"))  # type: ignore[arg-type]
+    model, _ = inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
+    assert np.allclose(model["w"], 0.125 * np.mean(range(2, CLIENTS + 1)), atol=1e-3)
+    assert "nobody was invited under this name" in log.text
+
+
 @pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
 def test_places_of_peaks_move_the_model_from_the_first_round_on(folders: Path, protocol: str) -> None:
     sizes = {"w": 0.01}
