@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -28,7 +28,7 @@ import torch
 from secagg.compression.cohort_bits import law, peak_noise, places_for
 from secagg.training.models.server_optimizers import Parameters
 from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.rounds import Run
+from secagg.training.runs.rounds import Pieces, Run
 from secagg.training.settings.configuration import Configuration, changed, versions_here
 from secagg.training.settings.presets import preset
 from secagg.training.settings.sections import WHOLE_UPDATES, Scheme
@@ -90,10 +90,12 @@ CELLS: Final = (
 )
 
 
-def train(cell: StudyCell, seed: int, rounds: int) -> dict[str, Any]:
+def train(
+    cell: StudyCell, seed: int, rounds: int, pieces: Callable[[Configuration], Pieces] = pieces_of
+) -> dict[str, Any]:
     """Train one run, and return what it comes to."""
     began, configuration = perf_counter(), cell.run(seed, rounds)
-    run = Run(configuration, pieces_of(configuration))
+    run = Run(configuration, pieces(configuration))
     averages = dict[int, Parameters]()
     tests, losses = dict[str, float](), dict[str, float]()
     averaged = {str(window): dict[str, float]() for window in WINDOWS}
@@ -139,11 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = [by_name[name] for name in options.only] or list(CELLS)
     torch.set_num_threads(1)
     if options.json is not None:
-        found = summary(_rows(options.out), options.seeds, options.rounds)
+        found = summary(finished(options.out), options.seeds, options.rounds)
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print("\n".join(table(found)))
         return 0
-    done = {(row["cell"], row["seed"], row["rounds"]) for row in _rows(options.out)}
+    done = {(row["cell"], row["seed"], row["rounds"]) for row in finished(options.out)}
     for seed in options.seeds:
         for cell in cells:
             if (cell.name, seed, options.rounds) in done:
@@ -167,7 +169,8 @@ def _average(averages: dict[int, Parameters], model: Mapping[str, npt.NDArray[np
         }
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
+def finished(file: Path) -> list[dict[str, Any]]:
+    """Read the runs that a file has."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [json.loads(line) for line in lines]
 
@@ -202,7 +205,7 @@ def summary(rows: Sequence[dict[str, Any]], seeds: Sequence[int], rounds: int) -
         if cell.baseline != cell.name and pairs:
             lost = [100 * (last(base) - last(mine[seed])) for seed, base in pairs]
             averaged = [100 * (last_averaged(base) - last_averaged(mine[seed])) for seed, base in pairs]
-            entry |= _interval("loss", lost) | _interval("loss, averaged models", averaged)
+            entry |= interval("loss", lost) | interval("loss, averaged models", averaged)
         cells.append(entry)
     kept = [row for row in rows if (row["cell"], row["seed"]) in judged and row["rounds"] == rounds]
     design = [row for row in rows if row["seed"] not in seeds]
@@ -240,7 +243,7 @@ def _shown(cell: Mapping[str, Any], name: str) -> str:
     return f"{cell[name]:.2f} ({low:.2f} .. {high:.2f})"
 
 
-def _interval(name: str, lost: Sequence[float]) -> dict[str, Any]:
+def interval(name: str, lost: Sequence[float]) -> dict[str, Any]:
     """Return the mean of paired differences in points, with Student's interval."""
     found: dict[str, Any] = {
         f"{name}, by seed": [round(value, 2) for value in lost],

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.datasets import federated_data
+from secagg.training.datasets import PreparedData, federated_data
 from secagg.training.engines import make_engine
 from secagg.training.engines.evaluation import Evaluator
 from secagg.training.models.networks import initial_parameters, model_factory
@@ -31,15 +31,21 @@ MODEL_NAME: Final = "model.npz"
 BEST_NAME: Final = "best.npz"
 
 
-def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pieces:
-    """Return the library's own pieces for a configuration.
+def pieces_of(
+    configuration: Configuration,
+    *,
+    engine: str | None = None,
+    data: PreparedData | None = None,
+    factory: ModelFactory | None = None,
+) -> Pieces:
+    """Return the library's own pieces for a configuration, around a platform's own data or model where they are given.
 
     Raises:
         InvalidParameters: a name that there is not, data that are missing, a device that is not there, an engine that
             cannot train the model, or a protocol that cannot run.
     """
     settings = configuration.data
-    data = federated_data(
+    data = data or federated_data(
         settings.name,
         root=None if settings.root is None else Path(settings.root),
         clients=settings.clients or None,
@@ -47,7 +53,7 @@ def pieces_of(configuration: Configuration, *, engine: str | None = None) -> Pie
         style=settings.style,
         seed=configuration.seed,
     )
-    factory = model_factory(
+    factory = factory or model_factory(
         configuration.model,
         classes=data.classes,
         shape=data.shape,
