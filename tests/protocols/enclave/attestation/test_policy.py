@@ -228,7 +228,7 @@ def test_the_tcb_is_of_the_formats_own_kind(refused: Callable[..., None]) -> Non
 
 
 @pytest.mark.parametrize("part", ["platform", "quoting_enclave", "module"])
-@pytest.mark.parametrize("status", frozenset(TcbStatus) - {TcbStatus.UP_TO_DATE})
+@pytest.mark.parametrize("status", [status for status in TcbStatus if status is not TcbStatus.UP_TO_DATE])
 def test_each_part_below_an_intel_enclave_is_up_to_date(
     part: str, status: TcbStatus, refused: Callable[..., None]
 ) -> None:
