@@ -41,7 +41,7 @@ demo-round: $(INSTALLED)  ## run a small aggregation with dropouts and write its
 	$(BIN)/python -m secagg.cli demo --out build/demo-round
 
 test: $(INSTALLED)  ## run every test that needs no accelerator, and no other environment
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(HERE) and not long"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 --durations-min=1 -m "$(HERE) and not long"
 
 test-long: $(INSTALLED)  ## run the tests with eight times the examples, and the long ones; for every night, not every change
 	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long -m "$(HERE)"
