@@ -63,6 +63,18 @@ def variable(limit: int, most: Sizing | None = None) -> Field:
     )
 
 
+def text(limit: int) -> Field:
+    """Return a text, as UTF-8 behind its length of 4 bytes."""
+
+    def read(reader: Reader, _: At) -> str:
+        try:
+            return reader.variable(limit).decode()
+        except UnicodeDecodeError:
+            raise MalformedMessage("a text is UTF-8", reason=Reason.NOT_CANONICAL) from None
+
+    return Field(lambda writer, value: writer.variable(value.encode(), limit), read, f"4 + at most {limit:,}")
+
+
 CLIENT: Final = Field(
     lambda writer, value: writer.fixed(value.encode(), CLIENT_ID_BYTES),
     lambda reader, _: ClientId(reader.integer(CLIENT_ID_BYTES)),

@@ -30,9 +30,10 @@ class OneMessageCut:
         """The bytes of each piece."""
         return self.parameters.piece_bytes
 
-    def zeros(self, number: int) -> Sums:
-        """Return the empty planes of a piece."""
-        return Accumulator(self.parameters, number).sums
+    def zeros(self, number: int, *, is_open: bool = False) -> Sums:
+        """Return the empty planes of a piece, or its coefficients."""
+        empty = Accumulator(self.parameters, number)
+        return [*empty.coefficients()] if is_open else empty.sums
 
     def check(self, number: int, piece: bytes) -> None:
         """Refuse a piece of another length, or with bits set that fill a plane."""

@@ -145,6 +145,9 @@ class Server(Confined):
             if self._taken.get(sender, digest) != digest:
                 raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
             if sender in self._taken:
+                if upload.vector:
+                    # Its first message had digests alone, and the storage may still lack what they are of.
+                    self._adder.keep(sender, upload.pieces, upload.vector)
                 return
             if len(self._taken) >= self.agreement.parameters.capacity:
                 raise PeerMisbehaved("the list is full", reason=Reason.BUFFER_FULL)

@@ -194,7 +194,12 @@ class OneMessageServerSession(Confined):
                     self._receive_of_holder(sender, message)
                     return
                 self._server.receive_upload(sender, message)
+                if self._ask_all is not None and self._server.waiting >= self._settings.delivered_at_once:
+                    self._deliver()
             except UnexpectedMessage:
+                raise
+            except ConnectionError:
+                self.abort()
                 raise
             except PeerError as error:
                 self._server.faults.append(error)
@@ -203,8 +208,6 @@ class OneMessageServerSession(Confined):
                 if not is_active and self.stage is UPLOAD and sender not in self._server.taken:
                     self._out.add(sender)
                 raise
-            if self._ask_all is not None and self._server.waiting >= self._settings.delivered_at_once:
-                self._deliver()
 
     def _receive_of_holder(self, sender: ClientId, message: bytes) -> None:
         position = self._position_of.get(sender)

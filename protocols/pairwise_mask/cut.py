@@ -82,8 +82,9 @@ class PairwiseCut:
     def _lengths(self) -> tuple[int, ...]:
         return tuple(sum(part.bytes_sent for part in piece) for piece in self.parts)
 
-    def zeros(self, number: int) -> Sums:
-        """Return the empty sums of a piece."""
+    def zeros(self, number: int, *, is_open: bool = False) -> Sums:
+        """Return the empty sums of a piece; masked or not, they are of one form."""
+        del is_open
         return [self._segment(part).ring.zeros(part.count) for part in self.parts[number]]
 
     def check(self, number: int, piece: bytes) -> None:

@@ -47,6 +47,7 @@ def adding(
         raise InvalidParameters(f"--workers is in 1..4096; got {options.workers}")
     if options.ray_address and options.storage is None:
         raise InvalidParameters("--ray-address needs --storage: a folder or URL that all machines of the cluster see")
+    from secagg.crypto.entropy import SystemCoins
     from secagg.scale.spread import SpreadSettings, SpreadSum
     from secagg.scale.telling import tell
     from secagg.scale.workers import open_workers
@@ -64,6 +65,6 @@ def adding(
         settings = SpreadSettings(storage=options.storage or folder, audited=options.audit)
         workers = open_workers(options.engine, options.workers, options.ray_address)
         try:
-            yield lambda cut: SpreadSum(cut, workers, settings, progress=told)
+            yield lambda cut: SpreadSum(cut, workers, settings, coins=SystemCoins(), progress=told)
         finally:
             workers.close()

@@ -36,8 +36,8 @@ class Cut(Protocol):
         """The bytes of each piece."""
         ...
 
-    def zeros(self, number: int) -> Sums:
-        """Return the empty sums of a piece."""
+    def zeros(self, number: int, *, is_open: bool = False) -> Sums:
+        """Return the empty sums of a piece, or what ``open`` returns of them."""
         ...
 
     def check(self, number: int, piece: bytes) -> None:

@@ -5,7 +5,7 @@ A job is a function of what lies in the storage, so it may run twice, at once or
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
@@ -49,6 +49,8 @@ ATTEMPTS: Final = 4
 """A job that failed so often is not tried again."""
 LOSSES: Final = 25
 """Nor is one during which so many workers were lost: it may be what ends them."""
+EARLIER: Final = -1
+"""The worker of a result that was made before, by nobody knows whom."""
 LEAST_PATIENCE: Final = 1.0
 """Seconds that a job may take before anybody helps out."""
 
@@ -56,8 +58,9 @@ LEAST_PATIENCE: Final = 1.0
 class Disagreement(ConnectionError):
     """Two workers made different things of the same job: one of them lies, or its machine is broken."""
 
-    def __init__(self, key: str, workers: Iterable[int]) -> None:
-        named = " and ".join(f"worker {number}" for number in sorted(workers))
+    def __init__(self, key: str, workers: Collection[int]) -> None:
+        known = sorted(number for number in workers if number != EARLIER)
+        named = " and ".join([f"worker {number}" for number in known] + ["an earlier one"] * (EARLIER in workers))
         super().__init__(f"{named} made different sums of the same pieces; nothing is released ({key})")
 
 
@@ -88,16 +91,15 @@ class Job:
 class Jobs:
     """All jobs of a sum, in the order in which they came."""
 
-    def __init__(self, *, patience: float = 3.0, audited: int = 0) -> None:
+    def __init__(self, *, patience: float = 3.0) -> None:
         """Begin with none.
 
         Args:
             patience: a job that takes so many times the median is run by an idle worker as well.
-            audited: every so-manieth job is done by two workers, who must agree; none at zero.
         """
-        if patience < 1 or audited < 0:
-            raise InvalidParameters(f"patience is at least 1 and audited not negative; got {patience} and {audited}")
-        self._patience, self._audited = patience, audited
+        if not patience >= 1:
+            raise InvalidParameters(f"patience is at least 1; got {patience}")
+        self._patience = patience
         self._jobs, self._took = dict[str, Job](), list[float]()
         self._waiting = dict[str, None]()
         self._running = dict[str, None]()
@@ -127,16 +129,19 @@ class Jobs:
         """How many are."""
         return len(self._jobs) - self.left
 
-    def add(self, key: str, needs: tuple[str, ...] = (), result: bytes | None = None) -> None:
-        """Add a job, or one that was done in an earlier life; the same job again changes nothing."""
+    def add(self, key: str, needs: tuple[str, ...] = (), result: bytes | None = None, wanted: int = 1) -> None:
+        """Add a job, or one that was done in an earlier life; the same job again changes nothing.
+
+        Args:
+            wanted: how many workers must agree on its result.
+        """
         if key in self._jobs:
             return
-        wanted = 2 if self._audited and len(self._jobs) % self._audited == 0 else 1
         job = self._jobs[key] = Job(needs, wanted)
         if result is None:
             self._waiting[key] = None
         else:
-            job.state, job.results = State.DONE, {-1: result}
+            job.state, job.results = State.DONE, {EARLIER: result}
 
     def next(self, worker: int, now: float) -> str | None:
         """Return what an idle worker should do: a job that waits, or the one that takes longest; None if to wait."""

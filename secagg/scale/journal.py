@@ -2,14 +2,15 @@
 
 A file of records in a chain: each has the digest of everything before it, so a record of another session, an older copy
 put together with a newer one and a damaged file are refused. Of the last record a part may be missing: that is the
-crash. A coordinator holds the file locked, so there is one.
+crash, and a length that was damaged does not look like one, because it is in the chain by itself. A coordinator holds
+the file locked, so there is one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -18,14 +19,14 @@ from typing import Annotated, ClassVar, Final
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, SecAggError
 from secagg.fields import Message, choice, repeated, variable
-from secagg.identifiers import ClientId
-from secagg.session.durable import claim, require_own_folder
+from secagg.session.durable import append_whole, claim, require_own_folder, sync_folder
 from secagg.wire import MessageKind
 
-from .work import Outcome
+from .work import Outcome, Wrong
 
 _LENGTH_BYTES: Final = 8
 _DIGEST_BYTES: Final = 32
+_HEADER_BYTES: Final = _LENGTH_BYTES + 2 * _DIGEST_BYTES
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
 _MAXIMUM_PARTS: Final = 1 << 21
 
@@ -46,7 +47,7 @@ class Event(IntEnum):
     DONE = 5
     """The outcome of a job."""
     SETTLED = 6
-    """Clients whose vectors are not in the sum, each with a byte that says if it signed what is wrong, and why."""
+    """An outcome that says whose vectors are not in the sum."""
     OVER = 7
     """The sum is about to be released, or was given up: nothing is released after this."""
 
@@ -73,6 +74,7 @@ class Journal:
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         try:
             claim(self._file.fileno(), f"{path} is in use; one coordinator at a time goes on with a session")
+            sync_folder(path.parent)
             self._chain, self._path = _link(b"", b""), path
             self.past = tuple(self._read())
             """What was written in earlier lives."""
@@ -80,24 +82,28 @@ class Journal:
             self._file.close()
             raise
         self._done = {outcome.key: outcome for outcome in map(_outcome_of, self._past(Event.DONE))}
-        self._settled = next((_wrong_of(record) for record in self._past(Event.SETTLED)), None)
+        self._settled = next((_outcome_of(record).wrong for record in self._past(Event.SETTLED)), None)
 
     def _past(self, event: Event) -> Iterator[Record]:
         return (record for record in self.past if record.event is event)
 
     def _read(self) -> Iterator[Record]:
         data, at = self._file.read(), 0
-        while len(data) - at >= _LENGTH_BYTES + _DIGEST_BYTES:
-            start = at + _LENGTH_BYTES + _DIGEST_BYTES
-            end = start + int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
-            if end > len(data):
-                break
-            chain = _link(self._chain, data[start:end])
-            if chain != data[at + _LENGTH_BYTES : start]:
+        # A file may have grown before a power failure, and what was to stand there not been written.
+        while len(data) - at >= _HEADER_BYTES and any(data[at : at + _HEADER_BYTES]):
+            start = at + _HEADER_BYTES
+            length, links = data[at : at + _LENGTH_BYTES], data[at + _LENGTH_BYTES : start]
+            end, chain = start + int.from_bytes(length, "big"), _link(self._chain, length)
+            is_whole = end <= len(data)
+            if is_whole and chain == links[:_DIGEST_BYTES]:
+                chain += _link(chain, data[start:end])
+            if not links.startswith(chain):
                 raise InvalidParameters(
                     f"{self._path} is damaged, or put together of journals of several sessions; nothing goes on from it"
                 )
-            self._chain, at = chain, end
+            if not is_whole:
+                break
+            self._chain, at = chain[_DIGEST_BYTES:], end
             try:
                 yield Record.decode(data[start:end])
             except SecAggError as error:
@@ -108,9 +114,11 @@ class Journal:
     def append(self, event: Event, *parts: bytes) -> None:
         """Write a record down; when this returns, a crash does not lose it."""
         data = Record(event=event, parts=parts).encode()
-        self._chain = _link(self._chain, data)
-        self._file.write(len(data).to_bytes(_LENGTH_BYTES, "big") + self._chain + data)
-        os.fsync(self._file.fileno())
+        length = len(data).to_bytes(_LENGTH_BYTES, "big")
+        first = _link(self._chain, length)
+        second = _link(first, data)
+        append_whole(self._file.fileno(), length + first + second + data)
+        self._chain = second
 
     def close(self) -> None:
         """Let another process have it."""
@@ -124,12 +132,12 @@ class Journal:
 
     def remember(self, outcome: Outcome) -> None:
         """Write an outcome down."""
-        self.append(Event.DONE, outcome.key.encode(), outcome.digest, *_wrong_parts(_by_client(outcome)))
+        self.append(Event.DONE, outcome.encode())
 
-    def settled(self, wrong: Mapping[ClientId, tuple[str, bool]] | None) -> Mapping[ClientId, tuple[str, bool]] | None:
+    def settled(self, wrong: Iterable[Wrong] | None) -> Iterable[Wrong] | None:
         """Write down whose vectors are not in the sum; or return what was."""
         if wrong is not None:
-            self.append(Event.SETTLED, *_wrong_parts(wrong))
+            self.append(Event.SETTLED, Outcome(key="", wrong=tuple(wrong)).encode())
         return self._settled
 
 
@@ -137,22 +145,5 @@ def _link(chain: bytes, record: bytes) -> bytes:
     return hashlib.sha256(bind(Label.SUM_JOURNAL, chain, record)).digest()
 
 
-def _by_client(outcome: Outcome) -> dict[ClientId, tuple[str, bool]]:
-    return {ClientId(client): (why, is_signed) for client, why, is_signed in outcome.wrong}
-
-
-def _wrong_parts(wrong: Mapping[ClientId, tuple[str, bool]]) -> list[bytes]:
-    return [client.encode() + bytes([is_signed]) + why.encode() for client, (why, is_signed) in sorted(wrong.items())]
-
-
-def _wrong_of(record: Record, skipped: int = 0) -> dict[ClientId, tuple[str, bool]]:
-    size = len(ClientId(0).encode())
-    return {
-        ClientId(int.from_bytes(part[:size], "big")): (part[size + 1 :].decode(), bool(part[size]))
-        for part in record.parts[skipped:]
-    }
-
-
 def _outcome_of(record: Record) -> Outcome:
-    wrong = tuple((client.value, *why) for client, why in _wrong_of(record, 2).items())
-    return Outcome(key=record.parts[0].decode(), digest=record.parts[1], wrong=wrong)
+    return Outcome.decode(record.parts[0])

@@ -19,7 +19,7 @@ from secagg.session.roles import ServerSession
 from secagg.session.sockets.connection import AskAll
 
 from .journal import Event, Journal
-from .work import Outcome
+from .work import Outcome, Wrong
 
 
 class SpreadSession(ServerSession, Protocol):
@@ -80,7 +80,7 @@ class ResumableSession(Measured):
         self._written = set[bytes]()
         self._asked = {record.parts[0]: record.parts[1:] for record in past if record.event is Event.ASKED}
         opened = next((record for record in past if record.event is Event.OPENED), None)
-        self._is_live = False
+        self._is_live, self._heard = False, list[tuple[bytes, ...]]()
         drawn = RecordedCoins(coins, opened.parts[1] if opened else b"")
         self._opened_session = session = open_session(self, drawn)
         super().__init__(session)
@@ -93,6 +93,7 @@ class ResumableSession(Measured):
         for record in past:
             self._tell(record.event, record.parts)
         self._asked.clear()
+        self._write_heard()
         self._is_live = True
 
     def _tell(self, event: Event, parts: tuple[bytes, ...]) -> None:
@@ -121,8 +122,16 @@ class ResumableSession(Measured):
             if self._asking is None:
                 raise Misuse("this session has no helpers to ask")
             answers = tuple(number.to_bytes(2, "big") + answer for number, answer in self._asking(requests))
-            self._journal.append(Event.ASKED, digest, *answers)
+            # A life that cannot be told to its end, because helpers are away, leaves nothing behind.
+            self._heard.append((digest, *answers))
+            if self._is_live:
+                self._write_heard()
         return [(int.from_bytes(part[:2], "big"), part[2:]) for part in answers]
+
+    def _write_heard(self) -> None:
+        for parts in self._heard:
+            self._journal.append(Event.ASKED, *parts)
+        self._heard.clear()
 
     def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a job that was done in an earlier life."""
@@ -137,14 +146,18 @@ class ResumableSession(Measured):
         if self._is_live:
             self._write_sent(client)
 
-    def settled(self, wrong: Mapping[ClientId, tuple[str, bool]] | None) -> Mapping[ClientId, tuple[str, bool]] | None:
+    def settled(self, wrong: Iterable[Wrong] | None) -> Iterable[Wrong] | None:
         """Write down whose vectors are not in the sum; or return what was."""
         return self._journal.settled(wrong)
 
-    def ended(self) -> None:
-        """Write down that nothing is released any more, before anything is removed or released."""
+    def ended(self) -> bool:
+        """Write down that nothing is released any more, before anything is removed or released.
+
+        A session that cannot be told again now, because helpers are away, is not over, and keeps what it stored.
+        """
         if self._is_live:
             self._journal.append(Event.OVER)
+        return self._is_live
 
     def _write_sent(self, client: ClientId) -> None:
         if self._sent is None or self._sent[0] != client:
@@ -181,7 +194,8 @@ class ResumableSession(Measured):
     def close_stage(self) -> None:
         """Close the stage."""
         with self._turn:
-            self._journal.append(Event.CLOSED)
+            if self.stage is not None:
+                self._journal.append(Event.CLOSED)
             super().close_stage()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from secagg.contract.pieces import Sums, piece_digests
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import add_into, subtract_into
 from secagg.identifiers import ClientId
 
@@ -29,9 +30,9 @@ class ToyCut:
     context: bytes = bytes(32)
     lengths: tuple[int, ...] = (8 * WORDS,) * 3
 
-    def zeros(self, number: int) -> Sums:
+    def zeros(self, number: int, *, is_open: bool = False) -> Sums:
         """Return four words."""
-        del number
+        del number, is_open
         return [np.zeros(WORDS, np.uint64)]
 
     def check(self, number: int, piece: bytes) -> None:
@@ -53,7 +54,7 @@ def main() -> None:
     """Add the vectors of five clients, of whom one stores another piece than it signed."""
     cut, masks = ToyCut(), {ClientId(number): 1_000 * number for number in range(1, 6)}
     with tempfile.TemporaryDirectory() as folder:
-        total = SpreadSum(cut, InProcess(), SpreadSettings(storage=folder, clients_in_a_batch=2))
+        total = SpreadSum(cut, InProcess(), SpreadSettings(storage=folder, clients_in_a_batch=2), coins=SystemCoins())
         for client, mask in masks.items():
             vector = (np.full(3 * WORDS, client.value, np.uint64) + np.uint64(mask)).tobytes()
             digests = piece_digests(cut.context, client, vector, cut.lengths)

@@ -13,12 +13,13 @@ from time import monotonic
 from typing import Final, Protocol
 
 from secagg.contract.pieces import Cut, Sums, pieces_of
-from secagg.errors import InvalidParameters, PeerError, PeerMisbehaved, Reason
+from secagg.crypto.entropy import Coins
+from secagg.errors import InvalidParameters, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, Party, ServerId
 
-from .jobs import Disagreement, Jobs
-from .store import open_store, piece_name, read_result, session_folder
-from .work import Entry, Kind, Order, Outcome, decode_range
+from .jobs import EARLIER, Disagreement, Jobs
+from .store import WrongPiece, located, open_store, piece_name, read_piece, session_folder
+from .work import Entry, Harm, Kind, Order, Outcome, Wrong, read_range
 from .workers import Workers
 
 _MERGED_AT_ONCE: Final = 16
@@ -40,12 +41,13 @@ class Memory(Protocol):
     def kept(self, client: ClientId) -> None:
         """Write an upload down: its pieces are stored, and it is about to be taken."""
 
-    def settled(self, wrong: Mapping[ClientId, tuple[str, bool]] | None) -> Mapping[ClientId, tuple[str, bool]] | None:
+    def settled(self, wrong: Iterable[Wrong] | None) -> Iterable[Wrong] | None:
         """Write down whose vectors are not in the sum; or return what was, before the list was made of it."""
         ...
 
-    def ended(self) -> None:
-        """Write down that the session is over, before anything is removed."""
+    def ended(self) -> bool:
+        """Write down that the session is over, and return whether what it stored can be removed."""
+        ...
 
 
 class NoMemory:
@@ -62,13 +64,14 @@ class NoMemory:
     def kept(self, client: ClientId) -> None:
         """Forget it."""
 
-    def settled(self, wrong: Mapping[ClientId, tuple[str, bool]] | None) -> Mapping[ClientId, tuple[str, bool]] | None:
+    def settled(self, wrong: Iterable[Wrong] | None) -> Iterable[Wrong] | None:
         """Know nothing."""
         del wrong
         return None
 
-    def ended(self) -> None:
-        """Forget it."""
+    def ended(self) -> bool:
+        """Let everything be removed."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class SpreadSettings:
     pieces_in_a_range: int = 1
     patience: float = 3.0
     audited: int = 0
-    """Every so-manieth job is done by two workers, who must agree."""
+    """Of so many jobs one is done by two workers, who must agree; coins choose it. None at zero."""
     keeps_pieces: bool = False
     """Whether what clients uploaded stays in the storage after the end."""
 
@@ -89,6 +92,8 @@ class SpreadSettings:
         """Refuse to divide by nothing."""
         if self.clients_in_a_batch < 1 or self.pieces_in_a_range < 1:
             raise InvalidParameters("a batch has at least one client, and a range at least one piece")
+        if not 0 <= self.audited < 1 << 16:
+            raise InvalidParameters(f"audited is in 0..65535; got {self.audited}")
 
 
 @dataclass(slots=True)
@@ -99,6 +104,7 @@ class Figures:
     jobs_left: int = 0
     stragglers: int = 0
     begun_again: int = 0
+    jobs_audited: int = 0
     workers_lost: int = 0
     bytes_read: int = 0
     seconds_of_workers: float = 0.0
@@ -117,33 +123,39 @@ class _Batch:
 class SpreadSum:
     """An ``Adder`` whose work others do."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what it is made of
         self,
         cut: Cut,
         workers: Workers,
         settings: SpreadSettings,
         *,
+        coins: Coins,
         memory: Memory | None = None,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
         """Begin with nothing, in a folder of the storage that is this session's alone.
+
+        Args:
+            coins: choose who is audited.
 
         Raises:
             InvalidParameters: jobs are to be done by two workers, and there is one.
         """
         if settings.audited and len(workers.idle) < 2:  # noqa: PLR2004 -- who could disagree
             raise InvalidParameters("an audited job is done by two workers; start another one, or audit none")
-        self._cut, self._workers, self._settings = cut, workers, settings
+        self._cut, self._workers, self._settings, self._coins = cut, workers, settings, coins
         self._memory, self._progress = memory or NoMemory(), progress
-        self._store = open_store(settings.storage)
+        self._storage = located(settings.storage)
+        self._store = open_store(self._storage)
         step, count = settings.pieces_in_a_range, len(cut.lengths)
         self._ranges = [(first, min(first + step, count)) for first in range(0, count, step)]
-        self._jobs = Jobs(patience=settings.patience, audited=settings.audited)
-        self._orders, self._outcomes = dict[str, Order](), dict[str, Outcome]()
+        self._jobs, self._audit = Jobs(patience=settings.patience), (0, 0)
+        self._orders, self._outcomes, self._void = dict[str, Order](), dict[str, Outcome](), set[str]()
         self._working = dict[int, str]()
         self._batches, self._roots = [_Batch()], list[str]()
-        self.wrong = dict[ClientId, tuple[str, bool]]()
+        self.wrong = dict[ClientId, Wrong]()
         self.figures, self._is_over = Figures(), False
+        self._failed: ConnectionError | None = None
 
     # --- Uploads ------------------------------------------------------------------------------------------------------
 
@@ -171,15 +183,18 @@ class SpreadSum:
         for index in ranges:
             first, end = self._ranges[index]
             entries = tuple((c.value, digests[first:end]) for c, digests in batch.entries if c not in without)
-            batch.jobs[index] = self._order(Kind.ADD, index, entries=entries), without
+            is_void = index in batch.jobs and batch.jobs[index][0] in self._void
+            batch.jobs[index] = self._order(Kind.ADD, index, entries=entries, is_audited=is_void), without
 
-    def _order(
+    def _order(  # noqa: PLR0913 -- what a job is made of
         self,
         kind: Kind,
         index: int,
         needs: tuple[str, ...] = (),
         entries: tuple[Entry, ...] = (),
         opening: bytes = b"",
+        *,
+        is_audited: bool = False,
     ) -> str:
         """Order a job, unless it was done in an earlier life; its key is a digest of what it takes."""
         key = f"{kind} of range {index}, {hashlib.sha256(repr((needs, entries, opening)).encode()).hexdigest()}"
@@ -187,7 +202,7 @@ class SpreadSum:
         self._orders[key] = Order(
             key=key,
             kind=kind,
-            storage=self._settings.storage,
+            storage=self._storage,
             cut=self._cut,
             first=first,
             end=end,
@@ -197,56 +212,109 @@ class SpreadSum:
         known = self._memory.outcome(key)
         if known is not None and key not in self._jobs:
             self._note(known)
-        self._jobs.add(key, needs, None if known is None else known.digest)
+        if key not in self._jobs:
+            is_audited = self._is_drawn() or (is_audited and self._settings.audited > 0)
+            self._jobs.add(key, needs, None if known is None else known.digest, 1 + is_audited)
+            self.figures.jobs_audited += known is None and is_audited
         return key
+
+    def _is_drawn(self) -> bool:
+        """Return whether a job is the one that is audited of its run of jobs."""
+        (place, drawn), most = self._audit, self._settings.audited
+        if not most:
+            return False
+        if place == 0:
+            drawn = int.from_bytes(self._coins.draw(8), "big") % most
+        self._audit = (place + 1) % most, drawn
+        return place == drawn
 
     # --- Jobs ---------------------------------------------------------------------------------------------------------
 
     def _pump(self, seconds: float) -> None:
-        """Give work to the idle, and take what was done; wait at most so long for that."""
+        """Give work to the idle, and take what was done; wait at most so long for that.
+
+        Raises:
+            ConnectionError: the sum cannot be finished, or must not be; so it is from then on.
+        """
+        if self._failed is not None:
+            raise self._failed
+        try:
+            self._turn(seconds)
+        except ConnectionError as error:
+            self._failed = error
+            if isinstance(error, Disagreement):
+                self._memory.ended()
+            raise
+
+    def _turn(self, seconds: float) -> None:
         for worker in self._workers.idle:
             if (key := self._jobs.next(worker, monotonic())) is None:
                 continue
             parts = tuple(self._jobs[need].result for need in self._jobs[key].needs)
             self._working[worker] = key
             self._workers.start(worker, replace(self._orders[key], parts=parts))
-        for worker, outcome in self._workers.poll(seconds if self._working else 0):
+        for worker, outcome in self._workers.poll(seconds):
             key = self._working.pop(worker, None)
-            if key is None or (outcome is not None and outcome.key != key):
+            if key is None:
                 continue  # It was at a job of an earlier sum, which does not need it any more.
             if outcome is None:
                 self.figures.workers_lost += 1
                 self._jobs.lose(worker)
-            elif not outcome.digest:
-                self._jobs.fail(key, worker, outcome.failure, outcome.missing)
+            elif failure := self._failure_of(key, outcome):
+                self._jobs.fail(key, worker, failure, outcome.missing)
             else:
                 self._take(worker, outcome)
         self._tell()
 
+    def _failure_of(self, key: str, outcome: Outcome) -> str:
+        """Return why an outcome is of no use; a worker is believed about a sum, and not about who is to blame."""
+        order = self._orders[key]
+        given = dict(order.entries)
+        if outcome.key != key:
+            return "its worker answered for another job"
+        for wrong in outcome.wrong:
+            if wrong.client.value not in given or not order.first <= wrong.piece < order.end:
+                return "its worker named a piece that it was not given"
+            digest = given[wrong.client.value][wrong.piece - order.first]
+            if wrong.harm is Harm.MALFORMED and not self._is_malformed(wrong.client, wrong.piece, digest):
+                return f"its worker blamed {wrong.client} for a piece that decodes, or is not there any more"
+        return outcome.failure
+
+    def _is_malformed(self, client: ClientId, number: int, digest: bytes) -> bool:
+        try:
+            self._cut.check(number, read_piece(self._store, self._cut, client, number, digest))
+        except MalformedMessage:
+            return True
+        except (WrongPiece, OSError):
+            pass
+        return False
+
     def _take(self, worker: int, outcome: Outcome) -> None:
-        """Count a result, once it is written down; it counts as the first one if the storage changed in between."""
+        """Count a result, once so many workers agree on it, and write it down.
+
+        Sums of different clients agree on nothing. Where two workers leave out others, both of their sums are void.
+        """
         key, digest, before = outcome.key, outcome.digest, self._outcomes.get(outcome.key)
-        if not {client for client, _, _ in outcome.wrong} <= {client for client, _ in self._orders[key].entries}:
-            self._jobs.fail(key, worker, "its worker named clients that it was not given")
-            return
-        if before is None:
-            self._memory.remember(outcome)
-        elif before.wrong != outcome.wrong:
+        if before is not None and before.wrong != outcome.wrong:
+            self._void.add(key)
             digest = before.digest
         self._note(outcome)
         counts = self._jobs.finish(key, worker, digest, monotonic())
         if digest != self._outcomes[key].digest:
-            raise Disagreement(key, {worker})
+            raise Disagreement(key, {worker, EARLIER})
         if counts:
+            if key not in self._void:
+                self._memory.remember(outcome)
             self.figures.bytes_read += outcome.bytes_read
-            self.figures.seconds_of_workers += outcome.seconds
+            self.figures.seconds_of_workers += outcome.microseconds / 1e6
 
     def _note(self, outcome: Outcome) -> None:
         self._outcomes.setdefault(outcome.key, outcome)
-        for client, why, is_signed in outcome.wrong:
-            self.wrong.setdefault(ClientId(client), (why, is_signed))
+        for wrong in outcome.wrong:
+            self.wrong.setdefault(wrong.client, wrong)
 
     def _finish_jobs(self) -> None:
+        self._pump(0)
         while self._jobs.left:
             self._pump(_POLL_SECONDS)
 
@@ -264,18 +332,23 @@ class SpreadSum:
     def settle(self) -> Mapping[ClientId, PeerError]:
         """Finish the sum; whose vectors are not in it is written down before anybody is told."""
         before = self._memory.settled(None)
-        self.wrong.update(before or {})
+        settled = None if before is None else {wrong.client: wrong for wrong in before}
+        self.wrong.update(settled or {})
         if self._batches[-1].entries:
             self._order_batch(self._batches[-1], range(len(self._ranges)), frozenset())
         self._finish_jobs()
         while self._exclude():
             self._finish_jobs()
         # What is lost and made again from here on is what was made before, or is not found again.
-        settled = dict(self.wrong) if before is None else before
+        is_first, settled = settled is None, dict(self.wrong) if settled is None else settled
+        if gone := self.wrong.keys() - settled.keys():
+            raise ConnectionError(
+                f"the list has {min(gone)}, and the storage lost its pieces and the sums they were in: put them back"
+            )
         self._merge()
-        if before is None:
-            self._memory.settled(settled)
-        return {client: _error_of(client, *why) for client, why in sorted(settled.items())}
+        if is_first:
+            self._memory.settled(settled.values())
+        return {client: _error_of(wrong) for client, wrong in sorted(settled.items())}
 
     def _exclude(self) -> bool:
         """Order every range again that holds a client which is wrong in another; return whether there was one."""
@@ -285,7 +358,7 @@ class SpreadSum:
             again = [
                 index
                 for index, (key, without) in batch.jobs.items()
-                if without | {ClientId(client) for client, _, _ in self._outcomes[key].wrong} != wrong
+                if key in self._void or without | {one.client for one in self._outcomes[key].wrong} != wrong
             ]
             self._order_batch(batch, again, wrong)
             is_complete = is_complete and not again
@@ -310,8 +383,9 @@ class SpreadSum:
         return [piece for job in keys for piece in self._read(job)]
 
     def _read(self, job: str) -> list[Sums]:
+        pieces = range(self._orders[job].first, self._orders[job].end)
         try:
-            return decode_range(read_result(self._store, self._cut.context, self._jobs[job].result))
+            return read_range(self._store, self._cut, pieces, self._jobs[job].result, is_open=True)
         except OSError as error:
             raise ConnectionError(f"the storage lost an opened range: {error}; release again") from error
 
@@ -320,17 +394,26 @@ class SpreadSum:
         if self._is_over:
             return
         self._is_over = True
-        self._memory.ended()
-        folder = session_folder(self._cut.context)
-        self._store.remove(f"{folder}/sums" if self._settings.keeps_pieces else folder)
+        if self._memory.ended():
+            folder = session_folder(self._cut.context)
+            self._store.remove(f"{folder}/sums" if self._settings.keeps_pieces else folder)
         self._orders.clear()
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _error_of(client: ClientId, why: str, is_signed: bool) -> PeerMisbehaved:  # noqa: FBT001
+_SENTENCES: Final = {
+    Harm.MISSING: "is not in the storage",
+    Harm.ANOTHER: "in the storage is not the one that was signed",
+    Harm.MALFORMED: "was signed and does not decode",
+}
+
+
+def _error_of(wrong: Wrong) -> PeerMisbehaved:
     """Blame a client for what it signed; for what is in the storage, it or who keeps that."""
-    culprits: set[Party] = {client} if is_signed else {client, ServerId()}
+    is_signed = wrong.harm is Harm.MALFORMED
+    culprits: set[Party] = {wrong.client} if is_signed else {wrong.client, ServerId()}
     reason = Reason.NOT_CANONICAL if is_signed else Reason.COMMITMENT_MISMATCH
-    return PeerMisbehaved(f"{client} is not in the sum: {why}", reason=reason, culprits=culprits)
+    sentence = f"{wrong.client} is not in the sum: piece {wrong.piece} {_SENTENCES[wrong.harm]}"
+    return PeerMisbehaved(sentence, reason=reason, culprits=culprits)

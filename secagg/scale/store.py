@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
+from errno import EACCES, ELOOP, ENOENT, ENXIO
 from hashlib import sha256
 from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
-from secagg.contract.pieces import piece_digest
+from secagg.contract.pieces import Cut, piece_digest
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
+
+_NO_FILE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO})
 
 
 class WrongPiece(Exception):
     """A piece that is not there, or has another digest than its client signed."""
+
+    def __init__(self, *, is_there: bool) -> None:
+        super().__init__("it has another digest" if is_there else "it is not there")
+        self.is_there = is_there
 
 
 class Store(Protocol):
@@ -30,8 +38,8 @@ class Store(Protocol):
     def put(self, name: str, data: bytes) -> None:
         """Write all of it, or nothing."""
 
-    def get(self, name: str) -> bytes:
-        """Read it.
+    def get(self, name: str, most: int) -> bytes:
+        """Read it; of what is longer, one byte more than the most.
 
         Raises:
             FileNotFoundError: it is not there.
@@ -62,13 +70,27 @@ class FolderStore:
             file.write(data)
         Path(beside).replace(path)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, most: int) -> bytes:
         """Read a file."""
-        return (self._folder / name).read_bytes()
+        with self._opened(name) as file:
+            return file.read(most + 1)
+
+    def _opened(self, name: str) -> BinaryIO:
+        """Open a file; a client may write in its own folder, so links, pipes and what is locked up are not there."""
+        try:
+            descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                raise FileNotFoundError(error.errno, "no file that can be read", name) from None
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FileNotFoundError(ENOENT, "no file", name)
+        return os.fdopen(descriptor, "rb")
 
     def expect(self, name: str) -> None:
         """Have the system read a file ahead, where it can."""
-        with suppress(OSError, AttributeError), (self._folder / name).open("rb") as file:
+        with suppress(OSError, AttributeError), self._opened(name) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def remove(self, prefix: str) -> None:
@@ -95,9 +117,9 @@ class FsspecStore:
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, data)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, most: int) -> bytes:
         """Read an object."""
-        return bytes(self._files.cat_file(f"{self._root}/{name}"))
+        return bytes(self._files.cat_file(f"{self._root}/{name}", start=0, end=most + 1))
 
     def expect(self, name: str) -> None:
         """Do nothing: an object is fetched when it is read."""
@@ -107,6 +129,11 @@ class FsspecStore:
         path = f"{self._root}/{prefix}"
         if self._files.exists(path):
             self._files.rm(path, recursive=True)
+
+
+def located(url: str) -> str:
+    """Return an address that is the same for processes in other folders."""
+    return url if "://" in url else str(Path(url).absolute())
 
 
 def open_store(url: str) -> Store:
@@ -133,7 +160,7 @@ def piece_name(context: bytes, client: ClientId, digest: bytes) -> str:
     return f"{session_folder(context)}/pieces/{client.value}/{digest.hex()}"
 
 
-def read_piece(store: Store, context: bytes, client: ClientId, number: int, digest: bytes) -> bytes:
+def read_piece(store: Store, cut: Cut, client: ClientId, number: int, digest: bytes) -> bytes:
     """Return a piece that has the digest which its client signed.
 
     Raises:
@@ -141,11 +168,11 @@ def read_piece(store: Store, context: bytes, client: ClientId, number: int, dige
         OSError: the storage fails.
     """
     try:
-        piece = store.get(piece_name(context, client, digest))
+        piece = store.get(piece_name(cut.context, client, digest), cut.lengths[number])
     except FileNotFoundError:
-        raise WrongPiece(f"piece {number} is not in the storage") from None
-    if not compare_digest(piece_digest(context, client, number, piece), digest):
-        raise WrongPiece(f"piece {number} in the storage is not the one that was signed")
+        raise WrongPiece(is_there=False) from None
+    if not compare_digest(piece_digest(cut.context, client, number, piece), digest):
+        raise WrongPiece(is_there=True)
     return piece
 
 
@@ -156,14 +183,14 @@ def write_result(store: Store, context: bytes, data: bytes) -> bytes:
     return digest
 
 
-def read_result(store: Store, context: bytes, digest: bytes) -> bytes:
+def read_result(store: Store, context: bytes, digest: bytes, size: int) -> bytes:
     """Return what a job made.
 
     Raises:
         FileNotFoundError: it is not there, or not what was written: the job must be done again.
         OSError: the storage fails.
     """
-    data = store.get(f"{session_folder(context)}/sums/{digest.hex()}")
-    if not compare_digest(sha256(data).digest(), digest):
+    data = store.get(f"{session_folder(context)}/sums/{digest.hex()}", size)
+    if len(data) != size or not compare_digest(sha256(data).digest(), digest):
         raise FileNotFoundError(f"{digest.hex()} is not what was written")
     return data

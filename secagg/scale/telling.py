@@ -18,6 +18,7 @@ def tell(metrics: Metrics, figures: Figures) -> None:
             figures.stragglers,
         ),
         ("secagg_jobs_begun_again", "Jobs that were begun anew, because something was lost.", figures.begun_again),
+        ("secagg_jobs_audited", "Jobs that were given to two workers, who had to agree.", figures.jobs_audited),
         ("secagg_workers_lost", "Workers that were lost and replaced.", figures.workers_lost),
         ("secagg_bytes_read", "Bytes that workers read and that count.", figures.bytes_read),
         ("secagg_worker_seconds", "Seconds of workers that count.", figures.seconds_of_workers),

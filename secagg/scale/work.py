@@ -5,23 +5,30 @@ Memory: the sums of one range, and one piece; a second range while partial sums 
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from time import perf_counter
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 
-from secagg.contract.pieces import Cut, Sums
-from secagg.crypto.ring import RingVector, add_into
+from secagg.contract.pieces import DIGEST_BYTES, Cut, Sums
+from secagg.crypto.ring import add_into
 from secagg.errors import MalformedMessage
+from secagg.fields import CLIENT, Message, Placed, choice, fixed, nested, repeated, text, unsigned
 from secagg.identifiers import ClientId
+from secagg.wire import MessageKind
 
 from .store import Store, WrongPiece, open_store, piece_name, read_piece, read_result, write_result
 
+OUTCOME_BYTES: Final = 1 << 26
+"""No outcome is longer."""
+_TEXT_BYTES: Final = 1 << 10
+_CLIENTS: Final = 1 << 20
+_PARTS: Final = 1 << 10
+_SAID: Final = 200
 _AHEAD: Final = 4
 """So many pieces before it is needed a piece is asked for, while others are hashed and added."""
 Entry = tuple[int, tuple[bytes, ...]]
@@ -57,19 +64,39 @@ class Order:
     """What the masks follow from, which the server has learned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of a job."""
+class Harm(IntEnum):
+    """What is wrong with a piece."""
 
-    key: str
-    digest: bytes = b""
-    """Of what was written; empty if the job failed."""
-    wrong: tuple[tuple[int, str, bool], ...] = ()
-    """Clients that are not in it, why, and whether they signed what is wrong."""
-    bytes_read: int = 0
-    seconds: float = 0.0
-    failure: str = ""
-    missing: tuple[bytes, ...] = ()
+    MISSING = 0
+    ANOTHER = 1
+    """It has another digest than its client signed."""
+    MALFORMED = 2
+    """It has that digest, and does not decode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong(Placed):
+    """A client that is not in a sum, and why."""
+
+    client: Annotated[ClientId, CLIENT]
+    piece: Annotated[int, unsigned(4)]
+    harm: Annotated[Harm, choice(tuple(Harm))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Message):
+    """What became of a job: all that a coordinator hears of a worker, so it is no pickle."""
+
+    kind: ClassVar = MessageKind.SUM_OUTCOME
+    key: Annotated[str, text(_TEXT_BYTES)]
+    digest: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    """Of what was written."""
+    wrong: Annotated[tuple[Wrong, ...], repeated(nested(Wrong), _CLIENTS)] = ()
+    bytes_read: Annotated[int, unsigned(8)] = 0
+    microseconds: Annotated[int, unsigned(8)] = 0
+    failure: Annotated[str, text(_TEXT_BYTES)] = ""
+    """Empty if it was done."""
+    missing: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), _PARTS)] = ()
     """The partial sums that are not in the storage any more."""
 
 
@@ -82,10 +109,12 @@ def perform(order: Order) -> Outcome:
         failure = "partial sums are not in the storage any more"
         return Outcome(key=order.key, failure=failure, missing=tuple(work.missing_parts()))
     except OSError as error:
-        return Outcome(key=order.key, failure=f"the storage failed: {error}")
-    wrong = tuple((client, *why) for client, why in sorted(work.wrong.items()))
-    seconds = perf_counter() - started
-    return Outcome(key=order.key, digest=digest, wrong=wrong, bytes_read=work.bytes_read, seconds=seconds)
+        return Outcome(key=order.key, failure=f"the storage failed: {error}"[:_SAID])
+    except Exception as error:  # noqa: BLE001 -- another worker may do it, and if none does, this is said
+        return Outcome(key=order.key, failure=f"a worker failed: {type(error).__name__}: {error}"[:_SAID])
+    wrong = tuple(work.wrong[client] for client in sorted(work.wrong))
+    micros = int(1e6 * (perf_counter() - started))
+    return Outcome(key=order.key, digest=digest, wrong=wrong, bytes_read=work.bytes_read, microseconds=micros)
 
 
 class Work:
@@ -93,7 +122,8 @@ class Work:
 
     def __init__(self, order: Order, store: Store) -> None:
         self._order, self._store, self._cut = order, store, order.cut
-        self.wrong = dict[int, tuple[str, bool]]()
+        self._pieces = range(order.first, order.end)
+        self.wrong = dict[int, Wrong]()
         self.bytes_read = 0
 
     def do(self) -> bytes:
@@ -102,7 +132,7 @@ class Work:
         return write_result(self._store, self._cut.context, encode_range(make()))
 
     def _empty(self) -> list[Sums]:
-        return [self._cut.zeros(number) for number in range(self._order.first, self._order.end)]
+        return [self._cut.zeros(number) for number in self._pieces]
 
     def _added(self) -> list[Sums]:
         """Add every client whose pieces of this range are all right; go over it again if one was not after its first.
@@ -124,15 +154,19 @@ class Work:
 
     def _add_piece(self, total: Sums, client: ClientId, number: int, digest: bytes) -> bool:
         """Verify a piece and add it; or note what is wrong with it."""
+        harm = Harm.MALFORMED
         try:
-            piece = read_piece(self._store, self._cut.context, client, number, digest)
+            piece = read_piece(self._store, self._cut, client, number, digest)
             self.bytes_read += len(piece)
             self._cut.add(total, number, piece)
         except WrongPiece as error:
-            self.wrong[client.value] = str(error), False
-        except MalformedMessage as error:
-            self.wrong[client.value] = f"piece {number} was signed and does not decode: {error}", True
-        return client.value not in self.wrong
+            harm = Harm.ANOTHER if error.is_there else Harm.MISSING
+        except MalformedMessage:
+            pass
+        else:
+            return True
+        self.wrong[client.value] = Wrong(client=client, piece=number, harm=harm)
+        return False
 
     def _merged(self) -> list[Sums]:
         totals = self._empty()
@@ -149,7 +183,7 @@ class Work:
         """Return which of its parts the storage has lost."""
         for digest in self._order.parts:
             try:
-                read_result(self._store, self._cut.context, digest)
+                self._read(digest)
             except FileNotFoundError:
                 yield digest
 
@@ -162,32 +196,35 @@ class Work:
         ]
 
     def _read(self, digest: bytes) -> list[Sums]:
-        data = read_result(self._store, self._cut.context, digest)
-        self.bytes_read += len(data)
-        return decode_range(data)
+        totals = read_range(self._store, self._cut, self._pieces, digest)
+        self.bytes_read += sum(vector.nbytes for total in totals for vector in total)
+        return totals
 
 
-def encode_range(totals: Sequence[Sums]) -> bytes:
-    """Return the words of all pieces of a range, behind a line that says what they are."""
-    forms = [[(vector.dtype.str, vector.size) for vector in total] for total in totals]
-    header = json.dumps(forms).encode() + b"\n"
-    return b"".join([header, *(vector.data.cast("B") for total in totals for vector in total)])
+def encode_range(totals: Iterable[Sums]) -> bytes:
+    """Return the words of all pieces of a range; what they are follows from the cut."""
+    return b"".join(vector.data.cast("B") for total in totals for vector in total)
 
 
-def decode_range(data: bytes) -> list[Sums]:
-    """Return views of the words of a range."""
-    at, totals = data.index(b"\n") + 1, list[Sums]()
-    layouts: list[list[tuple[str, int]]] = json.loads(data[:at])
-    for forms in layouts:
+def read_range(store: Store, cut: Cut, pieces: Iterable[int], digest: bytes, *, is_open: bool = False) -> list[Sums]:
+    """Return views of the words of a range, in the form that its cut gives them.
+
+    Raises:
+        FileNotFoundError: it is not there, or not what was written, or a worker wrote another form.
+        OSError: the storage fails.
+    """
+    forms = [[(vector.dtype, vector.size) for vector in cut.zeros(piece, is_open=is_open)] for piece in pieces]
+    size = sum(dtype.itemsize * count for form in forms for dtype, count in form)
+    data, at, totals = read_result(store, cut.context, digest, size), 0, list[Sums]()
+    for form in forms:
         totals.append([])
-        for dtype, size in forms:
-            vector: RingVector = np.frombuffer(data, dtype, size, at)
-            totals[-1].append(vector)
-            at += vector.nbytes
+        for dtype, count in form:
+            totals[-1].append(np.frombuffer(data, dtype, count, at))
+            at += totals[-1][-1].nbytes
     return totals
 
 
 def perform_encoded(order: bytes) -> bytes:
     """Do a job for a process that is sent orders of its own coordinator, and of nobody else."""
     found: Order = pickle.loads(order)  # noqa: S301 -- a worker obeys its coordinator
-    return pickle.dumps(perform(found))
+    return perform(found).encode()

@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
+from secagg.errors import InvalidParameters, SecAggError
 from secagg.training.runs.ray_cluster import cluster, require_ray
 
-from .work import Order, Outcome, perform, perform_encoded
+from .work import OUTCOME_BYTES, Order, Outcome, perform, perform_encoded
 
 Answer = tuple[int, Outcome | None]
 """Which worker, and what came of its job; None if the worker is lost."""
@@ -105,13 +106,14 @@ class Processes:
         for ready in wait(list(owners), 0 if self._gone else seconds) if owners else ():
             worker = owners[ready]  # type: ignore[index]
             try:
-                answers.append((worker, pickle.loads(self._running[worker][1].recv_bytes())))  # noqa: S301 -- our own
+                answers.append((worker, Outcome.decode(self._running[worker][1].recv_bytes(OUTCOME_BYTES))))
                 self._busy.discard(worker)
-            except (EOFError, OSError):
+            except (EOFError, OSError, SecAggError):
                 self._gone.add(worker)
         for worker in sorted(self._gone):
             process, pipe = self._running.pop(worker)
             pipe.close()
+            process.kill()
             process.join()
             self._busy.discard(worker)
             answers.append((worker, None))
@@ -194,10 +196,10 @@ class RayWorkers:
         for reference in ready:
             worker = self._asked.pop(reference)
             try:
-                answers.append((worker, pickle.loads(self._ray.get(reference))))  # noqa: S301 -- our own
+                answers.append((worker, Outcome.decode(self._ray.get(reference))))
             except self._ray.exceptions.RayTaskError:
                 raise
-            except self._ray.exceptions.RayError:
+            except (self._ray.exceptions.RayError, SecAggError):
                 self._ray.kill(self._actors.pop(worker))
                 answers.append((worker, None))
                 self._add()
@@ -225,7 +227,13 @@ class RayWorker:
 
 
 def open_workers(engine: str, count: int, address: str = "") -> Workers:
-    """Return workers of an engine: ``memory``, ``processes`` or ``ray``."""
+    """Return workers of an engine: ``memory``, ``processes`` or ``ray``.
+
+    Raises:
+        InvalidParameters: there are none, or Ray is not installed, or not at this address.
+    """
+    if count < 1:
+        raise InvalidParameters(f"a sum needs at least one worker; got {count}")
     match engine:
         case "ray":
             return RayWorkers(count, address)

@@ -49,6 +49,23 @@ def replace(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Write behind where a file stands, whole or not at all as far as this process can see to that.
+
+    Raises:
+        OSError: it could not be written; the file is as before.
+    """
+    before, rest = os.lseek(descriptor, 0, os.SEEK_CUR), memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, before)
+        os.lseek(descriptor, before, os.SEEK_SET)
+        raise
+
+
 def claim(descriptor: int, refusal: str) -> None:
     """Lock a file for this process, until it is closed.
 

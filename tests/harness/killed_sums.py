@@ -67,7 +67,7 @@ class Place:
             keys=tuple(holder.keys for holder in self.world.holders.values()),
             coins=coins,
             ask_all=ask_all,
-            adding=lambda cut: SpreadSum(cut, InProcess(), spread, memory=memory),
+            adding=lambda cut: SpreadSum(cut, InProcess(), spread, coins=coins, memory=memory),
         )
         session = open_session(self.setup.subject, settings, frozenset(self.setup.clients), helpers)
         assert isinstance(session, OneMessageServerSession)

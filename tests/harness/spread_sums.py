@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from secagg.contract.pieces import piece_digests
+from secagg.crypto.entropy import Coins
 from secagg.errors import PeerError
 from secagg.identifiers import ClientId
 from secagg.scale.run import WORDS, ToyCut
@@ -17,6 +18,7 @@ from secagg.scale.spread import Figures, Memory, SpreadSettings, SpreadSum
 from secagg.scale.store import FolderStore, piece_name
 from secagg.scale.work import Order, Outcome, perform
 from secagg.scale.workers import Answer, Workers
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 CUT = ToyCut()
 NO_KEY = bytes(8)
@@ -40,11 +42,14 @@ class Crowd:
     memory: Memory | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     progress: Callable[[Figures], None] = lambda _: None
+    coins: Coins = field(default_factory=lambda: InsecureSeededCoins(b"audits"))
 
     def __post_init__(self) -> None:
         self.clients = [ClientId(number) for number in range(1, self.count + 1)]
         settings = replace(SpreadSettings(storage=str(self.folder), clients_in_a_batch=2), **self.settings)
-        self.total = SpreadSum(CUT, self.workers, settings, memory=self.memory, progress=self.progress)
+        self.total = SpreadSum(
+            CUT, self.workers, settings, coins=self.coins, memory=self.memory, progress=self.progress
+        )
         self.store = FolderStore(self.folder)
 
     def name_of(self, client: ClientId, piece: int) -> str:
@@ -66,6 +71,13 @@ class Crowd:
         vectors = [np.frombuffer(vector_of(c.value), np.uint64) for c in self.clients if c not in left_out]
         summed: np.ndarray = np.add.reduce(vectors, axis=0, dtype=np.uint64)
         return summed
+
+
+def exact(crowd: Crowd, left_out: Sequence[ClientId] = ()) -> None:
+    """Finish a sum, and compare it."""
+    found, total = crowd.finish()
+    assert sorted(found) == list(left_out)
+    assert total.tolist() == crowd.due(left_out).tolist()
 
 
 Conduct = Callable[[int, Order], Outcome | None]

@@ -10,9 +10,9 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.scale.jobs import ATTEMPTS, LOSSES, TRANSITIONS, Disagreement, Event, Exhausted, Jobs, State
 
 
-def one(**settings: float) -> Jobs:
-    jobs = Jobs(**settings)  # type: ignore[arg-type]
-    jobs.add("a")
+def one(*, patience: float = 3.0, wanted: int = 1) -> Jobs:
+    jobs = Jobs(patience=patience)
+    jobs.add("a", wanted=wanted)
     return jobs
 
 
@@ -72,7 +72,7 @@ def test_a_straggler_that_says_something_else_is_noticed_though_its_job_is_done(
 
 
 def test_an_audited_job_takes_two_workers_who_agree() -> None:
-    jobs = one(audited=1)
+    jobs = one(wanted=2)
     assert [jobs.next(1, 0.0), jobs.next(2, 0.0), jobs.next(3, 0.0)] == ["a", "a", None]
     assert not jobs.finish("a", 1, b"r", 1.0)
     assert jobs["a"].state is State.RUNNING
@@ -80,7 +80,7 @@ def test_an_audited_job_takes_two_workers_who_agree() -> None:
 
 
 def test_a_worker_does_not_audit_itself() -> None:
-    jobs = one(audited=1)
+    jobs = one(wanted=2)
     jobs.next(1, 0.0)
     assert not jobs.finish("a", 1, b"r", 1.0)
     assert (jobs.next(1, 2.0), jobs["a"].state) == (None, State.WAITING)
@@ -101,7 +101,7 @@ def test_a_lost_worker_loses_the_job_that_it_was_at_alone() -> None:
 
 
 def test_a_job_goes_on_when_one_of_two_workers_is_lost() -> None:
-    jobs = one(audited=1)
+    jobs = one(wanted=2)
     jobs.next(1, 0.0)
     jobs.next(2, 0.0)
     jobs.lose(1)
@@ -145,10 +145,10 @@ def test_what_is_missing_is_made_again_and_nothing_else() -> None:
     assert jobs.next(1, 0.0) == "merge"
 
 
-@pytest.mark.parametrize("settings", [{"patience": 0.5}, {"audited": -1}])
-def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
+@pytest.mark.parametrize("patience", [0.5, float("nan")])
+def test_a_patience_out_of_range_is_refused(patience: float) -> None:
     with pytest.raises(InvalidParameters):
-        one(**settings)
+        one(patience=patience)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,10 @@ def test_nothing_happens_that_the_table_does_not_have(state: State, event: Event
 @given(data=st.data(), count=st.integers(1, 6), audited=st.integers(0, 2))
 def test_whatever_happens_every_job_is_done_once(data: st.DataObject, count: int, audited: int) -> None:
     """Workers are slow, fail and are lost in any order; the second half of the jobs needs the first."""
-    jobs, counted, now, fresh = Jobs(audited=audited), list[str](), 0.0, 3
+    jobs, counted, now, fresh = Jobs(), list[str](), 0.0, 3
     for number in range(count):
-        jobs.add(f"{number}", (f"{number // 2}",) if number >= count // 2 + 1 else ())
+        needs = (f"{number // 2}",) if number >= count // 2 + 1 else ()
+        jobs.add(f"{number}", needs, wanted=2 if audited and number % audited == 0 else 1)
     working, troubles = dict[int, str | None]({0: None, 1: None, 2: None}), 3
     while jobs.left:
         now += data.draw(st.floats(0, 9))

@@ -19,7 +19,7 @@ from secagg.identifiers import ClientId
 from secagg.protocols.one_message import OneMessageServerSession
 from secagg.scale.journal import Event, Journal
 from secagg.scale.resumed import RecordedCoins, ResumableSession
-from secagg.scale.work import Outcome
+from secagg.scale.work import Harm, Outcome, Wrong
 from secagg.session.roles import Released
 from tests.harness.killed_sums import SETUP, Place
 
@@ -220,14 +220,10 @@ def test_a_record_that_was_not_finished_is_cut_off_wherever_that_was(path: Path)
 def test_a_journal_that_is_altered_before_its_end_is_refused(path: Path) -> None:
     written(path, Event.OPENED, Event.CLOSED)
     whole = path.read_bytes()
-    for at in range(8, len(whole), 5):
+    for at in range(0, len(whole), 5):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        try:
-            left = events_of(path)
-        except InvalidParameters:
-            continue
-        # A length that was altered to reach beyond the end looks like a record that was not finished.
-        assert left == [Event.OPENED]
+        with pytest.raises(InvalidParameters, match="is damaged"):
+            events_of(path)
 
 
 def test_records_of_another_session_do_not_join_a_journal(path: Path, tmp_path: Path) -> None:
@@ -253,15 +249,16 @@ def test_one_coordinator_at_a_time_has_a_journal(path: Path) -> None:
 
 def test_outcomes_and_who_is_wrong_are_read_back(path: Path) -> None:
     journal = Journal(path)
-    outcome = Outcome(key="a job", digest=bytes(32), wrong=((3, "it is gone", False), (7, "é", True)))
+    gone = Wrong(client=ClientId(3), piece=1, harm=Harm.MISSING)
+    outcome = Outcome(key="a job", wrong=(gone, Wrong(client=ClientId(7), piece=0, harm=Harm.MALFORMED)))
     journal.remember(outcome)
     assert journal.settled(None) is None
-    journal.settled({ClientId(3): ("it is gone", False)})
+    journal.settled([gone])
     journal.close()
     again = Journal(path)
     assert again.outcome("a job") == outcome
     assert again.outcome("another") is None
-    assert again.settled(None) == {ClientId(3): ("it is gone", False)}
+    assert again.settled(None) == (gone,)
     again.close()
 
 

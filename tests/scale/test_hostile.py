@@ -1,0 +1,541 @@
+"""Attacks on sums that others add: workers that lie, clients that own their folder, journals and storages that change.
+
+| attack | what stands against it |
+|---|---|
+| a worker names a client so that its sum cannot be compared with an audit's | it is done again without that client |
+| a worker guesses which jobs are audited | coins choose them |
+| a coordinator is killed between a lie and its audit, or goes on after it | what is not agreed on is not written down |
+| a worker blames a client | the coordinator looks itself |
+| a worker answers for another job, or writes a sum of another form | it failed; sums have the form of their cut |
+| a client puts a pipe, a link, a folder or a terabyte where a piece should be | the piece is not there |
+| a record's length is altered, so that all behind it look unfinished | lengths are checked by themselves |
+| a coordinator begins again while its holders are away | the storage stays |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from errno import EACCES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract.pieces import Sums
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, SecAggError
+from secagg.identifiers import ClientId, ServerId
+from secagg.scale.jobs import Disagreement, Exhausted
+from secagg.scale.journal import Event, Journal
+from secagg.scale.resumed import ResumableSession
+from secagg.scale.run import ToyCut
+from secagg.scale.spread import NoMemory
+from secagg.scale.store import FolderStore, write_result
+from secagg.scale.work import Harm, Kind, Order, Outcome, Wrong, perform
+from secagg.scale.workers import InProcess, Processes, open_workers
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.killed_sums import Place
+from tests.harness.spread_sums import CUT, NO_KEY, Crowd, Unruly, exact, vector_of
+from tests.scale.test_resumed import Life, is_exact, uploads_for
+
+
+class Notes(NoMemory):
+    """A memory that lasts as long as a test."""
+
+    def __init__(self) -> None:
+        self.outcomes = dict[str, Outcome]()
+        self.is_over = False
+
+    def outcome(self, key: str) -> Outcome | None:
+        return self.outcomes.get(key)
+
+    def remember(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.key] = outcome
+
+    def ended(self) -> bool:
+        self.is_over = True
+        return True
+
+
+def forged(order: Order, wrong: tuple[Wrong, ...] = ()) -> Outcome:
+    """Add the first client twice, and say what one likes."""
+    outcome = perform(replace(order, entries=order.entries + order.entries[:1]))
+    return replace(outcome, wrong=wrong)
+
+
+def all_twice(folder: Path, conduct: Callable[[int, Order], Outcome | None], **given: Any) -> Crowd:
+    """Have every job done by two workers."""
+    return Crowd(folder, Unruly(2, conduct), settings={"audited": 1, "clients_in_a_batch": 9}, **given)
+
+
+# --- Audits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_naming_a_client_does_not_hide_a_forged_sum_from_an_audit(tmp_path: Path, liar: int) -> None:
+    """Sums of different clients cannot be compared, so neither of them may count."""
+
+    def conduct(worker: int, order: Order) -> Outcome:
+        if worker == liar and order.kind is Kind.ADD and any(client == 1 for client, _ in order.entries):
+            return forged(order, (Wrong(client=ClientId(1), piece=order.first, harm=Harm.MISSING),))
+        return perform(order)
+
+    crowd = all_twice(tmp_path, conduct)
+    crowd.upload()
+    left_out, total = crowd.finish()
+    assert list(left_out) == [ClientId(1)]
+    assert total.tolist() == crowd.due([ClientId(1)]).tolist()
+
+
+def test_what_is_done_again_after_a_disagreement_about_clients_is_audited_too(tmp_path: Path) -> None:
+    def conduct(worker: int, order: Order) -> Outcome:
+        if worker == 1 and order.kind is Kind.ADD and any(client == 1 for client, _ in order.entries):
+            return forged(order, (Wrong(client=ClientId(1), piece=order.first, harm=Harm.MISSING),))
+        return forged(order) if worker == 1 and order.kind is Kind.ADD else perform(order)
+
+    class Zeros:
+        def draw(self, count: int) -> bytearray:
+            return bytearray(count)
+
+    # The first job is audited, and then none of so many, but for those that are done again.
+    crowd = Crowd(tmp_path, Unruly(2, conduct), settings={"audited": 1000, "clients_in_a_batch": 9}, coins=Zeros())
+    crowd.upload()
+    with pytest.raises(Disagreement):
+        crowd.finish()
+
+
+def test_every_range_may_be_audited(tmp_path: Path) -> None:
+    """There are as many ranges as jobs to an audit; counting jobs would look at one range for ever."""
+    workers = Unruly(2)
+    crowd = Crowd(tmp_path, workers, 60, settings={"audited": 3, "clients_in_a_batch": 2})
+    crowd.upload()
+    exact(crowd)
+    added = [(order.first, order.key) for order in workers.orders if order.kind is Kind.ADD]
+    audited = {first for first, key in added if added.count((first, key)) == 2}
+    assert audited == {0, 1, 2}
+    assert crowd.total.figures.jobs_audited >= 60 // 2
+
+
+def test_nobody_can_tell_which_jobs_are_audited(tmp_path: Path) -> None:
+    chosen = set[tuple[int, ...]]()
+    for seed in range(4):
+        workers = Unruly(2)
+        settings = {"audited": 4, "clients_in_a_batch": 2}
+        crowd = Crowd(tmp_path / str(seed), workers, 24, settings=settings, coins=InsecureSeededCoins(bytes([seed])))
+        crowd.upload()
+        exact(crowd)
+        keys = [order.key for order in workers.orders]
+        chosen.add(tuple(at for at, key in enumerate(dict.fromkeys(keys)) if keys.count(key) == 2))
+    assert len(chosen) == 4
+
+
+def test_a_sum_that_is_not_agreed_on_yet_is_not_there_in_the_next_life(tmp_path: Path) -> None:
+    """The liar answers first, and the coordinator is killed before the audit does."""
+    notes, said = Notes(), list[str]()
+
+    def conduct(worker: int, order: Order) -> Outcome:
+        if worker == 1:
+            raise KeyboardInterrupt
+        said.append(order.key)
+        return forged(order)
+
+    crowd = all_twice(tmp_path, conduct, memory=notes)
+    crowd.upload()
+    with pytest.raises(KeyboardInterrupt):
+        crowd.finish()
+    assert said
+    crowd = all_twice(tmp_path, lambda _, order: perform(order), memory=notes)
+    crowd.upload()
+    exact(crowd)
+
+
+@pytest.mark.parametrize("moment", ["while uploads are received", "at the end"])
+def test_nothing_is_released_after_a_disagreement_whoever_goes_on(tmp_path: Path, moment: str) -> None:
+    notes, is_honest = Notes(), False
+
+    def conduct(worker: int, order: Order) -> Outcome:
+        return perform(order) if is_honest or worker == 0 else forged(order)
+
+    size = 2 if moment == "while uploads are received" else 9
+    settings = {"audited": 1, "clients_in_a_batch": size}
+    crowd = Crowd(tmp_path, Unruly(2, conduct), memory=notes, settings=settings)
+    with pytest.raises(Disagreement):
+        (crowd.upload(), crowd.finish())
+    is_honest = True
+    assert notes.is_over  # nor does a next life begin
+    for go_on in (crowd.upload, crowd.total.settle, lambda: crowd.total.open(NO_KEY)):
+        with pytest.raises(Disagreement):
+            go_on()
+
+
+# --- Workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_cannot_blame_a_client_for_a_piece_that_decodes(tmp_path: Path) -> None:
+    lies = 0
+
+    def conduct(_: int, order: Order) -> Outcome:
+        nonlocal lies
+        outcome = perform(order)
+        if order.kind is not Kind.ADD or lies == 3:
+            return outcome
+        lies += 1
+        return replace(outcome, wrong=(Wrong(client=ClientId(1), piece=order.first, harm=Harm.MALFORMED),))
+
+    crowd = Crowd(tmp_path, Unruly(2, conduct), settings={"clients_in_a_batch": 9})
+    crowd.upload()
+    exact(crowd)
+    assert lies == 3
+
+
+@pytest.mark.parametrize("piece", [3, 7])
+def test_a_worker_cannot_blame_a_client_for_a_piece_of_another_range(tmp_path: Path, piece: int) -> None:
+    def conduct(_: int, order: Order) -> Outcome:
+        outcome = perform(order)
+        if order.kind is not Kind.ADD:
+            return outcome
+        return replace(outcome, wrong=(Wrong(client=ClientId(1), piece=piece, harm=Harm.MISSING),))
+
+    crowd = Crowd(tmp_path, Unruly(2, conduct), settings={"clients_in_a_batch": 9})
+    crowd.upload()
+    with pytest.raises(Exhausted, match="that it was not given"):
+        crowd.finish()
+
+
+def test_a_worker_that_answers_for_another_job_has_failed(tmp_path: Path) -> None:
+    """With one worker nobody else would ever do the job."""
+    turns = 0
+
+    def conduct(_: int, order: Order) -> Outcome:
+        nonlocal turns
+        turns += 1
+        return replace(perform(order), key="another") if turns == 1 else perform(order)
+
+    crowd = Crowd(tmp_path, Unruly(1, conduct))
+    crowd.upload()
+    exact(crowd)
+
+
+def test_an_answer_of_a_worker_is_bytes_of_a_form() -> None:
+    outcome = Outcome(key="k", digest=bytes(32), wrong=(Wrong(client=ClientId(3), piece=1, harm=Harm.ANOTHER),))
+    assert Outcome.decode(outcome.encode()) == outcome
+    for spoilt in (b"", outcome.encode()[:-1], outcome.encode() + b"x", b"\x80\x05."):
+        with pytest.raises(SecAggError):
+            Outcome.decode(spoilt)
+
+
+def test_a_process_that_answers_with_a_pickle_is_lost_and_nothing_is_run(tmp_path: Path) -> None:
+    """A worker that was taken over must not run code in its coordinator."""
+    mark, workers = tmp_path / "run", Processes(1)
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (mark.touch, ())
+
+    import pickle  # noqa: PLC0415
+    from multiprocessing import Pipe  # noqa: PLC0415
+
+    try:
+        (worker,) = workers.idle
+        here, there = Pipe()
+        process, _ = workers._running[worker]  # noqa: SLF001 -- its pipe is taken over
+        workers._running[worker] = process, here  # noqa: SLF001
+        there.send_bytes(pickle.dumps(Evil()))
+        workers.start(worker, order_of(tmp_path))
+        process.kill()
+        assert workers.poll(60) == [(worker, None)]
+        assert not mark.exists()
+        there.close()
+    finally:
+        workers.close()
+
+
+def order_of(folder: Path, **given: Any) -> Order:
+    return Order(**{"key": "k", "kind": Kind.ADD, "storage": str(folder), "cut": CUT, "first": 0, "end": 1, **given})
+
+
+@pytest.mark.parametrize("data", [b"", b"[]\n", bytes(31), bytes(33), b'[[["O", 4]]]\n' + bytes(32)])
+def test_a_partial_sum_of_another_form_is_not_there(tmp_path: Path, data: bytes) -> None:
+    """Its digest is right: a worker wrote it."""
+    digest = write_result(FolderStore(tmp_path), CUT.context, data)
+    outcome = perform(order_of(tmp_path, kind=Kind.MERGE, parts=(digest,)))
+    assert outcome.failure
+    assert outcome.missing == (digest,)
+
+
+def test_an_opened_range_of_another_form_opens_nothing(tmp_path: Path) -> None:
+    def conduct(_: int, order: Order) -> Outcome:
+        if order.kind is not Kind.OPEN:
+            return perform(order)
+        return Outcome(key=order.key, digest=write_result(FolderStore(tmp_path), CUT.context, b"[]\n"))
+
+    crowd = Crowd(tmp_path, Unruly(1, conduct))
+    crowd.upload()
+    with pytest.raises(ConnectionError, match="the storage lost an opened range"):
+        crowd.finish()
+
+
+def test_a_fault_of_a_worker_is_in_its_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty-five lost processes would say nothing of what is wrong."""
+
+    def broken(*_: object) -> Sums:
+        raise ZeroDivisionError("of a kernel")
+
+    monkeypatch.setattr(type(CUT), "zeros", broken)
+    assert "ZeroDivisionError: of a kernel" in perform(order_of(tmp_path)).failure
+
+
+def test_there_are_workers() -> None:
+    with pytest.raises(InvalidParameters, match="at least one worker"):
+        open_workers("processes", 0)
+
+
+# --- Clients that write their own folder ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["pipe", "folder", "link", "link to zeros", "dangling link", "sparse terabyte"])
+def test_a_client_that_puts_something_else_where_its_piece_should_be_harms_itself(tmp_path: Path, harm: str) -> None:
+    crowd, bad = Crowd(tmp_path, Unruly()), ClientId(4)
+
+    def spoil(client: ClientId) -> None:
+        path = tmp_path / crowd.name_of(bad, 1)
+        if client != bad:
+            return
+        path.unlink()
+        match harm:
+            case "pipe":
+                os.mkfifo(path)
+            case "folder":
+                path.mkdir()
+            case "link":
+                path.symlink_to(tmp_path / crowd.name_of(ClientId(1), 1))
+            case "link to zeros":
+                path.symlink_to("/dev/zero")
+            case "dangling link":
+                path.symlink_to(tmp_path / "nothing")
+            case _:
+                with path.open("wb") as file:
+                    file.truncate(1 << 40)
+
+    crowd.upload(spoil)
+    found, total = crowd.finish()
+    assert list(found) == [bad]
+    assert found[bad].culprits == {bad, ServerId()}
+    assert total.tolist() == crowd.due([bad]).tolist()
+
+
+def test_a_piece_that_nobody_may_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd, bad = Crowd(tmp_path, InProcess()), ClientId(4)
+    due, opened = crowd.name_of(bad, 1), os.open
+
+    def refusing(path: Any, *rest: Any, **named: Any) -> int:
+        if str(path).endswith(due):
+            raise PermissionError(EACCES, "not yours", str(path))
+        return opened(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+    crowd.upload()
+    exact(crowd, [bad])
+
+
+def test_a_storage_named_by_a_relative_path_is_one_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker runs in another folder than its coordinator; clients would be named for it."""
+    monkeypatch.chdir(tmp_path)
+
+    def conduct(_: int, order: Order) -> Outcome:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.chdir("/")
+            return perform(order)
+
+    crowd = Crowd(Path("sums"), Unruly(2, conduct))
+    crowd.upload()
+    exact(crowd)
+
+
+# --- Journals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal" / "records"
+
+
+def test_a_length_that_is_altered_forgets_nothing(path: Path) -> None:
+    journal = Journal(path)
+    journal.append(Event.OPENED, b"first")
+    first = path.stat().st_size
+    for _ in range(5):
+        journal.append(Event.CLOSED)
+    journal.close()
+    whole = path.read_bytes()
+    for at in (0, 6, first, first + 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        with pytest.raises(InvalidParameters, match="is damaged"):
+            Journal(path)
+        assert path.stat().st_size == len(whole)
+
+
+def test_a_journal_whose_end_a_power_failure_left_empty_goes_on(path: Path) -> None:
+    journal = Journal(path)
+    journal.append(Event.OPENED, b"first")
+    journal.close()
+    with path.open("ab") as file:
+        file.write(bytes(100))
+    journal = Journal(path)
+    journal.append(Event.CLOSED)
+    journal.close()
+    journal = Journal(path)
+    journal.close()
+    assert [record.event for record in journal.past] == [Event.OPENED, Event.CLOSED]
+
+
+@pytest.mark.parametrize("wrote", [0, 1, 50])
+def test_a_disk_that_is_full_for_a_moment_spoils_no_journal(
+    path: Path, monkeypatch: pytest.MonkeyPatch, wrote: int
+) -> None:
+    journal, write, turns = Journal(path), os.write, 0
+
+    def full(descriptor: int, data: Any) -> int:
+        nonlocal turns
+        turns += 1
+        if turns == 1 and wrote:
+            return write(descriptor, bytes(data)[:wrote])
+        raise OSError(28, "No space left on device")
+
+    journal.append(Event.OPENED, b"first")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            journal.append(Event.RECEIVED, bytes(100))
+    journal.append(Event.CLOSED)
+    journal.close()
+    journal = Journal(path)
+    journal.close()
+    assert [record.event for record in journal.past] == [Event.OPENED, Event.CLOSED]
+
+
+def test_a_write_that_takes_several_turns_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:7]))
+    journal = Journal(path)
+    journal.append(Event.OPENED, bytes(100))
+    journal.close()
+    journal = Journal(path)
+    journal.close()
+    assert [record.parts for record in journal.past] == [(bytes(100),)]
+
+
+# --- Sessions that begin again ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "sum")
+
+
+def all_received(place: Place) -> None:
+    with Life(place) as session:
+        for client, upload in uploads_for(place, session).items():
+            session.receive(client, upload)
+
+
+def test_a_stage_that_is_closed_twice_spoils_no_journal(place: Place) -> None:
+    all_received(place)
+    with Life(place) as session:
+        session.close_stage()
+        with pytest.raises(Misuse, match="no stage"):
+            session.close_stage()
+    with Life(place) as session:
+        assert is_exact(place, session.release())
+
+
+def test_holders_that_are_away_while_a_session_begins_again_cost_no_upload(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last words of the first life were that a stage is closed, and holders are to be asked."""
+    all_received(place)
+    journal = Journal(place.journal)
+    journal.append(Event.CLOSED)
+    journal.close()
+    stored = sorted(Path(place.storage).rglob("*"))
+    with monkeypatch.context() as away:
+        away.setattr(Place, "ask", lambda _, __: iter(()))
+        with pytest.raises((SecAggError, ConnectionError)):
+            Life(place)
+    assert sorted(path for path in Path(place.storage).rglob("*") if "sums" not in path.parts) == [
+        path for path in stored if "sums" not in path.parts
+    ]
+    with Life(place) as session:
+        assert is_exact(place, session.release())
+
+
+def test_a_piece_that_is_withdrawn_after_the_list_was_made_names_no_holder(place: Place) -> None:
+    """The list has its client, so a sum without it opens with nothing, and holders would be named for that."""
+    all_received(place)
+    with Life(place) as session:
+        session.close_stage()
+    for path in Path(place.storage).glob("*/sums/*"):
+        path.unlink()
+    next(Path(place.storage).glob("*/pieces/*/*")).unlink()
+    with Life(place) as session:
+        with pytest.raises(ConnectionError) as raised:
+            session.release()
+        assert "holder" not in str(raised.value)
+        assert not session.faults
+
+
+def test_a_lie_while_uploads_are_received_ends_the_session_for_good(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lying(InProcess):
+        def start(self, worker: int, order: Order) -> None:
+            if order.kind is not Kind.ADD:
+                return super().start(worker, order)
+            raise Disagreement(order.key, {0, 1})
+
+    monkeypatch.setattr("tests.harness.killed_sums.InProcess", Lying)
+    with Life(place) as session:
+        uploads = list(uploads_for(place, session).items())
+        for client, upload in uploads[:4]:
+            session.receive(client, upload)
+        with pytest.raises(Disagreement):
+            session.receive(*uploads[4])
+    with pytest.raises(Misuse, match="is over"):
+        Life(place)
+
+
+def test_a_vector_that_comes_after_its_digests_is_kept(place: Place) -> None:
+    """A client, or a gateway, said that the pieces are stored, and they were not; it sends the vector then."""
+    with Life(place) as session:
+        assert isinstance(session, ResumableSession)
+        inner: Any = session.session
+        for client, upload in uploads_for(place, session).items():
+            session.receive(client, inner.without_vector(upload))
+            session.receive(client, upload)
+        session.close_stage()
+        assert is_exact(place, session.release())
+
+
+def test_a_piece_that_was_signed_and_does_not_decode_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the coordinator finds itself is the client's doing alone."""
+    bad = vector_of(3)[64:]
+
+    def refusing(_: object, __: int, piece: bytes) -> None:
+        if piece == bad:
+            raise MalformedMessage("filling bits", reason=Reason.NOT_CANONICAL)
+
+    def adding(cut: ToyCut, total: Sums, number: int, piece: bytes) -> None:
+        refusing(cut, number, piece)
+        np.add(total[0], np.frombuffer(piece, np.uint64), out=total[0])
+
+    monkeypatch.setattr(ToyCut, "check", refusing)
+    monkeypatch.setattr(ToyCut, "add", adding)
+    crowd = Crowd(tmp_path, InProcess())
+    crowd.upload()
+    found, total = crowd.finish()
+    assert found[ClientId(3)].culprits == {ClientId(3)}
+    assert total.tolist() == crowd.due([ClientId(3)]).tolist()
