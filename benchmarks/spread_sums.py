@@ -23,6 +23,7 @@ import numpy as np
 
 from secagg.contract import Layout, RingSegment
 from secagg.contract.pieces import Cut, piece_digests, pieces_of
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
@@ -87,7 +88,7 @@ def generate(cut: Cut, folder: Path, clients: int) -> Uploads:
 def by_engine(cut: Cut, uploads: Uploads, folder: Path, workers: Workers) -> float:
     """Ingest through a ``SpreadSum``, until the last partial sum is merged."""
     settings = SpreadSettings(storage=str(folder), clients_in_a_batch=BATCH, keeps_pieces=True)
-    total, started = SpreadSum(cut, workers, settings), perf_counter()
+    total, started = SpreadSum(cut, workers, settings, coins=SystemCoins()), perf_counter()
     for client, digests in uploads:
         total.add(client, digests, b"")
     assert not total.settle()
@@ -142,7 +143,7 @@ def by_numpy(cut: Cut, uploads: Uploads, folder: Path) -> float:
 
 def unmask(cut: PairwiseCut, folder: Path, workers: Workers, masks: int) -> float:
     """Take so many masks off a sum."""
-    total = SpreadSum(cut, workers, SpreadSettings(storage=str(folder)))
+    total = SpreadSum(cut, workers, SpreadSettings(storage=str(folder)), coins=SystemCoins())
     vector = bytes(sum(cut.lengths))
     digests = piece_digests(cut.context, ClientId(0), vector, cut.lengths)
     total.add(ClientId(0), digests, total.keep(ClientId(0), digests, vector))

@@ -103,9 +103,8 @@ class Server(Confined):
         self._receipts = Receipts(self.agreement.record.corrupted, offer.configuration.corrupted_clients)
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
-        self._said = dict[tuple[State, int], bytes]()
+        self._said, self._answers = dict[tuple[State, int], bytes](), dict[int, Answer]()
         self._list: UploadList | None = None
-        self._answers = dict[int, Answer]()
         self.left_out, self.faults = dict[ClientId, PeerError](), list[PeerError]()
         self.receipts = dict[int, list[bytes]]()
         """By position, for whoever is shown that a holder lied: with its answer and those of T + c that agree."""
@@ -145,8 +144,7 @@ class Server(Confined):
             if self._taken.get(sender, digest) != digest:
                 raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
             if sender in self._taken:
-                if upload.vector:
-                    # Its first message had digests alone, and the storage may still lack what they are of.
+                if upload.vector:  # It may have said before that its pieces are stored, and they were not.
                     self._adder.keep(sender, upload.pieces, upload.vector)
                 return
             if len(self._taken) >= self.agreement.parameters.capacity:

@@ -327,14 +327,14 @@ class Server(Confined):
             return self._record.encode()
 
     @classmethod
-    def restore(cls, snapshot: bytes, *, threads: int = 1) -> Server:
+    def restore(cls, snapshot: bytes, *, threads: int = 1, adding: Callable[[Cut], Adder] | None = None) -> Server:
         """Go on from a snapshot, in whichever process.
 
         Raises:
             MalformedMessage: it is no snapshot.
         """
         record = ServerRecord.decode(snapshot)
-        server = cls(record.plan, threads=threads)
+        server = cls(record.plan, threads=threads, adding=adding)
         try:
             server._begin(record, threads)
         except (PeerMisbehaved, AuthenticationFailed) as error:

@@ -71,10 +71,14 @@ def open_session(
 
 
 def restore_session(
-    snapshot: Secret, invited: frozenset[ClientId] | None, *, threads: int = 1
+    snapshot: Secret,
+    invited: frozenset[ClientId] | None,
+    *,
+    threads: int = 1,
+    adding: Callable[[Cut], Adder] | None = None,
 ) -> PairwiseServerSession:
     """Go on with a session, in whichever process; its ``faults`` so far are not in the snapshot."""
-    return PairwiseServerSession(Server.restore(bytes(snapshot.expose()), threads=threads), invited)
+    return PairwiseServerSession(Server.restore(bytes(snapshot.expose()), threads=threads, adding=adding), invited)
 
 
 class PairwiseServerSession(Confined):

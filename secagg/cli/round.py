@@ -27,6 +27,7 @@ LEAST_CLIENTS, MOST_CLIENTS = 2, 20_000
 MOST_THREADS: Final = 256
 MOST_VALUES: Final = 1 << 28
 _FLOAT32_BYTES: Final = 4
+_JOBS: Final = "jobs of workers"
 _PLAIN: Final = "none"
 
 
@@ -93,8 +94,8 @@ def run_round(options: argparse.Namespace) -> int:
         writable(options.json)
     bar = Bar()
     try:
-        with spreading.adding(entry, options, bar.update) as adding:
-            result = rehearsal.run(bar.update, adding)
+        with spreading.workers_for(entry, options, lambda told: bar.update(_JOBS, *told.jobs)) as workers:
+            result = rehearsal.run(bar.update, workers.adding)
     finally:
         bar.clear()
     summary = _summary(rehearsal, result, options)

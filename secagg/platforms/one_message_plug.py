@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from secagg.contract.pieces import LocalSum
 from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
@@ -63,7 +64,13 @@ def opened(side: ServerSide) -> ServerSession:
     if settings.holder_sockets:
         holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
         keys = holders.keys(Path(f"{settings.epoch}.keys"))
-        helpers = OneMessageHelpers(record=record, keys=keys, coins=side.coins, ask_all=holders.ask_all)
+        helpers = OneMessageHelpers(
+            record=record,
+            keys=keys,
+            coins=side.coins,
+            ask_all=holders.ask_all,
+            adding=side.adding or LocalSum,
+        )
         return open_session(side.subject, chosen, side.invited, helpers)
     if side.roster is None or {ClientId(holder.number) for holder in record.holders} - side.roster.clients:
         raise InvalidParameters(
@@ -71,7 +78,9 @@ def opened(side: ServerSide) -> ServerSession:
             "or have a committee signed with `secagg holder record --client`"
         )
     named = side.subject.task, record.context.digest
-    helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
+    helpers = OneMessageHelpers(
+        record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins, adding=side.adding or LocalSum
+    )
     if helpers.keys:
         return open_session(side.subject, chosen, side.invited, helpers)
     published = partial(_PUBLISHED.__setitem__, named)

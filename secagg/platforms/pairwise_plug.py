@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from secagg.protocols.pairwise_mask import (
@@ -40,9 +41,9 @@ def opened(side: ServerSide) -> PairwiseServerSession:
         noise_multiplier=side.noise.noise_multiplier,
         l2_bounds=side.noise.l2_bounds,
     )
-    helpers = PairwiseHelpers(coins=side.coins)
+    helpers = PairwiseHelpers(coins=side.coins, adding=side.adding)
     if side.roster is not None:
-        helpers = PairwiseHelpers(coins=side.coins, authority=side.authority)
+        helpers = replace(helpers, authority=side.authority)
     return open_session(side.subject, planned, side.invited, helpers)
 
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
@@ -47,6 +48,8 @@ class ServerSide:
     clock: Clock
     resources: ExitStack
     """Ends after the session what was opened for it."""
+    adding: Callable[[Cut], Adder] | None = None
+    """Who adds, of a protocol that ``spreads``; None for the server."""
 
     @property
     def suite(self) -> Suite:

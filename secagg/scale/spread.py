@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 from secagg.contract.pieces import Cut, Sums, pieces_of
 from secagg.crypto.entropy import Coins
@@ -18,6 +18,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, PeerError, PeerMi
 from secagg.identifiers import ClientId, Party, ServerId
 
 from .jobs import EARLIER, Disagreement, Jobs
+from .memory import Memory, NoMemory
 from .store import WrongPiece, located, open_store, piece_name, read_piece, session_folder
 from .work import Entry, Harm, Kind, Order, Outcome, Wrong, read_range
 from .workers import Workers
@@ -26,52 +27,6 @@ _MERGED_AT_ONCE: Final = 16
 _BACKLOG: Final = 4
 """So many jobs wait for each worker before uploads have to wait."""
 _POLL_SECONDS: Final = 0.2
-
-
-class Memory(Protocol):
-    """What remembers outcomes across a crash of the coordinator."""
-
-    def outcome(self, key: str) -> Outcome | None:
-        """Return the outcome of a job that was done in an earlier life."""
-        ...
-
-    def remember(self, outcome: Outcome) -> None:
-        """Write an outcome down, before it counts."""
-
-    def kept(self, client: ClientId) -> None:
-        """Write an upload down: its pieces are stored, and it is about to be taken."""
-
-    def settled(self, wrong: Iterable[Wrong] | None) -> Iterable[Wrong] | None:
-        """Write down whose vectors are not in the sum; or return what was, before the list was made of it."""
-        ...
-
-    def ended(self) -> bool:
-        """Write down that the session is over, and return whether what it stored can be removed."""
-        ...
-
-
-class NoMemory:
-    """For a coordinator that is not resumed."""
-
-    def outcome(self, key: str) -> Outcome | None:
-        """Know nothing."""
-        del key
-        return None
-
-    def remember(self, outcome: Outcome) -> None:
-        """Forget it."""
-
-    def kept(self, client: ClientId) -> None:
-        """Forget it."""
-
-    def settled(self, wrong: Iterable[Wrong] | None) -> Iterable[Wrong] | None:
-        """Know nothing."""
-        del wrong
-        return None
-
-    def ended(self) -> bool:
-        """Let everything be removed."""
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +65,11 @@ class Figures:
     seconds_of_workers: float = 0.0
     seconds_left: float | None = None
     """As the jobs so far say; None before the first."""
+
+    @property
+    def jobs(self) -> tuple[int, int]:
+        """How many are done, of how many."""
+        return self.jobs_done, self.jobs_done + self.jobs_left
 
 
 @dataclass(slots=True)
@@ -341,10 +301,6 @@ class SpreadSum:
             self._finish_jobs()
         # What is lost and made again from here on is what was made before, or is not found again.
         is_first, settled = settled is None, dict(self.wrong) if settled is None else settled
-        if gone := self.wrong.keys() - settled.keys():
-            raise ConnectionError(
-                f"the list has {min(gone)}, and the storage lost its pieces and the sums they were in: put them back"
-            )
         self._merge()
         if is_first:
             self._memory.settled(settled.values())

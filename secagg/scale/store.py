@@ -76,9 +76,9 @@ class FolderStore:
             return file.read(most + 1)
 
     def _opened(self, name: str) -> BinaryIO:
-        """Open a file; a client may write in its own folder, so links, pipes and what is locked up are not there."""
+        """Open a file; a client may write in its own folder, so pipes and what is locked up are not there."""
         try:
-            descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _NO_FILE:
                 raise FileNotFoundError(error.errno, "no file that can be read", name) from None

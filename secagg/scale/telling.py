@@ -33,6 +33,6 @@ def sentence(figures: Figures) -> str:
     left = "" if figures.seconds_left is None else f", about {figures.seconds_left:.0f} s left"
     lost = f", {figures.workers_lost} workers lost" if figures.workers_lost else ""
     return (
-        f"{figures.jobs_done} of {figures.jobs_done + figures.jobs_left} jobs, {figures.bytes_read / 1e9:.2f} GB read"
+        f"{figures.jobs[0]} of {figures.jobs[1]} jobs, {figures.bytes_read / 1e9:.2f} GB read"
         f"{left}; {figures.stragglers} stragglers, {figures.begun_again} begun again{lost}"
     )

@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol
 
 from secagg.contract import Layout, Segment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
@@ -86,8 +85,9 @@ class ProtocolEntry:
     helpers: type[Any]
     """What the server works with: coins, keys, connections."""
     simulate: Simulate
-    restore: Callable[[Secret, frozenset[ClientId] | None], ServerSession] | None = None
-    """Goes on from a server's snapshot, where the protocol has that; its clients can be suspended then too."""
+    restore: Callable[..., ServerSession] | None = None
+    """``restore(snapshot, invited)`` goes on with a session, where the protocol has that, and takes ``adding`` where it
+    ``spreads``; its clients can be suspended then too."""
     describe: Callable[[Any], tuple[str, ...]] = _nothing_to_say
     """What a person should know of a session that is open, a line each."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None

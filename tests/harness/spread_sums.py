@@ -13,8 +13,9 @@ from secagg.contract.pieces import piece_digests
 from secagg.crypto.entropy import Coins
 from secagg.errors import PeerError
 from secagg.identifiers import ClientId
+from secagg.scale.memory import Memory
 from secagg.scale.run import WORDS, ToyCut
-from secagg.scale.spread import Figures, Memory, SpreadSettings, SpreadSum
+from secagg.scale.spread import Figures, SpreadSettings, SpreadSum
 from secagg.scale.store import FolderStore, piece_name
 from secagg.scale.work import Order, Outcome, perform
 from secagg.scale.workers import Answer, Workers

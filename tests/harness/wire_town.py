@@ -76,7 +76,8 @@ class Process:
         self.log, self._seen = log, 0
         self._ours, theirs = FORKS.Pipe()
         stops = theirs if is_paused else None
-        self._process = FORKS.Process(target=child, args=(arguments, environment, log, stops), daemon=True)
+        # No daemon: a server may have workers, which end with it.
+        self._process = FORKS.Process(target=child, args=(arguments, environment, log, stops))
         self._process.start()
         theirs.close()
 

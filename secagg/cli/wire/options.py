@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from secagg.cli import spreading
 from secagg.session.registry import names
 
 
@@ -55,6 +56,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         help="with enough answers, wait so much of the time until then (default: for all)",
     )
     serve.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
+    spreading.add_options(serve)
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
     serve.set_defaults(run=_serve)
     contribute = commands.add_parser("contribute", help="add one update to the sum that a server holds")

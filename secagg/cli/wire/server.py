@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from secagg.cli.spreading import Spreading, workers_for
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from secagg.identifiers import ClientId
     from secagg.platforms.keys.identities import Roster
     from secagg.platforms.settings import SecAggSettings
+    from secagg.scale.spread import Figures
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.short.model_session import Session
     from secagg.transport.card import Card
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from secagg.transport.proof import Admission
 
 _TOLD_SECONDS: Final = 10.0
+_PROGRESS_SECONDS: Final = 10.0
 _LEAST_SECONDS: Final = 10.0
 """Within which a client comes back that lost its server."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
@@ -63,7 +66,8 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
         raise InvalidParameters("--client-certs is about TLS; give --cert and --key as well")
     host, port = address("--listen", options.listen)
     with ExitStack() as resources:
-        held = _Held.of(options, settings, resources)
+        workers = resources.enter_context(workers_for(find(options.protocol), options, _Telling()))
+        held = _Held.of(options, settings, resources, workers)
         limits = WireLimits(
             stages=Limits(
                 exchange=options.exchange_seconds,
@@ -76,6 +80,7 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
         )
         allow_connections(limits)
         server = SumServer(limits=limits, admission=held.admission, store=held.store)
+        workers.metrics = server.metrics
         async with listening(
             server.app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy
         ) as listened:
@@ -85,6 +90,20 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
             finally:
                 await server.told(_TOLD_SECONDS)
     return released, held.plan
+
+
+class _Telling:
+    """Writes to the log how far workers are; ``/metrics`` has the same at any time."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def __call__(self, figures: Figures) -> None:
+        from secagg.scale.telling import sentence
+
+        if time.monotonic() >= self._due or not figures.jobs_left:
+            self._due = time.monotonic() + _PROGRESS_SECONDS
+            logging.getLogger("secagg").info("workers: %s", sentence(figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +118,9 @@ class _Held:
     number: int = 0
 
     @classmethod
-    def of(cls, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack) -> _Held:
+    def of(
+        cls, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading
+    ) -> _Held:
         from secagg.crypto.entropy import SystemCoins
         from secagg.crypto.secret import Secret
         from secagg.identifiers import ClientId
@@ -125,7 +146,8 @@ class _Held:
             if roster is None:
                 admission = FirstCome(card.session, {claim.client: claim.digest for claim in kept.claims})
             with Secret("server snapshot", kept.snapshot) as snapshot:
-                session, plan = restore(snapshot, invited), plan_of(card.protocol, card.terms)
+                given = {} if workers.adding is None else {"adding": workers.adding}
+                session, plan = restore(snapshot, invited, **given), plan_of(card.protocol, card.terms)
             return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
         if kept is not None:
             logging.getLogger("secagg").warning("the session of before cannot go on; this is another one")
@@ -141,7 +163,7 @@ class _Held:
             answer_bytes=_LEAST_ANSWER + _SHARES * subject.layout.payload_bytes + _PER_CLIENT * len(invited),
             terms=terms,
         )
-        session = _opened(options.protocol, settings, subject, invited, roster, resources)
+        session = _opened(options.protocol, settings, subject, invited, roster, resources, workers)
         return cls(session=session, card=card, plan=plan, admission=admission, store=store)
 
 
@@ -152,6 +174,7 @@ def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given
     invited: frozenset[ClientId],
     roster: Roster | None,
     resources: ExitStack,
+    workers: Spreading,
 ) -> ServerSession:
     from secagg.crypto.entropy import SystemCoins
     from secagg.platforms.plugs import ServerSide
@@ -168,5 +191,6 @@ def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given
         coins=SystemCoins(),
         clock=now,
         resources=resources,
+        adding=workers.adding,
     )
     return plug_for(protocol).open(side)

@@ -108,7 +108,9 @@ def test_a_client_leaves_its_pieces_in_a_storage_and_sends_the_rest(world: Insec
                 break
         messages[client] = message
     server = Server(
-        offer, world.setup.sum_id, lambda cut: SpreadSum(cut, InProcess(), SpreadSettings(storage=str(tmp_path)))
+        offer,
+        world.setup.sum_id,
+        lambda cut: SpreadSum(cut, InProcess(), SpreadSettings(storage=str(tmp_path)), coins=InsecureSeededCoins(b"")),
     )
     collected(world, server, messages).fix_list()
     assert set(server.left_out) == {lazy}
