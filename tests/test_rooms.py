@@ -20,11 +20,11 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 """Five of its files are the rounds of the cited protocol."""
 
 BUDGETS = {
-    "secagg/*.py": 1_000,
+    "secagg/*.py": 1_010,
     "secagg/crypto": 2_430,
     "secagg/contract": 1_040,
     "secagg/privacy": 1_480,
-    "secagg/session": 3_010,
+    "secagg/session": 3_030,
     "secagg/conformance": 2_140,
     "compression": 4_890,
     "protocols/pairwise_mask": 7_420,
@@ -35,13 +35,13 @@ BUDGETS = {
     "secagg/planning": 1_580,
     "secagg/simulation": 580,
     "secagg/short": 770,
-    "secagg/scale": 1_640,
+    "secagg/scale": 1_840,
     "training": 7_730,
-    "secagg/platforms": 3_530,
+    "secagg/platforms": 3_540,
     "secagg/flower": 1_010,
     "secagg/transport": 1_850,
     "secagg/nvflare": 860,
-    "secagg/cli": 2_820,
+    "secagg/cli": 2_880,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

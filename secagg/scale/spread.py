@@ -104,7 +104,7 @@ class SpreadSum:
         if settings.audited and len(workers.idle) < 2:  # noqa: PLR2004 -- who could disagree
             raise InvalidParameters("an audited job is done by two workers; start another one, or audit none")
         self._cut, self._workers, self._settings, self._coins = cut, workers, settings, coins
-        self._memory, self._progress = memory or NoMemory(), progress
+        self._memory, self._progress, self._is_resumed = memory or NoMemory(), progress, memory is not None
         self._storage = located(settings.storage)
         self._store = open_store(self._storage)
         step, count = settings.pieces_in_a_range, len(cut.lengths)
@@ -123,7 +123,7 @@ class SpreadSum:
         """Store the pieces of a vector that came whole."""
         if vector:
             for digest, piece in zip(digests, pieces_of(vector, self._cut.lengths), strict=True):
-                self._store.put(piece_name(self._cut.context, client, digest), piece)
+                self._store.put(piece_name(self._cut.context, client, digest), piece, lasts=self._is_resumed)
         self._memory.kept(client)
         self._pump(0)
         return b""

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final, Protocol
 from secagg.contract.pieces import Cut, piece_digest
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
+from secagg.session.durable import sync_folder
 
 _NO_FILE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO})
 
@@ -35,8 +36,8 @@ class WrongPiece(Exception):
 class Store(Protocol):
     """Named bytes. A name is written by who has the bytes of its digest, so writing it again changes nothing."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write all of it, or nothing."""
+    def put(self, name: str, data: bytes, *, lasts: bool = False) -> None:
+        """Write all of it, or nothing; what lasts is there after a power failure, too."""
 
     def get(self, name: str, most: int) -> bytes:
         """Read it; of what is longer, one byte more than the most.
@@ -60,7 +61,7 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, lasts: bool = False) -> None:
         """Write beside the name, then rename."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,12 @@ class FolderStore:
         descriptor, beside = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            if lasts:
+                file.flush()
+                os.fsync(descriptor)
         Path(beside).replace(path)
+        if lasts:
+            sync_folder(path.parent)
 
     def get(self, name: str, most: int) -> bytes:
         """Read a file."""
@@ -111,8 +117,9 @@ class FsspecStore:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         self._files, self._root = found
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write an object, which object storages do at once."""
+    def put(self, name: str, data: bytes, *, lasts: bool = False) -> None:
+        """Write an object, which object storages do at once and for good."""
+        del lasts
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, data)

@@ -169,7 +169,8 @@ def test_nothing_is_released_after_a_disagreement_whoever_goes_on(tmp_path: Path
     settings = {"audited": 1, "clients_in_a_batch": size}
     crowd = Crowd(tmp_path, Unruly(2, conduct), memory=notes, settings=settings)
     with pytest.raises(Disagreement):
-        (crowd.upload(), crowd.finish())
+        for step in (crowd.upload, crowd.finish):
+            step()
     honest.clear()  # whoever is asked now agrees with the liar
     assert notes.is_over  # nor does a next life begin
     for go_on in (crowd.upload, crowd.total.settle, lambda: crowd.total.open(NO_KEY)):
@@ -247,8 +248,8 @@ def test_a_process_that_answers_with_a_pickle_is_lost_and_nothing_is_run(tmp_pat
     try:
         (worker,) = workers.idle
         here, there = Pipe()
-        process, _ = workers._running[worker]  # noqa: SLF001 -- its pipe is taken over
-        workers._running[worker] = process, here  # noqa: SLF001
+        process, _ = workers._running[worker]  # noqa: SLF001 -- its pipe is taken over  # pyright: ignore[reportPrivateUsage]
+        workers._running[worker] = process, here  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         there.send_bytes(pickle.dumps(Evil()))
         workers.start(worker, order_of(tmp_path))
         process.kill()
@@ -359,6 +360,24 @@ def test_a_storage_named_by_a_relative_path_is_one_storage(tmp_path: Path, monke
     crowd = Crowd(Path("sums"), Unruly(2, conduct))
     crowd.upload()
     exact(crowd)
+
+
+@pytest.mark.parametrize("memory", [None, Notes()])
+def test_what_a_journal_says_is_stored_survives_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Notes | None
+) -> None:
+    synced, fsync = list[str](), os.fsync
+
+    def syncing(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    crowd = Crowd(tmp_path, InProcess(), 1, memory=memory)
+    crowd.upload()
+    folder = str((tmp_path / crowd.name_of(ClientId(1), 0)).parent)
+    assert synced.count(folder) == (0 if memory is None else 3)
+    assert len([path for path in synced if path.startswith(f"{folder}/")]) == (0 if memory is None else 3)
 
 
 # --- Journals ---------------------------------------------------------------------------------------------------------
