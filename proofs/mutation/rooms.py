@@ -222,6 +222,7 @@ ROOMS: Final = (
                 "test_durable.py",
                 "test_latch.py",
                 "test_ledger.py",
+                "test_privacy_ledger.py",
                 "test_sealed_state.py",
             ),
             "tests/adversaries/test_privacy_budgets.py",
