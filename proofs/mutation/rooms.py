@@ -319,6 +319,7 @@ ROOMS: Final = (
                 "test_masking.py",
                 "test_platforms.py",
                 "test_revealed_sets.py",
+                "test_transitions.py",
             ),
             *_PAIRWISE_ATTACKS,
             "tests/adversaries/test_privacy_budgets.py",
