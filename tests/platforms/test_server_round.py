@@ -15,7 +15,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import Roster
-from secagg.platforms.leaving import Left, StageCount
+from secagg.platforms.leaving import Left, StageCount, TooHeavy, TrainingFailed, code_of, code_said
 from secagg.platforms.round_task import RoundTask
 from secagg.platforms.server_round import Answer, ServerRound
 from secagg.platforms.terms import Terms
@@ -173,6 +173,18 @@ def test_terms_go_with_the_invitation_alone_and_every_stage_asks_those_who_are_t
     assert task.session.ended == ["released", "aborted"], "a session is over with its round"
 
 
+def test_each_stage_is_told_with_why_clients_left(caplog: pytest.LogCaptureFixture) -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+        all_answer(carried, stage, {node: message for node, message in messages.items() if node != "b"}, count)
+        if stage is KEYS:
+            carried.loses("b", count, Left.WEIGHT)
+
+    with caplog.at_level(logging.INFO):
+        Round(Task(), talk).carried(NODES)
+    assert "round 7, keys: sent 3 (0.0 kB), received 2 (0.0 kB), dropped 1, in 0.0 s (1 left: weight)" in caplog.text
+    assert "1 clients left with code 'weight': their updates weigh more than secagg-maximum-weight" in caplog.text
+
+
 def test_who_is_sent_nothing_is_not_asked() -> None:
     task = Task(Session(silent=frozenset({TWO})))
     carried = Round(task, all_answer)
@@ -238,7 +250,9 @@ def test_a_node_that_nobody_invited_is_heard_in_no_name(caplog: pytest.LogCaptur
         assert not carried.says("stranger", plain(), count)
     assert not task.session.heard
     assert (count.refused, count.received) == (1, 0)
-    assert "node stranger is left out: nobody was invited under this name" in caplog.text
+    assert (
+        "is left out: nobody was invited under this name; a platform's nodes are those that it named\n" in caplog.text
+    )
 
 
 def test_what_cannot_be_read_or_is_refused_counts_as_that_and_leaves_the_others(
@@ -326,3 +340,25 @@ def test_with_a_roster_a_node_that_never_showed_its_key_takes_nobody_along(
     assert not task.session.dropped
     carried.loses("a", count)
     assert task.session.dropped == [THREE]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainingFailed("it failed"), Left.TRAINING),
+        (TooHeavy("it weighs too much"), Left.WEIGHT),
+        (PeerMisbehaved("twice", reason=Reason.ALREADY_ANSWERED, culprits=()), Left.REPEAT),
+        (PeerMisbehaved("another", reason=Reason.BELOW_FLOOR, culprits=()), Left.TERMS),
+        (Misuse("a range", reason=Reason.INPUT_OUT_OF_RANGE), Left.RANGE),
+        (Misuse("anything"), Left.OTHER),
+        (RuntimeError("a secret"), Left.OTHER),
+    ],
+)
+def test_of_an_error_the_server_is_told_one_of_six_codes(error: Exception, code: Left) -> None:
+    assert code_of(error) is code
+    assert code_said(str(code)) is code
+
+
+@pytest.mark.parametrize("said", ["a secret", "", None, 5, b"terms"])
+def test_any_other_code_is_taken_for_the_last(said: object) -> None:
+    assert code_said(said) is Left.OTHER
