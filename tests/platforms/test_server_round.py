@@ -120,6 +120,7 @@ class Round(ServerRound[str]):
     ) -> StageCount:
         assert session is cast("Any", self.session)
         self.sent.append((stage.name, messages, terms is not None))
+        assert len(self.sent) <= len(self.session.stages) + 2, "a stage is never closed"
         count = StageCount(sent=len(messages))
         self._talk(self, stage, messages, count)
         return count
