@@ -134,7 +134,7 @@ def test_a_pin_is_taken_over_by_its_name_alone(tree: Path, weakenings: Any) -> N
 CHANGED = {
     "protocols/pairwise_mask/round0_advertise_keys.py": "named by PM-5",
     "protocols/pairwise_mask/run.py": "in the room of PM-1",
-    "secagg/crypto/aead.py": "used by the code of ",
+    "secagg/crypto/key_derivation.py": "used by the code of ",
     "compression/rotation.py": "used by the code of CO-",
     "proofs/coq/split.v": "rests under PM-3",
     "proofs/smt/terms.py": "evidence of PM-1",

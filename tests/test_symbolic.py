@@ -29,8 +29,10 @@ from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 OF_PAIRWISE_MASKS = ("keys", "survivors", "hybrid", "inputs")
+"""Of the hybrid suite; ``classic`` is of the other."""
 NUMBER_BYTES = 4
 POSITION_BYTES = 2
+KIND_BYTES = 2
 DIGEST_BYTES = 32
 NONCE_BYTES = (16, 32)
 """A client's and a holder's."""
@@ -75,6 +77,15 @@ def session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
     return session, bound
 
 
+@pytest.fixture(scope="module")
+def classic_session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
+    """Run one of the classic suite."""
+    with noting() as bound:
+        session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE, suite=Suite.CLASSIC))
+        session.finish()
+    return session, bound
+
+
 def readings(session: InsecurePairwiseSession) -> dict[str, Callable[[bytes], bool]]:
     """Return what a model's names of fields stand for in a session."""
     configuration, roster = session.server.configuration, session.server.roster
@@ -102,6 +113,7 @@ def readings(session: InsecurePairwiseSession) -> dict[str, Callable[[bytes], bo
         "offer": lambda part: part == configuration.encode(),
         "entry": lambda part: len(part) > len(attempt),
         "number": lambda part: len(part) == NUMBER_BYTES,
+        "kind": lambda part: part == int(MessageKind.ENCRYPTED_SHARES).to_bytes(KIND_BYTES, "big"),
         "size": lambda part: len(part) == NUMBER_BYTES,
         "population": lambda part: part == len(clients).to_bytes(NUMBER_BYTES, "big"),
         "set": lambda part: len(part) == 1,
@@ -117,6 +129,13 @@ def test_what_is_hashed_and_signed_has_the_fields_that_the_model_says(
     source, _ = models
     session, bound = session_and_bound
     compare(source, model, bound, readings(session))
+
+
+def test_the_classic_suite_binds_the_fields_that_its_model_says(
+    models: tuple[ModuleType, ModuleType], classic_session_and_bound: tuple[InsecurePairwiseSession, Bound]
+) -> None:
+    session, bound = classic_session_and_bound
+    compare(models[0], "classic", bound, readings(session))
 
 
 def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tuple[ModuleType, ModuleType]) -> None:

@@ -25,8 +25,10 @@ STATEMENTS = "statements"
 CASE = "case "
 ROUND_0 = "protocols/pairwise_mask/round0_advertise_keys.py"
 ROUND_1 = "protocols/pairwise_mask/round1_share_keys.py"
+ROUND_2 = "protocols/pairwise_mask/round2_masked_input.py"
 ROUND_4 = "protocols/pairwise_mask/round4_unmasking.py"
 ROSTERS, OFFERS = "tests/adversaries/test_rosters.py", "tests/adversaries/test_offers_below_the_floors.py"
+TRANSIT = "tests/adversaries/test_shares_in_transit.py"
 DIGESTS = "proofs/reviewed.toml"
 PLACES = REPOSITORY / "build" / "weakened"
 
@@ -146,6 +148,21 @@ WEAKENINGS = (
         "    if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):\n",
         "    if False:\n",
         f"{ROSTERS}::test_a_graph_seed_other_than_the_one_the_offer_commits_to_is_refused",
+    ),
+    Weakening(
+        "round 2: the signature of an entry whose pair does not open",
+        ROUND_2,
+        "            if suite.authenticates_sender:\n"
+        "                verify_delivered_entry(roster, neighbour, key_set.position, item, advertiser.identity)\n",
+        "",
+        f"{TRANSIT}::test_shares_of_another_attempt_do_not_open_under_a_new_label",
+    ),
+    Weakening(
+        "round 2: a pair fits its commitment",
+        ROUND_2,
+        "    if not compare_digest(place.commit_to(*digests), commitment):\n",
+        "    if False:\n",
+        f"{TRANSIT}::test_a_sender_of_other_shares_than_it_committed_to_is_found_out_at_once_in_active_mode",
     ),
     Weakening(
         "round 4: the certificate",

@@ -222,6 +222,7 @@ ROOMS: Final = (
                 "test_durable.py",
                 "test_latch.py",
                 "test_ledger.py",
+                "test_privacy_ledger.py",
                 "test_sealed_state.py",
             ),
             "tests/adversaries/test_privacy_budgets.py",
@@ -318,6 +319,7 @@ ROOMS: Final = (
                 "test_masking.py",
                 "test_platforms.py",
                 "test_revealed_sets.py",
+                "test_transitions.py",
             ),
             *_PAIRWISE_ATTACKS,
             "tests/adversaries/test_privacy_budgets.py",
@@ -417,6 +419,22 @@ ROOMS: Final = (
             ),
             *_ENCLAVE_ATTACKS,
         ),
+    ),
+    Room(
+        "transport: exchange",
+        ("secagg/transport/exchange.py",),
+        ("tests/transport/test_exchange.py",),
+    ),
+    Room(
+        "platforms: a server's round",
+        _in("secagg/platforms", "server_round.py", "leaving.py"),
+        ("tests/platforms/test_server_round.py",),
+    ),
+    Room(
+        "scale: journal and spread sums",
+        _in("secagg/scale", "journal.py", "spread.py"),
+        _in("tests/scale", "test_resumed.py", "test_spread.py"),
+        without=("test_a_coordinator_that_is_killed_at_any_of_twenty_moments",),
     ),
 )
 """In the order of what is at stake."""

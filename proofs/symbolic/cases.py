@@ -62,6 +62,17 @@ CHECKS = {
     ("hybrid", "bound context"): "secagg.protocols.pairwise_mask.suites:HybridSuite.open_shares",
     ("hybrid", "bound sender"): "secagg.protocols.pairwise_mask.suites:HybridSuite.open_shares",
     ("hybrid", "bound purpose"): "secagg.crypto.hybrid_key_agreement:open_edge_seed",
+    ("classic", "believed keys"): "secagg.protocols.pairwise_mask.advertisement:verify_entry",
+    ("classic", "context of the key"): "secagg.crypto.key_agreement:X25519KeyPair.channel_key_from",
+    ("classic", "direction of the key"): "secagg.crypto.key_agreement:X25519KeyPair.channel_key_from",
+    ("classic", "context of the header"): "secagg.crypto.aead:open_sealed",
+    ("classic", "direction of the header"): "secagg.crypto.aead:open_sealed",
+    ("classic", "place of the commitment"): "secagg.protocols.pairwise_mask.commitments:SharePlace.commit_to",
+    ("classic", "it opens"): "secagg.protocols.pairwise_mask.suites:ClassicSuite.open_shares",
+    ("classic", "it fits"): "secagg.protocols.pairwise_mask.round2_masked_input:_check_shares",
+    ("classic", "signed blame"): "secagg.protocols.pairwise_mask.round1_share_keys:verify_delivered_entry",
+    ("classic", "context of the seed"): "secagg.crypto.key_agreement:X25519KeyPair.pairwise_seed",
+    ("classic", "ends of the seed"): "secagg.crypto.key_agreement:X25519KeyPair.pairwise_seed",
     ("inputs", "fresh roots"): "secagg.protocols.pairwise_mask.round0_advertise_keys:advertise_keys",
     ("inputs", "seed of the context"): "secagg.crypto.hybrid_key_agreement:edge_seed",
     ("inputs", "key of the context"): "secagg.protocols.pairwise_mask.masking:pairwise_mask_key",
@@ -90,6 +101,9 @@ OWNERS = "believed keys are its owner's, of this attempt"
 ROSTER = "both ends have one roster, context and terms"
 ALONE = "what is sealed opens in its context, direction and purpose alone"
 SEALED = "what is sealed is secret"
+TAKEN = "a pair that is taken is its sender's, for this client, in this context"
+BLAMED = "who alone is blamed has signed"
+SEED = "a seed is of one pair in one context"
 INPUTS = "inputs are secret"
 BOTH = "never both secrets"
 ONE_PAIR = "one pair of sets is answered for"
@@ -121,6 +135,13 @@ AS_IT_IS = (
     Case("hybrid", "what is sealed can be opened", Answer.REACHED),
     Case("hybrid", SEALED),
     Case("hybrid", ALONE),
+    Case("classic", "a pair can be taken", Answer.REACHED),
+    Case("classic", "somebody can be blamed", Answer.REACHED),
+    Case("classic", TAKEN),
+    Case("classic", "dealt pairs are secret"),
+    Case("classic", BLAMED),
+    Case("classic", "seeds are secret"),
+    Case("classic", SEED),
     Case("inputs", SWAP),
     Case("one_message", "a list can be answered", Answer.REACHED),
     Case("one_message", "what is dealt is secret"),
@@ -144,6 +165,12 @@ STILL = (
     Case("survivors", INPUTS, missing=("cohort of sharers",)),
     Case("survivors", INPUTS, missing=("views",)),
     Case("survivors", "no sum of a single honest client", missing=("cohort",)),
+    # Of these there are three: what the key is derived from, the header, and the commitment.
+    Case("classic", TAKEN, missing=("context of the key", "context of the header")),
+    Case("classic", TAKEN, missing=("context of the key", "place of the commitment")),
+    Case("classic", TAKEN, missing=("context of the header", "place of the commitment")),
+    Case("classic", TAKEN, missing=("direction of the key", "place of the commitment")),
+    Case("classic", TAKEN, missing=("direction of the header", "place of the commitment")),
     Case("inputs", SWAP, missing=("fresh roots",)),
     Case("inputs", SWAP, missing=("seed of the context", "key of the context")),
     Case("one_message", UPLOAD, missing=("signed terms",)),
@@ -189,6 +216,15 @@ PLANTED = tuple(
         ("hybrid", ALONE, "bound context"),
         ("hybrid", ALONE, "bound sender"),
         ("hybrid", ALONE, "bound purpose", "keys of the purpose"),
+        ("classic", TAKEN, "it opens"),
+        ("classic", TAKEN, "it fits"),
+        ("classic", TAKEN, "context of the key", "context of the header", "place of the commitment"),
+        ("classic", TAKEN, "direction of the key", "direction of the header", "place of the commitment"),
+        ("classic", "dealt pairs are secret", "believed keys"),
+        ("classic", BLAMED, "signed blame"),
+        ("classic", "seeds are secret", "believed keys"),
+        ("classic", SEED, "context of the seed"),
+        ("classic", SEED, "ends of the seed"),
         ("inputs", SWAP, "fresh roots", "seed of the context", "key of the context"),
         ("inputs", SWAP, "every edge"),
         ("one_message", "holders are those whom the authority named", "record"),

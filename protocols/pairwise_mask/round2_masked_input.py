@@ -277,7 +277,8 @@ def _open_entries(
     Raises:
         AuthenticationFailed: an entry is not its sender's.
     Security: an entry is taken if its sender signed it (Claim PM-8 is about this), or if its pair opens and fits its
-        commitment in a suite whose sealing authenticates the sender: for this receiver, in this context.
+        commitment in a suite whose sealing authenticates the sender.
+    Claim PM-12: such a pair is its sender's, for this receiver, in this context.
     """
     roster, keys, key_set = state.key_set.roster, state.keys, state.key_set
     suite = key_suite(roster.configuration.suite)

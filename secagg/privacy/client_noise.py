@@ -219,7 +219,7 @@ class ClientNoise:
 
         The noise is what it is; an adjacency says how far a client moves the sum under it.
         """
-        is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN and self.capacity > 1
+        is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN
         return tuple(
             ReleasePart(
                 l2_squared=squared,

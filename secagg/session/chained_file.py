@@ -24,7 +24,7 @@ class ChainedFile:
     """The records of an open file, which this process has locked."""
 
     def __init__(self, descriptor: int, path: Path, *, header: bytes, body_bytes: int) -> None:
-        """Use a file; a new one begins with the header."""
+        """Use a file that was opened and not read; a new one begins with the header."""
         self._descriptor, self._path, self._header, self._body_bytes = descriptor, path, header, body_bytes
         self._link = hashlib.sha256(bind(Label.SPENT_LINK, header)).digest()
 
@@ -37,7 +37,6 @@ class ChainedFile:
         stored = self._stored()
         size, found = self._body_bytes + LINK_BYTES, list[bytes]()
         if self._header.startswith(stored):
-            os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             self._append(self._header)
             sync_folder(self._path.parent)
@@ -76,7 +75,6 @@ class ChainedFile:
 
     def _stored(self) -> bytes:
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            file.seek(0)
             return file.read()
 
     def _append(self, record: bytes) -> None:

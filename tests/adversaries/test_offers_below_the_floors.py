@@ -147,6 +147,26 @@ def test_an_offer_with_a_smaller_maximum_weight_than_the_clients_is_refused() ->
         heavy.receive(session.server.offer)
 
 
+def test_a_client_that_says_not_what_a_session_is_about_takes_no_active_offer() -> None:
+    """Otherwise the server would choose it, and one input would do for whatever it asks."""
+    session = InsecurePairwiseSession()
+    victim, coins = session.client_ids[2], CountedCoins(session)
+    member = session.member(victim)
+    client = Client(
+        victim,
+        ClientInput(session.payloads[victim]),
+        floors=member.floors,
+        capacity=1 << 40,
+        coins=coins,
+        authority=member.authority,
+        signing_key=member.signing_key,
+        certificate=member.certificate,
+    )
+    with pytest.raises(InvalidParameters, match="give the client its SessionTerms") as caught:
+        client.receive(session.server.offer)
+    assert (caught.value.reason, coins.draws) == (Reason.BELOW_FLOOR, 0)
+
+
 def test_an_offer_that_names_the_servers_own_authority_is_refused() -> None:
     session = InsecurePairwiseSession()
     offer = replace(session.server.configuration, authority=session.signing_keys[session.client_ids[0]].public_key)

@@ -186,20 +186,31 @@ def test_settings_have_a_budget_where_they_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "named"),
     [
-        {"budget_epsilon": Fraction(0)},
-        {"budget_epsilon": Fraction(-1)},
-        {"budget_epsilon": Fraction(10**400)},
-        {"budget_epsilon": Fraction(8), "budget_delta": Fraction(0)},
-        {"budget_epsilon": Fraction(8), "budget_delta": Fraction(1)},
-        {"budget_epsilon": Fraction(1, 10**400)},
-        {"budget_epsilon": Fraction(8), "budget_delta": Fraction(1, 10**400)},
+        ({"budget_epsilon": Fraction(0)}, "budget_epsilon is above 0"),
+        ({"budget_epsilon": Fraction(-1)}, "budget_epsilon is above 0"),
+        ({"budget_epsilon": Fraction(10**9 + 1)}, "at most 1,000,000,000"),
+        ({"budget_epsilon": Fraction(10**400)}, "at most 1,000,000,000"),
+        ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(0)}, "budget_delta above 0 and below 1"),
+        ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1)}, "budget_delta above 0 and below 1"),
+        ({"budget_epsilon": Fraction(1, 10**400)}, "the epsilon of a budget"),
+        ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1, 10**400)}, "the delta of a budget"),
     ],
 )
-def test_settings_whose_budget_is_none_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="budget"):
+def test_settings_whose_budget_is_none_are_refused(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidParameters, match=named):
         planned(BudgetedNoise(noise_multiplier=Fraction(2), l2_bounds=(1000,), **wrong))
+    assert BudgetedNoise(budget_epsilon=Fraction(10**9)).budget is not None, "the most that is permitted"
+
+
+def test_settings_with_a_budget_and_without_noise_are_refused() -> None:
+    """A sum without noise would spend all of it."""
+    facts = {"minimum_cohort": 8, "capacity": 10, "corrupted": 1, "maximum_weight": 5}
+    layout = Layout((RingSegment(40, 100),))
+    with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
+        BudgetedNoise(budget_epsilon=Fraction(8)).noise_for(layout, **facts)
+    assert BudgetedNoise().noise_for(layout, **facts) is None
 
 
 def test_settings_whose_budget_pays_for_no_sum_are_refused() -> None:

@@ -139,6 +139,17 @@ def test_everybody_is_told_how_it_ended(exchange: Exchange) -> None:
     assert exchange.untold == 0
 
 
+def test_who_answered_an_earlier_stage_alone_is_not_awaited_at_the_end(exchange: Exchange) -> None:
+    """It is gone, and a server would wait for it as long as it waits for anybody."""
+    sent(exchange)
+    sent(exchange, TWO)
+    exchange.close()
+    exchange.open(STAGE, Turnout.TOO_FEW)
+    sent(exchange)
+    exchange.end("it is over", is_released=True)
+    assert exchange.untold == 1
+
+
 def test_a_stage_waits_until_its_time_is_over(exchange: Exchange, clock: Clock) -> None:
     assert exchange.left() == 10
     clock.now = 4

@@ -186,6 +186,35 @@ def test_a_client_that_leaves_remembers_nothing() -> None:
     assert not coins.drawn
 
 
+def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
+    """The record has it; whoever reads this memory later has nothing."""
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    client = PutAside(session, session.client_ids[0]).live
+    assert client is not None
+    client.receive(session.server.offer)
+    drawn = list(recording_of(client).coins.drawn)
+    with client.suspend():
+        assert drawn
+        assert all(secret.is_wiped for secret in drawn)
+
+
+@BOTH_MODES
+def test_an_upload_that_was_forgotten_is_not_given_again_and_not_made_anew(mode: SecurityMode) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
+    asked = session.client_ids[0]
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == asked)
+    client = session.clients[asked]
+    client.forget_upload()
+    upload = client.receive(delivered)
+    assert client.receive(delivered) == upload
+    client.forget_upload()
+    assert client.receive(delivered) == []
+    with pytest.raises(PeerMisbehaved) as caught:
+        client.receive(delivered[:-1] + bytes([delivered[-1] ^ 1]))
+    assert caught.value.reason is Reason.ALREADY_ANSWERED
+
+
 def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_not_pickled() -> None:
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     session.step()
@@ -269,6 +298,25 @@ def test_when_a_client_left_no_record_of_its_session_is_resumed(which: int, tmp_
     held.resumed().abort()
     with pytest.raises(Misuse, match="session is over"):
         held.resumed()
+
+
+def test_of_a_session_that_is_over_the_store_knows_nothing(tmp_path: Path) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    asked = session.client_ids[0]
+    session.clients[asked] = PutAside(session, asked, latch=FileLatch(tmp_path / "latch"))  # type: ignore[assignment]
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    assert len(list((tmp_path / "latch").iterdir())) == 1
+    session.finish()
+    assert not list((tmp_path / "latch").iterdir())
+
+
+def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path: Path) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0], latch=FileLatch(tmp_path / "latch"))
+    held.receive(session.server.offer)
+    with pytest.raises(InvalidParameters, match="below 8"):
+        held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))
+    assert not list((tmp_path / "latch").iterdir())
 
 
 def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:

@@ -1,0 +1,365 @@
+"""One round on a platform's server: who is heard in whose name, who is asked what, and how a round ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Secret
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import Roster
+from secagg.platforms.leaving import Left, StageCount, TooHeavy, TrainingFailed, code_of, code_said
+from secagg.platforms.round_task import RoundTask
+from secagg.platforms.server_round import Answer, ServerRound
+from secagg.platforms.terms import Terms
+from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.roles import ServerSession, Stage
+
+ONE, TWO, THREE = (ClientId(number) for number in (1, 2, 3))
+NODES = {"a": ONE, "b": TWO, "c": THREE}
+KEYS, FIRST, UPLOAD = (
+    Stage(name="keys", takes_update=False),
+    Stage(name="first", takes_update=True),
+    Stage(name="upload", takes_update=True),
+)
+DIGEST = bytes(range(32))
+FAULT = PeerMisbehaved("two answers", reason=Reason.ALREADY_ANSWERED, culprits={TWO})
+
+
+@dataclass
+class Session:
+    """A session that takes whatever it is not told to refuse, and writes down what it was asked."""
+
+    stages: list[Stage] = field(default_factory=lambda: [KEYS, UPLOAD])
+    silent: frozenset[ClientId] = frozenset()
+    """Who is sent nothing after the first stage."""
+    heard: list[tuple[ClientId, bytes]] = field(default_factory=list[tuple[ClientId, bytes]])
+    dropped: list[ClientId] = field(default_factory=list[ClientId])
+    ended: list[str] = field(default_factory=list[str])
+    faults: tuple[PeerMisbehaved, ...] = (FAULT,)
+    invitation: bytes = b"come"
+
+    @property
+    def stage(self) -> Stage | None:
+        return self.stages[0] if self.stages else None
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        return None if client in self.silent else b"to %d" % client.value
+
+    def receive(self, client: ClientId, message: bytes) -> None:
+        if message == b"garbage":
+            raise PeerMisbehaved("garbage", reason=Reason.NOT_CANONICAL, culprits={client})
+        self.heard.append((client, message))
+
+    def drop(self, client: ClientId) -> None:
+        self.dropped.append(client)
+
+    def close_stage(self) -> None:
+        self.stages.pop(0)
+
+    def release(self) -> Any:
+        self.ended.append("released")
+        return self
+
+    aggregate = "the sum"
+
+    def abort(self) -> None:
+        self.ended.append("aborted")
+
+
+@dataclass
+class Task:
+    """What a round is about, as far as a round looks at it."""
+
+    session: Session = field(default_factory=Session)
+    roster: Roster | None = None
+    threshold: int = 0
+    told: list[str] = field(default_factory=list[str])
+    round_number: int = 7
+
+    @property
+    def terms(self) -> Any:
+        return self
+
+    digest = DIGEST
+
+    def opened(self, population: int, invited: frozenset[ClientId], coins: Any, resources: Any) -> Session:
+        del coins, resources
+        assert (population, invited) == (len(NODES), frozenset(NODES.values()))
+        return self.session
+
+    def say_noise(self, session: Session) -> None:
+        assert session.stage is not None
+        self.told.append(session.stage.name)
+
+    def require_threshold(self, invited: int, received: int) -> None:
+        if received < self.threshold:
+            raise ThresholdNotMet(needed=self.threshold, present=received, what=f"of {invited}")
+
+
+Talk = Callable[["Round", Stage, Mapping[str, bytes], StageCount], None]
+
+
+class Round(ServerRound[str]):
+    """A round whose nodes answer as they are told."""
+
+    def __init__(self, task: Task, talk: Talk) -> None:
+        super().__init__(cast("RoundTask", task), SystemCoins())
+        self.session, self._talk = task.session, talk
+        self.sent = list[tuple[str, Mapping[str, bytes], bool]]()
+
+    def exchanged(
+        self, session: ServerSession, stage: Stage, messages: Mapping[str, bytes], terms: Terms | None
+    ) -> StageCount:
+        assert session is cast("Any", self.session)
+        self.sent.append((stage.name, messages, terms is not None))
+        assert len(self.sent) <= len(self.session.stages) + 2, "a stage is never closed"
+        count = StageCount(sent=len(messages))
+        self._talk(self, stage, messages, count)
+        return count
+
+    def says(self, node: str, answer: Answer | SecAggError, count: StageCount) -> bool:
+        """Hand over what a node says."""
+
+        def read() -> Answer:
+            if isinstance(answer, SecAggError):
+                raise answer
+            return answer
+
+        return self.take(cast("ServerSession", self.session), node, read, count)
+
+    def loses(self, node: str, count: StageCount, code: Left | None = None) -> None:
+        """Await a node no more."""
+        self.drop(cast("ServerSession", self.session), node, count, code)
+
+
+def plain(message: bytes = b"answer", size: int = 10) -> Answer:
+    return Answer(message, None, b"", size)
+
+
+def all_answer(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+    del stage
+    for node in messages:
+        assert carried.says(node, plain(), count)
+
+
+# --- How a round goes -------------------------------------------------------------------------------------------------
+
+
+def test_terms_go_with_the_invitation_alone_and_every_stage_asks_those_who_are_there() -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+        for node in messages:
+            if not (stage is KEYS and node == "c"):
+                carried.says(node, plain(), count)
+
+    task = Task()
+    carried = Round(task, talk)
+    assert carried.carried(NODES) == "the sum"  # type: ignore[comparison-overlap]
+    assert carried.sent == [
+        ("keys", dict.fromkeys(NODES, b"come"), True),
+        ("upload", {"a": b"to 1", "b": b"to 2"}, False),
+    ]
+    assert task.told == ["upload"], "what noise costs is said before updates are asked for"
+    assert [(name, count.received, count.bytes_up) for name, count in carried.stages] == [
+        ("keys", 2, 20),
+        ("upload", 2, 20),
+    ]
+    assert task.session.ended == ["released", "aborted"], "a session is over with its round"
+
+
+def test_each_stage_is_told_with_why_clients_left(caplog: pytest.LogCaptureFixture) -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+        all_answer(carried, stage, {node: message for node, message in messages.items() if node != "b"}, count)
+        if stage is KEYS:
+            carried.loses("b", count, Left.WEIGHT)
+
+    with caplog.at_level(logging.INFO):
+        Round(Task(), talk).carried(NODES)
+    assert "round 7, keys: sent 3 (0.0 kB), received 2 (0.0 kB), dropped 1, in 0.0 s (1 left: weight)" in caplog.text
+    assert "1 clients left with code 'weight': their updates weigh more than secagg-maximum-weight" in caplog.text
+
+
+def test_who_is_sent_nothing_is_not_asked() -> None:
+    task = Task(Session(silent=frozenset({TWO})))
+    carried = Round(task, all_answer)
+    carried.carried(NODES)
+    assert carried.sent[1] == ("upload", {"a": b"to 1", "c": b"to 3"}, False)
+
+
+def test_a_round_below_its_threshold_ends_before_the_sum(caplog: pytest.LogCaptureFixture) -> None:
+    """A stage without updates is not held to it: whoever leaves there has sent nothing."""
+
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+        for node in list(messages)[: 2 if stage.takes_update else 3]:
+            carried.says(node, plain(), count)
+
+    task = Task(Session(stages=[KEYS, UPLOAD, KEYS]), threshold=3)
+    with caplog.at_level(logging.WARNING), pytest.raises(ThresholdNotMet, match="of 3"):
+        Round(task, talk).carried(NODES)
+    assert task.session.ended == ["aborted"]
+    assert "round 7 failed, and nothing of it was learned" in caplog.text
+    assert "two answers (to blame: client/2)" in caplog.text
+    few = Task(Session(stages=[UPLOAD, KEYS]), threshold=2)
+
+    def two(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+        for node in list(messages)[: 2 if stage.takes_update else 1]:
+            carried.says(node, plain(), count)
+
+    assert Round(few, two).carried(NODES) == "the sum"  # type: ignore[comparison-overlap]
+
+
+def test_a_lost_helper_ends_the_round_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def talk(*_: object) -> None:
+        raise ConnectionError("the helper is gone")
+
+    task = Task(Session(faults=(PeerMisbehaved("a lie", reason=Reason.NOT_CANONICAL, culprits=()),)))
+    with caplog.at_level(logging.WARNING), pytest.raises(ConnectionError, match="is gone"):
+        Round(task, talk).carried(NODES)
+    assert task.session.ended == ["aborted"]
+    assert "nothing of it was learned: the helper is gone" in caplog.text
+    assert "a lie (to blame: nobody for certain)" in caplog.text
+
+
+# --- Who is heard in whose name ---------------------------------------------------------------------------------------
+
+
+def begun(task: Task) -> tuple[Round, StageCount]:
+    """Return a round that is in its first stage, and that stage's count."""
+    counts = list[StageCount]()
+
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+        del carried, stage, messages
+        counts.append(count)
+        raise Misuse("the test goes on by itself")
+
+    carried = Round(task, talk)
+    with pytest.raises(Misuse):
+        carried.carried(NODES)
+    return carried, counts[0]
+
+
+def test_a_node_that_nobody_invited_is_heard_in_no_name(caplog: pytest.LogCaptureFixture) -> None:
+    carried, count = begun(task := Task())
+    with caplog.at_level(logging.WARNING):
+        assert not carried.says("stranger", plain(), count)
+    assert not task.session.heard
+    assert (count.refused, count.received) == (1, 0)
+    assert (
+        "is left out: nobody was invited under this name; a platform's nodes are those that it named\n" in caplog.text
+    )
+
+
+def test_what_cannot_be_read_or_is_refused_counts_as_that_and_leaves_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    carried, count = begun(task := Task())
+    with caplog.at_level(logging.WARNING):
+        assert not carried.says("a", MalformedMessage("no answer", reason=Reason.NOT_CANONICAL), count)
+        assert not carried.says("b", plain(b"garbage"), count)
+        assert carried.says("c", plain(), count)
+    assert (count.refused, count.received, count.bytes_up) == (2, 1, 20)
+    assert task.session.heard == [(THREE, b"answer")]
+    assert "node a is left out: no answer\n" in caplog.text
+    assert "node b is left out: garbage (to blame: client/2)" in caplog.text
+
+
+@pytest.fixture
+def keys() -> dict[ClientId, SigningKey]:
+    return {client: SigningKey(Secret("seed", bytes([client.value]) * 32)) for client in NODES.values()}
+
+
+@pytest.fixture
+def roster(keys: dict[ClientId, SigningKey]) -> Roster:
+    authority = SigningKey(Secret("seed", bytes([9]) * 32))
+    certificates: dict[ClientId, Certificate] = {
+        client: issue_certificate(authority, client, key.public_key) for client, key in keys.items()
+    }
+    return Roster(authority.public_key, certificates)
+
+
+def signed(key: SigningKey, client: ClientId | None, message: bytes = b"answer", about: bytes = DIGEST) -> Answer:
+    return Answer(message, client, key.sign(Label.PLATFORM_ANSWER, about, message), 10)
+
+
+def test_with_a_roster_a_client_is_who_its_signature_says(roster: Roster, keys: dict[ClientId, SigningKey]) -> None:
+    """Not the node: what a node says of itself, or sends in another's name, excludes nobody else."""
+    carried, count = begun(task := Task(roster=roster))
+    assert carried.says("a", signed(keys[THREE], THREE), count)
+    assert task.session.heard == [(THREE, b"answer")]
+    for wrong in (
+        plain(),
+        Answer(b"answer", TWO, b"", 10),
+        signed(keys[ONE], TWO),
+        signed(keys[TWO], TWO, about=bytes(32)),
+        Answer(b"garbage", TWO, signed(keys[TWO], TWO).signature, 10),
+        signed(keys[TWO], ClientId(4)),
+        signed(keys[TWO], None),
+    ):
+        assert not carried.says("b", wrong, count)
+    assert task.session.heard == [(THREE, b"answer")]
+    assert not carried.says("b", signed(keys[THREE], THREE), count), "two nodes do not speak for one client"
+    assert carried.says("a", signed(keys[THREE], THREE), count)
+    assert carried.says("b", signed(keys[TWO], TWO), count)
+    assert [client for client, _ in task.session.heard] == [THREE, THREE, TWO]
+
+
+def test_a_stranger_with_a_key_of_the_roster_is_not_heard(roster: Roster, keys: dict[ClientId, SigningKey]) -> None:
+    carried, count = begun(task := Task(roster=roster))
+    assert not carried.says("stranger", signed(keys[ONE], ONE), count)
+    assert not task.session.heard
+
+
+# --- Who is awaited no more -------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_leaves_takes_its_own_clients_along_and_says_why() -> None:
+    carried, count = begun(task := Task())
+    carried.says("a", plain(), count)
+    carried.loses("b", count, Left.TRAINING)
+    carried.loses("stranger", count)
+    assert task.session.dropped == [TWO]
+    assert dict(count.left) == {Left.TRAINING: 1}
+    carried.loses("a", count)
+    assert set(task.session.dropped) == {ONE, TWO}
+    assert count.failed == 1
+
+
+def test_with_a_roster_a_node_that_never_showed_its_key_takes_nobody_along(
+    roster: Roster, keys: dict[ClientId, SigningKey]
+) -> None:
+    """The client that has its number is another one, perhaps."""
+    carried, count = begun(task := Task(roster=roster))
+    carried.says("a", signed(keys[THREE], THREE), count)
+    carried.loses("b", count)
+    assert not task.session.dropped
+    carried.loses("a", count)
+    assert task.session.dropped == [THREE]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainingFailed("it failed"), Left.TRAINING),
+        (TooHeavy("it weighs too much"), Left.WEIGHT),
+        (PeerMisbehaved("twice", reason=Reason.ALREADY_ANSWERED, culprits=()), Left.REPEAT),
+        (PeerMisbehaved("another", reason=Reason.BELOW_FLOOR, culprits=()), Left.TERMS),
+        (Misuse("a range", reason=Reason.INPUT_OUT_OF_RANGE), Left.RANGE),
+        (Misuse("anything"), Left.OTHER),
+        (RuntimeError("a secret"), Left.OTHER),
+    ],
+)
+def test_of_an_error_the_server_is_told_one_of_six_codes(error: Exception, code: Left) -> None:
+    assert code_of(error) is code
+    assert code_said(str(code)) is code
+
+
+@pytest.mark.parametrize("said", ["a secret", "", None, 5, b"terms"])
+def test_any_other_code_is_taken_for_the_last(said: object) -> None:
+    assert code_said(said) is Left.OTHER

@@ -1,0 +1,44 @@
+"""Ledgers of simulated clients, in memory; tests of attacks have those in files."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import InvalidParameters, Reason
+from secagg.identifiers import ClientId
+from secagg.privacy.budget import PrivacyBudget
+from secagg.privacy.client_noise import NoiseSettings
+from secagg.privacy.sensitivity import Adjacency
+from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
+
+TWO = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
+"""Pays for two sums, and not for three."""
+
+
+def test_every_simulated_client_has_one_ledger_in_all_its_sessions() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+    settings = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT)
+    layout = Layout((RingSegment(24, 8),))
+    noise = settings.noise_for(layout, minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
+    ledgers = PrivacyLedgers(TWO)
+
+    def of(client: int) -> PrivacyLedger:
+        found = ledgers.of(ClientId(client))
+        assert found is not None
+        return found
+
+    for uploads in (0, 1):
+        assert of(1).uploads == uploads
+        of(1).charge(noise)
+    with pytest.raises(InvalidParameters, match="its 2 uploads so far have spent") as caught:
+        of(1).charge(noise)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+    assert of(1).uploads == 2
+    assert of(2).uploads == 0
+
+
+def test_without_a_budget_there_is_no_ledger() -> None:
+    assert PrivacyLedgers(None).of(ClientId(1)) is None
