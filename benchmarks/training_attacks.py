@@ -1,6 +1,6 @@
 """What dishonest clients cost: every attack against every scheme on the bundled images, beside a row without attack.
 
-A run is 60 rounds, or as many as ``--rounds`` says, of federated averaging over exact modular sums, in which 20 % of the clients of every round attack.
+A run is some rounds of federated averaging over exact modular sums, in which 20 % of the clients of every round attack.
 Each is kept in the folder that is named, the most telling first, so that a study that was stopped goes on; the table
 and the picture have what is finished. ``--only`` takes the schemes whose name begins so.
 
