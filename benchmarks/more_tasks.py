@@ -1,7 +1,7 @@
 """The peak code on tasks that it was not designed on, paired with uncompressed runs by seed.
 
-Nothing is tuned: a task has the rates of its preset, or those of the bundled images, and the code 1.6 bits a weight for
-the whole cohort. The last of them has clients that agree, where a mean keeps the most of what it is made of.
+Nothing is tuned to the code, which has 1.6 bits a weight for the whole cohort: rates are those of the bundled images or
+of the uncompressed run. The last of them has clients that agree, where a mean keeps the most of what it is made of.
 
     python benchmarks/more_tasks.py build/tasks.jsonl --vader FILE --digits FILE --fashion FOLDER
     python benchmarks/more_tasks.py build/tasks.jsonl --json benchmarks/results/more_tasks.json
@@ -40,8 +40,10 @@ PEAK: Final = (
     "compression.lengths=own",
     "secagg.protocol=enclave",
 )
-TEXTS: Final = ("clients_per_round=20", "server.optimizer=fedavg", "server.rate=10")
-"""The preset's server momentum would multiply the code's noise, and is refused; steps have the same size."""
+TEXTS: Final = ("clients_per_round=20", "server.optimizer=fedavg", "server.rate=3", f"server.falling={1 / 3!r}")
+"""The preset's server momentum would multiply the code's noise, and is refused. The rate was chosen uncompressed, on seed
+0: 1 is slower in 200 rounds, and 10, the preset's step with momentum, does not converge.
+"""
 DIGITS: Final = 8
 """The side of an image of scikit-learn's digits."""
 TESTED: Final = 5
@@ -74,7 +76,6 @@ TASKS: Final = (
     Task("bundled images", "fashion-none", (), 100),
     Task("digits, 8 x 8", "fashion-none", ("data.clients=50",), 100, "digits"),
     Task("moods of texts, LSTM", "vader-none", TEXTS, 200, "vader"),
-    Task("moods of texts, falling rate", "vader-none", (*TEXTS, f"server.falling={1 / 3!r}"), 200, "vader"),
     Task("all images, a wide network", "fashion-none", ("data.name=fashion-full", "data.clients=1000"), 100, "fashion"),
     Task("bundled images, clients agree", "fashion-none", ("data.alpha=1000", "data.clients=40"), 100),
 )
