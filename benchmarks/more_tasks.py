@@ -41,8 +41,8 @@ PEAK: Final = (
     "secagg.protocol=enclave",
 )
 TEXTS: Final = ("clients_per_round=20", "server.optimizer=fedavg", "server.rate=3", f"server.falling={1 / 3!r}")
-"""The preset's server momentum would multiply the code's noise, and is refused. The rate was chosen uncompressed, on seed
-0: 1 is slower in 200 rounds, and 10, the preset's step with momentum, does not converge.
+"""The preset's server momentum would multiply the code's noise, and is refused. The rate was chosen uncompressed, on
+seed 0: 1 is slower in 200 rounds, and 10, the preset's step with momentum, does not converge.
 """
 DIGITS: Final = 8
 """The side of an image of scikit-learn's digits."""
