@@ -16,6 +16,7 @@ from secagg.session.registry import ProtocolEntry
 
 if TYPE_CHECKING:
     from secagg.contract.pieces import Adder, Cut
+    from secagg.scale.memory import Memory
     from secagg.scale.spread import Figures
 
 ENGINES = ("memory", "processes", "ray")
@@ -36,8 +37,8 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
 class Spreading:
     """Who adds, and where it tells how far it is."""
 
-    adding: Callable[[Cut], Adder] | None = None
-    """None where the server adds."""
+    adding: Callable[..., Adder] | None = None
+    """``adding(cut)``, with a ``memory`` where there is one; None where the server adds."""
     metrics: Metrics = field(default_factory=Metrics)
 
 
@@ -65,8 +66,8 @@ def workers_for(
             beside.write_text(found.metrics.text())
             beside.replace(options.metrics)
 
-    def adding(cut: Cut) -> Adder:
-        return SpreadSum(cut, workers, settings, coins=SystemCoins(), progress=told)
+    def adding(cut: Cut, memory: Memory | None = None) -> Adder:
+        return SpreadSum(cut, workers, settings, coins=SystemCoins(), memory=memory, progress=told)
 
     with TemporaryDirectory() as folder:
         settings = SpreadSettings(storage=options.storage or folder, audited=options.audit)

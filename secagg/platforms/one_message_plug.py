@@ -68,7 +68,7 @@ def opened(side: ServerSide) -> ServerSession:
             record=record,
             keys=keys,
             coins=side.coins,
-            ask_all=holders.ask_all,
+            ask_all=side.through(holders.ask_all),
             adding=side.adding or LocalSum,
         )
         return open_session(side.subject, chosen, side.invited, helpers)

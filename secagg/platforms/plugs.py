@@ -23,6 +23,7 @@ from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find
 from secagg.session.roles import Member, ServerSession, Subject
+from secagg.session.sockets.connection import AskAll
 
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity, Roster
@@ -50,6 +51,8 @@ class ServerSide:
     """Ends after the session what was opened for it."""
     adding: Callable[[Cut], Adder] | None = None
     """Who adds, of a protocol that ``spreads``; None for the server."""
+    through: Callable[[AskAll], AskAll] = lambda asking: asking
+    """What stands between the session and its numbered helpers, such as a journal."""
 
     @property
     def suite(self) -> Suite:

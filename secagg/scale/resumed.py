@@ -133,6 +133,11 @@ class ResumableSession(Measured):
             self._journal.append(Event.ASKED, *parts)
         self._heard.clear()
 
+    def through(self, asking: AskAll) -> AskAll:
+        """Take helpers that are found while the session is opened; return how to ask them."""
+        self._asking = asking
+        return self.ask_all
+
     def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a job that was done in an earlier life."""
         return self._journal.outcome(key)

@@ -6,9 +6,10 @@ import argparse
 import logging
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from secagg.cli.spreading import Spreading, workers_for
 from secagg.errors import InvalidParameters
@@ -17,9 +18,11 @@ from secagg.session.registry import find
 from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, subject_of
 
 if TYPE_CHECKING:
+    from secagg.crypto.entropy import Coins
     from secagg.identifiers import ClientId
     from secagg.platforms.keys.identities import Roster
     from secagg.platforms.settings import SecAggSettings
+    from secagg.scale.resumed import ResumableSession
     from secagg.scale.spread import Figures
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.short.model_session import Session
@@ -60,6 +63,8 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
         raise InvalidParameters(
             "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
         )
+    if options.engine and options.state and options.storage is None:
+        options.storage = str(options.state / "storage")
     own = own_credentials(options)
     tls = None if own is None else server_context(own, options.client_certs)
     if tls is None and options.client_certs is not None:
@@ -129,6 +134,8 @@ class _Held:
         from secagg.transport.keeping import ServerStore
         from secagg.transport.proof import Certified, FirstCome
 
+        from .journaled import JournaledSession, goes_on
+
         roster = load_roster(Path(settings.roster)) if settings.roster else None
         if (roster is None) == (options.clients is None):
             raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
@@ -136,7 +143,10 @@ class _Held:
         admission = FirstCome() if roster is None else Certified(roster.authority, roster.certificates)
         store = None if options.state is None else ServerStore(options.state)
         kept, restore = None if store is None else store.get(), find(options.protocol).restore
-        if kept is not None and kept.snapshot and restore is not None:
+        about = partial(_opened, options.protocol, settings, invited, roster, resources, workers)
+        # Of a session whose uploads others add a journal goes on; of another one, a snapshot.
+        journal = None if store is None or workers.adding is None or restore else options.state / "sum.journal"
+        if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):
             card = Card.decode(kept.card)
             if (card.protocol, card.task) != (options.protocol, options.task):
                 raise InvalidParameters(
@@ -145,9 +155,17 @@ class _Held:
                 )
             if roster is None:
                 admission = FirstCome(card.session, {claim.client: claim.digest for claim in kept.claims})
+            plan = plan_of(card.protocol, card.terms)
+            if store is not None and journal is not None:
+                subject = subject_of(plan, options.task, card.round_number, card.terms)
+                resumed = JournaledSession(journal, store, partial(about, subject))
+                number = resumed.number
+                return cls(session=resumed, card=card, plan=plan, admission=admission, store=store, number=number)
+            if restore is None:
+                raise InvalidParameters(f"{options.state} keeps a session of another version; name another --state")
             with Secret("server snapshot", kept.snapshot) as snapshot:
                 given = {} if workers.adding is None else {"adding": workers.adding}
-                session, plan = restore(snapshot, invited, **given), plan_of(card.protocol, card.terms)
+                session = restore(snapshot, invited, **given)
             return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
         if kept is not None:
             logging.getLogger("secagg").warning("the session of before cannot go on; this is another one")
@@ -163,19 +181,25 @@ class _Held:
             answer_bytes=_LEAST_ANSWER + _SHARES * subject.layout.payload_bytes + _PER_CLIENT * len(invited),
             terms=terms,
         )
-        session = _opened(options.protocol, settings, subject, invited, roster, resources, workers)
+        if store is None or journal is None:
+            session = about(subject)
+        else:
+            journal.unlink(missing_ok=True)
+            session = JournaledSession(journal, store, partial(about, subject))
         return cls(session=session, card=card, plan=plan, admission=admission, store=store)
 
 
 def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given
     protocol: str,
     settings: SecAggSettings,
-    subject: Subject,
     invited: frozenset[ClientId],
     roster: Roster | None,
     resources: ExitStack,
     workers: Spreading,
-) -> ServerSession:
+    subject: Subject,
+    memory: ResumableSession | None = None,
+    coins: Coins | None = None,
+) -> Any:  # noqa: ANN401 -- a session, of a kind that the protocol knows
     from secagg.crypto.entropy import SystemCoins
     from secagg.platforms.plugs import ServerSide
     from secagg.privacy.client_noise import NO_NOISE
@@ -188,9 +212,11 @@ def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given
         roster=roster,
         bounds=(None,) * len(subject.layout.segments),
         noise=NO_NOISE,
-        coins=SystemCoins(),
+        coins=coins or SystemCoins(),
         clock=now,
         resources=resources,
         adding=workers.adding,
     )
+    if memory is not None and workers.adding is not None:
+        side = replace(side, adding=partial(workers.adding, memory=memory), through=memory.through)
     return plug_for(protocol).open(side)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,18 @@ import pytest
 from secagg.platforms.keys.identities import load_roster
 from tests.harness.wire_town import Town
 
-pytestmark = pytest.mark.wire
+pytestmark = pytest.mark.scale
 HOLDERS = 4
+ONE_MESSAGE = ("--protocol", "one-message")
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Town]:
+    made = Town(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def test_masks_are_taken_off_by_processes(town: Town, tmp_path: Path) -> None:
@@ -54,8 +66,8 @@ def test_a_server_that_goes_on_has_workers_too(town: Town, tmp_path: Path) -> No
     assert abs(town.mean() - 0.015) < 1e-3
 
 
-def test_uploads_of_one_message_are_added_by_processes(town: Town, tmp_path: Path) -> None:
-    """Holders stand behind sockets."""
+def one_message_options(town: Town, tmp_path: Path) -> list[str]:
+    """Start standing holders, and return what a server is told of them."""
     roster, sockets, holders = town.make_keys(), list[str](), list[str]()
     authority, record = load_roster(Path(roster)).authority.hex(), str(tmp_path / "record")
     for number in range(HOLDERS):
@@ -71,14 +83,37 @@ def test_uploads_of_one_message_are_added_by_processes(town: Town, tmp_path: Pat
             *("--authority", authority, "--journal", str(tmp_path / f"journal-{number}"), "--socket", sockets[-1]),
             *("--minimum-holders", str(HOLDERS)),
         ).wait_for("is ready")
-    server = town.serve(
+    return [
         *("--protocol", "one-message", "--engine", "processes", "--workers", "2"),
         *("--set", f"roster={roster}", "--set", f"epoch={record}", "--set", f"holders={','.join(sockets)}"),
-        *("--storage", str(tmp_path / "storage")),
-    )
-    clients = [town.contribute(number, "--protocol", "one-message") for number in range(5)]
+    ]
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, end: str) -> None:
+    """Three have uploaded, and are not asked again: a client uploads once."""
+    options = one_message_options(town, tmp_path)
+    server = town.serve(*options)
+    clients = [town.contribute(number, *ONE_MESSAGE, is_paused=True) for number in range(3)]
+    for client in clients:
+        client.wait_for("asked 0")
+        client.go_on()
+        client.wait_for("stored 0")
+        client.go_on()
+    deadline = time.monotonic() + 90
+    while len(list((tmp_path / "server" / "storage").rglob("pieces/*"))) < 3:
+        assert time.monotonic() < deadline, server.text
+        time.sleep(0.05)
+    if end == "killed":
+        server.kill()
+    else:
+        assert server.terminate() == 0
+    assert len(list((tmp_path / "server" / "storage").rglob("pieces/*"))) == 3
+    server = town.serve(*options)
+    clients += [town.contribute(number, *ONE_MESSAGE) for number in (3, 4)]
     assert [client.ended() for client in clients] == [0] * 5
     assert server.ended() == 0
+    assert "cannot go on" not in server.text
     assert abs(town.mean() - 0.02) < 1e-3
-    assert "workers: " in server.text
-    assert list((tmp_path / "storage").iterdir()) == []
+    # The journal could open the sum.
+    assert [path.name for path in (tmp_path / "server").rglob("*")] == ["storage"]
