@@ -75,7 +75,8 @@ class Journal:
         try:
             claim(self._file.fileno(), f"{path} is in use; one coordinator at a time goes on with a session")
             sync_folder(path.parent)
-            self._chain, self._path = _link(b"", b""), path
+            self._path = path
+            self._chain: bytes = _link(b"", b"")
             self.past = tuple(self._read())
             """What was written in earlier lives."""
         except BaseException:

@@ -15,9 +15,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from errno import EACCES
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -242,26 +244,27 @@ def test_a_process_that_answers_with_a_pickle_is_lost_and_nothing_is_run(tmp_pat
         def __reduce__(self) -> Any:
             return (mark.touch, ())
 
-    import pickle  # noqa: PLC0415
-    from multiprocessing import Pipe  # noqa: PLC0415
-
     try:
         (worker,) = workers.idle
         here, there = Pipe()
-        process, _ = workers._running[worker]  # noqa: SLF001 -- its pipe is taken over  # pyright: ignore[reportPrivateUsage]
-        workers._running[worker] = process, here  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        running = workers._running  # noqa: SLF001 -- its pipe is taken over  # pyright: ignore[reportPrivateUsage]
+        process, own = running[worker]
+        running[worker] = process, here
         there.send_bytes(pickle.dumps(Evil()))
         workers.start(worker, order_of(tmp_path))
-        process.kill()
+        # It would live on, and is not waited for.
         assert workers.poll(60) == [(worker, None)]
+        assert not process.is_alive()
         assert not mark.exists()
         there.close()
+        own.close()
     finally:
         workers.close()
 
 
 def order_of(folder: Path, **given: Any) -> Order:
-    return Order(**{"key": "k", "kind": Kind.ADD, "storage": str(folder), "cut": CUT, "first": 0, "end": 1, **given})
+    order = Order(key="k", kind=Kind.ADD, storage=str(folder), cut=CUT, first=0, end=1)
+    return replace(order, **given)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]\n", bytes(31), bytes(33), b'[[["O", 4]]]\n' + bytes(32)])
@@ -444,7 +447,11 @@ def test_a_disk_that_is_full_for_a_moment_spoils_no_journal(
 
 def test_a_write_that_takes_several_turns_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:7]))
+
+    def short(descriptor: int, data: memoryview) -> int:
+        return write(descriptor, data[:7])
+
+    monkeypatch.setattr(os, "write", short)
     journal = Journal(path)
     journal.append(Event.OPENED, bytes(100))
     journal.close()
@@ -477,6 +484,10 @@ def test_a_stage_that_is_closed_twice_spoils_no_journal(place: Place) -> None:
         assert is_exact(place, session.release())
 
 
+def nobody(_: object, __: object) -> Iterator[tuple[int, bytes]]:
+    return iter(())
+
+
 def test_holders_that_are_away_while_a_session_begins_again_cost_no_upload(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,7 +498,7 @@ def test_holders_that_are_away_while_a_session_begins_again_cost_no_upload(
     journal.close()
     stored = sorted(Path(place.storage).rglob("*"))
     with monkeypatch.context() as away:
-        away.setattr(Place, "ask", lambda _, __: iter(()))
+        away.setattr(Place, "ask", nobody)
         with pytest.raises((SecAggError, ConnectionError)):
             Life(place)
     assert sorted(path for path in Path(place.storage).rglob("*") if "sums" not in path.parts) == [

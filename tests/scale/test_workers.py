@@ -118,6 +118,11 @@ def test_a_round_whose_uploads_others_add_is_exact(
     [
         (("--protocol", "enclave", "--engine", "memory"), "added by its server alone"),
         (("--protocol", "one-message", "--storage", "x"), "say who adds the uploads"),
+        (("--protocol", "one-message", "--audit", "2"), "--audit is for --engine"),
+        (
+            ("--protocol", "one-message", "--engine", "memory", "--ray-address", "x"),
+            "--ray-address is for --engine ray",
+        ),
         (("--protocol", "one-message", "--engine", "processes", "--workers", "0"), "in 1..4096"),
         (("--protocol", "one-message", "--engine", "memory", "--audit", "2"), "start another one"),
         (("--protocol", "one-message", "--engine", "ray", "--ray-address", "192.0.2.1:1"), "that all machines"),

@@ -141,11 +141,12 @@ class _Held:
             raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
         invited = frozenset(map(ClientId, range(options.clients or 0))) if roster is None else roster.clients
         admission = FirstCome() if roster is None else Certified(roster.authority, roster.certificates)
-        store = None if options.state is None else ServerStore(options.state)
+        folder: Path | None = options.state
+        store = None if folder is None else ServerStore(folder)
         kept, restore = None if store is None else store.get(), find(options.protocol).restore
         about = partial(_opened, options.protocol, settings, invited, roster, resources, workers)
         # Of a session whose uploads others add a journal goes on; of another one, a snapshot.
-        journal = None if store is None or workers.adding is None or restore else options.state / "sum.journal"
+        journal = None if folder is None or workers.adding is None or restore else folder / "sum.journal"
         if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):
             card = Card.decode(kept.card)
             if (card.protocol, card.task) != (options.protocol, options.task):
