@@ -130,6 +130,7 @@ class _Held:
         from secagg.crypto.secret import Secret
         from secagg.identifiers import ClientId
         from secagg.platforms.keys.identities import load_roster
+        from secagg.session.durable import erase
         from secagg.transport.card import Card, new_name
         from secagg.transport.keeping import ServerStore
         from secagg.transport.proof import Certified, FirstCome
@@ -185,7 +186,7 @@ class _Held:
         if store is None or journal is None:
             session = about(subject)
         else:
-            journal.unlink(missing_ok=True)
+            erase(journal)
             session = JournaledSession(journal, store, partial(about, subject))
         return cls(session=session, card=card, plan=plan, admission=admission, store=store)
 
