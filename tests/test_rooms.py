@@ -24,7 +24,7 @@ BUDGETS = {
     "secagg/crypto": 2_430,
     "secagg/contract": 1_040,
     "secagg/privacy": 1_480,
-    "secagg/session": 3_030,
+    "secagg/session": 3_080,
     "secagg/conformance": 2_140,
     "compression": 4_890,
     "protocols/pairwise_mask": 7_420,

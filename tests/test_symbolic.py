@@ -19,7 +19,6 @@ from secagg.crypto import labels
 from secagg.crypto.labels import Label
 from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.enclave.trusted.messages import UPLOAD_ID_BYTES
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
@@ -175,6 +174,8 @@ def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tup
         session.host.release()
     offer, configuration = session.enclave.offer, session.configuration
     named = {offer.context.digest, offer.epoch, offer.receipt_key, configuration.authority}
+    numbers = range(1, session.setup.population + 1)
+    keys = {offer.receipt_key, *(session.setup.signing_key_of(f"client {n}").public_key for n in numbers)}
     meaning: dict[str, Callable[[bytes], bool]] = {
         "configuration": lambda part: part == configuration.encode(),
         "attempt": lambda part: part == offer.context.digest,
@@ -182,10 +183,10 @@ def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tup
         "sealing": lambda part: part == offer.sealing_key,
         "receipt": lambda part: part == offer.receipt_key,
         "authority": lambda part: part == configuration.authority,
-        "upload": lambda part: len(part) == UPLOAD_ID_BYTES,
         "client": lambda part: len(part) == CLIENT_ID_BYTES,
         "version": lambda part: len(part) == CLIENT_ID_BYTES and not any(part),
         "identity": lambda part: len(part) == DIGEST_BYTES and part not in named,
+        "end": lambda part: part in keys,
         "digest": lambda part: len(part) == DIGEST_BYTES and part not in named,
         "numbers": lambda part: len(part) == 4 * CLIENT_ID_BYTES and part not in named,
     }

@@ -90,9 +90,9 @@ CHECKS = {
     ("enclave", "bound key"): "secagg.protocols.enclave.trusted.messages:EnclaveOffer.binding_for",
     ("enclave", "evidence"): "secagg.protocols.enclave.verified_enclave:HardwareJudge.judge",
     ("enclave", "certificate"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
-    ("enclave", "signed header"): "secagg.protocols.enclave.trusted.messages:SealedUpload.signed_parts",
+    ("enclave", "proven header"): "secagg.protocols.enclave.trusted.upload_keys:proof_of",
     ("enclave", "sealed header"): "secagg.protocols.enclave.trusted.upload_keys:sealing_info",
-    ("enclave", "upload"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
+    ("enclave", "proof"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
     ("enclave", "receipt"): "secagg.protocols.enclave.verified_enclave:VerifiedEnclave.verify_receipt",
 }
 """Each check of a model beside the function that makes it in the library; an assumption has none."""
@@ -175,7 +175,7 @@ STILL = (
     Case("inputs", SWAP, missing=("seed of the context", "key of the context")),
     Case("one_message", UPLOAD, missing=("signed terms",)),
     Case("one_message", UPLOAD, missing=("sealed terms",)),
-    Case("enclave", COUNTED, missing=("signed header",)),
+    Case("enclave", COUNTED, missing=("proven header",)),
     Case("enclave", COUNTED, missing=("sealed header",)),
 )
 """What holds although something is missing."""
@@ -240,8 +240,8 @@ PLANTED = tuple(
         ("enclave", "seeds are secret", "bound key"),
         ("enclave", "seeds are secret", "evidence"),
         ("enclave", COUNTED, "certificate"),
-        ("enclave", COUNTED, "upload"),
-        ("enclave", COUNTED, "signed header", "sealed header"),
+        ("enclave", COUNTED, "proof"),
+        ("enclave", COUNTED, "proven header", "sealed header"),
         ("enclave", "a receipt is the enclave's", "receipt"),
     )
     for missing in (tuple(names),)

@@ -13,7 +13,7 @@ from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.privacy.norm import clip_into
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.ledger import Spent, values_digest
@@ -24,14 +24,13 @@ from .ledger import SealLedger
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     SEED_BYTES,
-    UPLOAD_ID_BYTES,
     WEIGHT_BYTES,
     ModelStamp,
     SealedUpload,
     UploadHeader,
     has_one_seal,
 )
-from .trusted.upload_keys import mask_key, seal_indices, sealing_info
+from .trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
 from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 from .verified_enclave import VerifiedEnclave
 
@@ -163,35 +162,31 @@ class Client(Confined):
         self._require_fits(payload, configuration, weight, now)
         spent = Spent(configuration.task, model.version, values_digest(payload), trained_from or model.digest)
         self.ledger.charge(spent, is_noised=configuration.noise is not None)
-        upload_id = bytes(draw_exactly(UPLOAD_ID_BYTES, self._coins))
         # Without vectors there is nothing to hide, and nothing to send.
         nonce = bytes(VECTOR_NONCE_BYTES)
         if configuration.ring_segments:
             nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, self._coins))
         with Secret.random("upload_seed", SEED_BYTES, self._coins) as seed:
-            masked = self._masked(payload, configuration, weight, seed, enclave.offer.epoch, upload_id)
+            masked = self._masked(payload, enclave, weight, seed, model.version)
             packed = [
                 segment.pack_sent(vector) for segment, vector in zip(configuration.ring_segments, masked, strict=True)
             ]
-            context, epoch = configuration.context, enclave.offer.epoch
             header = UploadHeader(
-                epoch=epoch,
-                upload_id=upload_id,
+                epoch=enclave.offer.epoch,
                 certificate=self._certificate,
                 model=model,
                 vector_digest=vector_digest(nonce, packed),
             )
+            digest = header.digest(configuration.context)
             indices, is_one = _packed_indices(payload), has_one_seal(configuration)
-            with _with_weight(indices if is_one else seed.expose(), weight) as secret:
-                sealed_seed = enclave.seal(secret, sealing_info(header.digest(context)), now)
-            has_more = bool(len(indices)) and not is_one
-            unsigned = SealedUpload(
-                header=header,
-                sealed_seed=sealed_seed,
-                sealed_indices=seal_indices(seed, header.digest(context), indices) if has_more else b"",
-            )
-        signed = unsigned.signed_with(self._signing_key, context)
-        return Upload(signed, configuration.ring_segments, masked, nonce)
+            with (
+                proof_of(self._signing_key, enclave.offer.receipt_key, digest, culprits={ServerId()}) as proof,
+                _joined(proof, indices if is_one else seed.expose(), weight) as secret,
+            ):
+                sealed_seed = enclave.seal(secret, sealing_info(digest), now)
+            beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
+        sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
+        return Upload(sealed, configuration.ring_segments, masked, nonce)
 
     def _require_fits(self, payload: Payload, configuration: EnclaveConfiguration, weight: int, now: datetime) -> None:
         if self._admitted is not configuration:
@@ -214,19 +209,14 @@ class Client(Confined):
                 f"{self._capacity}; use a wider ring, or smaller cohorts and weights"
             )
 
-    def _masked(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
-        self,
-        payload: Payload,
-        configuration: EnclaveConfiguration,
-        weight: int,
-        seed: Secret,
-        epoch: bytes,
-        upload_id: bytes,
+    def _masked(
+        self, payload: Payload, enclave: VerifiedEnclave, weight: int, seed: Secret, version: int
     ) -> tuple[RingVector, ...]:
         """Return the ring segments, each value as often as the weight says, under one mask."""
-        masked, first_segment = list[RingVector](), 0
+        configuration, masked, first_segment = enclave.configuration, list[RingVector](), 0
+        place = enclave.offer.epoch, self.client, version
         bounds = iter(configuration.noise.l2_bounds if configuration.noise is not None else ())
-        with mask_key(seed, configuration.suite, configuration.context, epoch, upload_id) as key:
+        with mask_key(seed, configuration.suite, configuration.context, *place) as key:
             for segment, values in zip(configuration.layout.segments, payload.values, strict=True):
                 if isinstance(segment, IndexSegment):
                     continue
@@ -248,10 +238,11 @@ class Client(Confined):
         return f"<Client {self.client}, {self.ledger!r}>"
 
 
-def _with_weight(body: bytes | memoryview, weight: int) -> Secret:
-    joined = bytearray(len(body) + WEIGHT_BYTES)
-    joined[: len(body)] = body
-    joined[len(body) :] = weight.to_bytes(WEIGHT_BYTES, "big")
+def _joined(proof: Secret, body: bytes | memoryview, weight: int) -> Secret:
+    joined = bytearray(PROOF_BYTES + len(body) + WEIGHT_BYTES)
+    joined[:PROOF_BYTES] = proof.expose()
+    joined[PROOF_BYTES:-WEIGHT_BYTES] = body
+    joined[-WEIGHT_BYTES:] = weight.to_bytes(WEIGHT_BYTES, "big")
     secret = Secret("upload_secret", joined)
     overwrite(joined)
     return secret

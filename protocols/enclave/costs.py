@@ -19,7 +19,6 @@ from .trusted.messages import (
     EPOCH_BYTES,
     MOST_SEALED_INDICES,
     SEED_BYTES,
-    UPLOAD_ID_BYTES,
     WEIGHT_BYTES,
     EnclaveOffer,
     ModelStamp,
@@ -27,6 +26,7 @@ from .trusted.messages import (
     UploadHeader,
 )
 from .trusted.service import SIMULATED, encode_attested_offer
+from .trusted.upload_keys import PROOF_BYTES
 from .vector_digest import VECTOR_NONCE_BYTES
 
 _DIGEST_BYTES, _HEADER_BYTES = 32, 7
@@ -47,12 +47,11 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     index_bytes = sum(segment.payload_bytes for segment in indices)
     length = ring_length(layout.segments)
     has_one_seal = bool(indices) and not length and index_bytes <= MOST_SEALED_INDICES
-    secret = WEIGHT_BYTES + (index_bytes if has_one_seal else SEED_BYTES) + overhead
+    secret = PROOF_BYTES + WEIGHT_BYTES + (index_bytes if has_one_seal else SEED_BYTES) + overhead
     beside = index_bytes + TAG_BYTES if indices and not has_one_seal else 0
     sealed = len(_empty_upload(secret).encode()) + beside
     # The host has the roster, and puts back what it knows.
-    named = _HEADER_BYTES + CLIENT_ID_BYTES + UPLOAD_ID_BYTES + SIGNATURE_BYTES
-    short = named + secret + beside + (VECTOR_NONCE_BYTES if length else 0)
+    short = _HEADER_BYTES + CLIENT_ID_BYTES + secret + beside + (VECTOR_NONCE_BYTES if length else 0)
     calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
     counters = sum(segment.blocks * segment.codewords for segment in indices)
     yield Costs(
@@ -88,7 +87,6 @@ def _empty_upload(sealed: int) -> SealedUpload:
     return SealedUpload(
         header=UploadHeader(
             epoch=bytes(EPOCH_BYTES),
-            upload_id=bytes(UPLOAD_ID_BYTES),
             certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
             model=ModelStamp(version=0, digest=bytes(_DIGEST_BYTES)),
             vector_digest=bytes(_DIGEST_BYTES),

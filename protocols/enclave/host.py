@@ -101,7 +101,7 @@ class Host:
             sender: who handed it over, where that is known.
         Raises:
             PeerError: the upload does not decode or is not its sender's, its vectors are not those that its client
-                signed for, or the enclave does not take it; nothing has changed.
+                committed to, or the enclave does not take it; nothing has changed.
         """
         sealed, certified, packed = self._whole(message)
         if sender is not None and certified != sender:
@@ -196,8 +196,8 @@ def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[b
     Raises:
         MalformedMessage: it is not of the configuration's lengths.
         UnexpectedMessage: the enclave's part is no sealed upload.
-        AuthenticationFailed: the vectors are not those of the commitment in the enclave's part, whose signature the
-            enclave checks. They may have been altered on the way, so nobody is blamed.
+        AuthenticationFailed: the vectors are not those of the commitment in the enclave's part, which the enclave
+            checks. They may have been altered on the way, so nobody is blamed.
     """
     reader = Reader(message, MessageKind.ENCLAVE_UPLOAD)
     sealed = bytes(reader.view(reader.integer(8)))

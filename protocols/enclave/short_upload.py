@@ -1,9 +1,9 @@
 """An upload without what its host knows anyway: the epoch, the model of the buffer, and each client's certificate.
 
-The host puts them back, and the enclave gets the upload byte for byte as it was sealed and signed. A host that puts
-back anything else has an upload that no signature covers. What is left, after the header of every message, is the
-client (8 bytes), the upload's id (16), the sealed secret, the signature (64), the sealed indices, and where there are
-ring segments the nonce (32) and the packed masked vectors, whose digest the host computes.
+The host puts them back, and the enclave gets the upload byte for byte as it was sealed. A host that puts back anything
+else has an upload that does not open. What is left, after the header of every message, is the client (8 bytes), the
+sealed secret, the sealed indices, and where there are ring segments the nonce (32) and the packed masked vectors, whose
+digest the host computes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
-from secagg.session.certificates import SIGNATURE_BYTES, Certificate
+from secagg.session.certificates import Certificate
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client import Upload
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
-    UPLOAD_ID_BYTES,
     ModelStamp,
     SealedUpload,
     UploadHeader,
@@ -42,8 +41,7 @@ def shortened(upload: Upload) -> bytes:
     """Return an upload for a host that knows the rest."""
     sealed = upload.sealed
     writer = Writer(MessageKind.SHORT_UPLOAD).fixed(sealed.header.certificate.client.encode(), CLIENT_ID_BYTES)
-    writer.fixed(sealed.header.upload_id, UPLOAD_ID_BYTES).borrowed(sealed.sealed_seed)
-    writer.fixed(sealed.signature, SIGNATURE_BYTES).borrowed(sealed.sealed_indices)
+    writer.borrowed(sealed.sealed_seed).borrowed(sealed.sealed_indices)
     if upload.segments:
         writer.fixed(upload.nonce, VECTOR_NONCE_BYTES)
     for segment, vector in zip(upload.segments, upload.masked, strict=True):
@@ -56,7 +54,7 @@ def completed(
 ) -> tuple[SealedUpload, list[memoryview]]:
     """Return the whole of the enclave's part, and the packed vectors, which are the host's.
 
-    Nothing here is evidence: the enclave checks the signature, which covers all that was put back.
+    Nothing here is evidence: the enclave opens the seal, which is bound to all that was put back.
 
     Raises:
         UnexpectedMessage: it is no short upload.
@@ -64,8 +62,8 @@ def completed(
         PeerMisbehaved: it is of a client whom this host does not know.
     """
     reader = Reader(message, MessageKind.SHORT_UPLOAD)
-    client, upload_id = ClientId(reader.integer(CLIENT_ID_BYTES)), reader.fixed(UPLOAD_ID_BYTES)
-    sealed_seed, signature = reader.fixed(sealed_secret_bytes(configuration)), reader.fixed(SIGNATURE_BYTES)
+    client = ClientId(reader.integer(CLIENT_ID_BYTES))
+    sealed_seed = reader.fixed(sealed_secret_bytes(configuration))
     indices = reader.view(sealed_indices_bytes(configuration))
     nonce = reader.fixed(VECTOR_NONCE_BYTES) if configuration.ring_segments else bytes(VECTOR_NONCE_BYTES)
     packed = [reader.view(segment.payload_bytes) for segment in configuration.ring_segments]
@@ -79,10 +77,8 @@ def completed(
         )
     header = UploadHeader(
         epoch=known.epoch,
-        upload_id=upload_id,
         certificate=certificate,
         model=known.model,
         vector_digest=vector_digest(nonce, packed),
     )
-    sealed = SealedUpload(header=header, sealed_seed=sealed_seed, signature=signature, sealed_indices=indices)
-    return sealed, packed
+    return SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices), packed

@@ -1,4 +1,4 @@
-"""What ties a masked vector to the sealed part of its upload: a hiding commitment that the client signs."""
+"""What ties a masked vector to the sealed part of its upload: a hiding commitment in its header."""
 
 from __future__ import annotations
 

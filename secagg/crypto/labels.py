@@ -76,7 +76,7 @@ class Label(bytes, Enum):
     ENCLAVE_INDICES_KEY = b"secagg/1/enclave-indices-key"
     ENCLAVE_FRESH_BINDING = b"secagg/1/enclave-fresh-binding"
     ENCLAVE_VECTOR_DIGEST = b"secagg/1/enclave-vector-digest"
-    ENCLAVE_SIGNED_UPLOAD = b"secagg/1/enclave-signed-upload"
+    ENCLAVE_PROOF = b"secagg/1/enclave-proof"
     ENCLAVE_UPLOAD_LIST = b"secagg/1/enclave-upload-list"
     ENCLAVE_RECEIPT = b"secagg/1/enclave-receipt"
     SESSION_MODEL = b"secagg/1/session-model"

@@ -5,10 +5,12 @@ which client. That somebody is the authority. Its public key is part of a sessio
 own settings; its private key never meets the server.
 
 Signatures are Ed25519 over a label and length-framed parts, so that none can be taken for a signature on anything else.
+Two keys also agree on secrets, by X25519 over the same points; under labels of their own, one key serves both [Tho21].
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +18,9 @@ from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, require_secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
@@ -52,6 +56,24 @@ class SigningKey(Confined):
         Implements: [RFC 8032] §5.1.6.
         """
         return self.require_usable().sign(bind(label, *parts))
+
+    def agreed(self, peer: bytes, length: int, label: Label, *parts: bytes, culprits: Iterable[Party] = ()) -> Secret:
+        """Return so many bytes that the holders of this key and of the peer's derive, and nobody else.
+
+        Implements: [RFC 8032] §5.1.5, the private scalar; [RFC 7748] §4.1, the map between the curves, and §6.1.
+        Raises:
+            AuthenticationFailed: the peer's key is of small order or not canonical.
+        Security: who holds either of both keys can be the other one to it. That is proof enough between two who trust
+            their own keys, and none for anybody else.
+        """
+        if not is_strong_key(peer):
+            raise AuthenticationFailed(culprits=culprits)
+        scalar = hashlib.sha512(self.require_usable().private_bytes_raw()).digest()[:IDENTITY_KEY_BYTES]
+        both = sorted((self.public_key, peer))
+        # Safe because: a key of small order was refused, and so the backend refuses no output.
+        theirs = X25519PublicKey.from_public_bytes(_montgomery(peer))
+        with Secret("shared_secret", X25519PrivateKey.from_private_bytes(scalar).exchange(theirs)) as source:
+            return derive("agreed", length, source, b"", label, *both, *parts)
 
     def require_usable(self) -> Ed25519PrivateKey:
         """Return the backend's key, unless it was wiped."""
@@ -149,6 +171,12 @@ def is_strong_key(public_key: bytes) -> bool:
     """
     height = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
     return height < _FIELD_PRIME and height not in _SMALL_ORDER
+
+
+def _montgomery(public_key: bytes) -> bytes:
+    """Return the same point as an X25519 key; its sign is lost, and with it nothing that X25519 looks at."""
+    height = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
+    return ((1 + height) * pow(1 - height, -1, _FIELD_PRIME) % _FIELD_PRIME).to_bytes(IDENTITY_KEY_BYTES, "little")
 
 
 def verify_signature(

@@ -30,7 +30,7 @@ from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, SealedUpload, secret_bytes
-from secagg.protocols.enclave.trusted.upload_keys import open_indices, seal_indices, sealing_info
+from secagg.protocols.enclave.trusted.upload_keys import open_indices, proof_of, seal_indices, sealing_info
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 trusted: Any = enclave_module
@@ -122,14 +122,18 @@ def crafted(session: InsecureEnclaveSession, *, weight: int, packed: bytes) -> b
     """Seal a weight and packed indices as a corrupt client could, in the name of the first."""
     session.clients[0] = session.new_client(1)
     upload, context = session.seal(1).sealed, session.configuration.context
-    digest = upload.header.digest(context)
-    with Secret("upload_seed", SEED) as seed, Secret("upload_secret", SEED + weight.to_bytes(4, "big")) as both:
+    digest, key = upload.header.digest(context), session.setup.signing_key_of("client 1")
+    with (
+        Secret("upload_seed", SEED) as seed,
+        proof_of(key, session.enclave.offer.receipt_key, digest) as proof,
+        Secret("upload_secret", bytes(proof.expose()) + SEED + weight.to_bytes(4, "big")) as both,
+    ):
         forged = replace(
             upload,
             sealed_seed=session.verified().seal(both, sealing_info(digest), NOW),
             sealed_indices=bytes(seal_indices(seed, digest, packed)),
         )
-    return forged.signed_with(session.setup.signing_key_of("client 1"), context).encode()
+    return forged.encode()
 
 
 def test_opened_indices_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +179,10 @@ def test_a_destroyed_enclave_opens_and_signs_nothing(suite: Suite) -> None:
     pair: Any = inside["_pair"]
     key: Any = inside["_receipt_key"]
     session.enclave.destroy()
-    info = sealing_info(upload.header.digest(session.configuration.context))
+    digest, peer = upload.header.digest(session.configuration.context), upload.header.certificate.public_key
     uses: tuple[Callable[[], object], ...] = (
-        lambda: pair.open("upload_secret", upload.sealed_seed, secret_bytes(session.configuration), info),
+        lambda: pair.open("upload_secret", upload.sealed_seed, secret_bytes(session.configuration), b"info"),
+        lambda: proof_of(key, peer, digest),
         lambda: key.sign(Label.ENCLAVE_RECEIPT, b""),
     )
     for use in uses:
@@ -321,7 +326,7 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made: Made
         "index": crafted(session, weight=1, packed=packed[:-1] + b"\xff"),
         "weight": crafted(session, weight=0xDEAD, packed=packed),
         "tag": replace(session.seal(2).sealed, sealed_indices=bytes(80)).encode(),
-        "seed": replace(session.seal(3).sealed, sealed_seed=bytes(84)).encode(),
+        "seed": replace(session.seal(3).sealed, sealed_seed=bytes(100)).encode(),
     }[fault]
     with pytest.raises(SecAggError) as caught:
         session.enclave.receive(message)
@@ -344,4 +349,4 @@ def test_messages_of_errors_hold_no_values(made: Made) -> None:
         session.enclave.receive(message)
     assert str(0xDEAD) not in str(caught.value)
     assert not any(shows(str(caught.value), held) for _, held in made)
-    assert SealedUpload.decode(message, session.configuration).header.upload_id.hex() not in str(caught.value)
+    assert SealedUpload.decode(message, session.configuration).upload_id.hex() not in str(caught.value)

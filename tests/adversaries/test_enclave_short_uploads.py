@@ -2,8 +2,8 @@
 
 | attack | defence |
 |---|---|
-| the host puts back another epoch, model, or certificate | the client's signature and the seal cover all of them |
-| any byte is altered, cut off or added on the way | signature, HPKE and exact lengths |
+| the host puts back another epoch, model, or certificate | the seal is bound to all of them |
+| any byte is altered, cut off or added on the way | HPKE and exact lengths |
 | a sealed secret is moved to another upload of its client | it is bound to its header |
 | a client hands over the short upload of another | the session knows who sent it |
 | a client that the host does not know | it is named, and nothing reaches the enclave |
@@ -44,7 +44,7 @@ from secagg.protocols.enclave.trusted.messages import (
     has_one_seal,
     sealed_indices_bytes,
 )
-from secagg.protocols.enclave.trusted.upload_keys import sealing_info
+from secagg.protocols.enclave.trusted.upload_keys import proof_of, sealing_info
 from secagg.session.certificates import Certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -138,7 +138,7 @@ def test_short_and_long_uploads_give_one_sum(name: str) -> None:
     ],
     ids=["epoch", "version", "digest"],
 )
-def test_what_a_host_puts_back_is_what_the_client_signed_or_the_upload_is_refused(
+def test_what_a_host_puts_back_is_what_the_client_sealed_or_the_upload_is_refused(
     name: str, changes: Mapping[str, Any]
 ) -> None:
     session = opened(LAYOUTS[name])
@@ -209,12 +209,15 @@ def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
 
 
 def crafted(session: InsecureEnclaveSession, *, packed: bytes, weight: int) -> bytes:
-    """Seal what a corrupt client likes, in the name of the first, and sign it as it should be."""
+    """Seal what a corrupt client likes, as the first."""
     upload, context = session.seal(1).sealed, session.configuration.context
-    with Secret("upload_secret", packed + weight.to_bytes(4, "big")) as both:
-        sealed = session.verified().seal(both, sealing_info(upload.header.digest(context)), NOW)
-    forged = replace(upload, sealed_seed=sealed)
-    return forged.signed_with(session.setup.signing_key_of("client 1"), context).encode()
+    key, digest = session.setup.signing_key_of("client 1"), upload.header.digest(context)
+    with (
+        proof_of(key, session.enclave.offer.receipt_key, digest) as proof,
+        Secret("upload_secret", bytes(proof.expose()) + packed + weight.to_bytes(4, "big")) as both,
+    ):
+        sealed = session.verified().seal(both, sealing_info(digest), NOW)
+    return replace(upload, sealed_seed=sealed).encode()
 
 
 @pytest.mark.parametrize(
@@ -235,17 +238,15 @@ def test_what_one_seal_holds_is_checked_before_it_is_counted(packed: bytes, weig
 def test_a_seal_is_of_no_other_upload() -> None:
     session = opened(INDICES)
     first, second = session.seal(1).sealed, session.seal(2).sealed
-    key = session.setup.signing_key_of("client 1")
-    moved = replace(first, sealed_seed=second.sealed_seed).signed_with(key, session.configuration.context)
-    before = memory_of(session)
+    moved, before = replace(first, sealed_seed=second.sealed_seed), memory_of(session)
     with pytest.raises(AuthenticationFailed) as caught:
         session.enclave.receive(moved.encode())
-    assert caught.value.culprits == {FIRST}
+    assert caught.value.culprits == {FIRST, HOST}
     assert memory_of(session) == before
 
 
 @pytest.mark.parametrize("suite", Suite)
-def test_indices_are_under_the_signature_and_nowhere_in_the_clear(suite: Suite) -> None:
+def test_indices_are_under_the_seal_and_nowhere_in_the_clear(suite: Suite) -> None:
     session = opened(Layout((IndexSegment(256, 64),)), suite=suite)
     upload = session.seal(1)
     assert session.setup.payload_of(1).values[0].tobytes() not in shortened(upload)
@@ -267,10 +268,10 @@ def test_more_indices_than_one_seal_holds_stand_beside_it(blocks: int, is_one: b
     assert not has_one_seal(opened(rings).configuration)
 
 
-def test_an_upload_of_indices_has_147_bytes_beside_them() -> None:
-    """Header 7, client 8, id 16, encapsulation 32, weight 4, tag 16, signature 64."""
+def test_an_upload_of_indices_has_83_bytes_beside_them() -> None:
+    """Header 7, client 8, encapsulation 32, proof 16, weight 4, tag 16."""
     session = opened(Layout((IndexSegment(256, 155),)))
-    assert len(shortened(session.seal(1))) == 155 + 147
+    assert len(shortened(session.seal(1))) == 155 + 83
 
 
 # --- Invitations ------------------------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def test_an_invitation_leaves_out_the_tables_that_every_client_of_the_codec_has(
     assert sum(len(table.encode()) for table in code.tables[0]) > 2**17
     assert len(session.invitation) < 512
     upload = answered(simulation, session.invitation, subject_of(code), code)
-    assert len(upload) == code.layout.payload_bytes + 147
+    assert len(upload) == code.layout.payload_bytes + 83
     session.receive(FIRST, upload)
 
 
@@ -324,5 +325,5 @@ def test_a_host_that_has_not_everybodys_certificate_is_sent_long_uploads(simulat
     code = peaks(128)
     session = simulation.open(subject_of(code), None)
     upload = answered(simulation, session.invitation, subject_of(code), code)
-    assert len(upload) > code.layout.payload_bytes + 300
+    assert len(upload) > code.layout.payload_bytes + 250
     session.receive(FIRST, upload)

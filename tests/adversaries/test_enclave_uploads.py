@@ -2,17 +2,18 @@
 
 | attack | defence |
 |---|---|
-| the host replays an upload in this buffer or the next | ids are remembered for the epoch |
-| a client uploads under the id of another, before it | each client has ids of its own |
-| the host hands an upload to another epoch or configuration | both are in every key and signature |
-| a sealed seed under several ids, models or vectors, or signed by a thief | it is bound to its header |
-| a sealed seed beside the masked vector of another client, or an altered one | the client signs a commitment to it |
-| a client is counted twice, under two ids, two models or two seeds | one upload for a client, buffer and model |
+| the host replays an upload in this buffer or the next | digests of seals are remembered for the epoch |
+| the host hands an upload to another epoch or configuration | both are in every key |
+| a sealed seed under several clients, models or vectors | it is bound to its header |
+| a seed that the host seals itself, in the name of a client | what is sealed holds a proof of its client's key |
+| a proof of one upload under another one, or for another enclave | it is of one header and one receipt key |
+| a sealed seed beside the masked vector of another client, or an altered one | the client commits to it |
+| a client is counted twice, under two models or two seeds | one upload for a client, buffer and model |
 | indices out of range, weights out of range, other lengths | all is checked inside, before anything is counted |
-| any byte is altered or missing | signature, HPKE and AEAD cover all of them |
-| the host invents clients | an authority certifies them, and each signs |
-| the host signs as a client where nobody certifies | whoever signed is not blamed alone |
-| coins repeat, or a client is restored from a snapshot | every key is bound to configuration, epoch and upload |
+| any byte is altered or missing | HPKE and AEAD cover all of them |
+| the host invents clients | an authority certifies them, and each proves its key |
+| the host seals as a client where nobody certifies | whoever sealed is not blamed alone |
+| coins repeat, or a client is restored from a snapshot | every key is bound to configuration, epoch, client and model |
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import pytest
 
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
@@ -45,7 +47,7 @@ from secagg.protocols.enclave.host import split_upload
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader
-from secagg.protocols.enclave.trusted.upload_keys import mask_key, seal_indices, sealing_info
+from secagg.protocols.enclave.trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
 from secagg.protocols.enclave.vector_digest import vector_digest
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
@@ -81,11 +83,10 @@ def sealed(session: InsecureEnclaveSession, number: int, **named: Any) -> Sealed
     return session.seal(number, **named).sealed
 
 
-def signed(session: InsecureEnclaveSession, number: int, upload: SealedUpload, **changes: Any) -> bytes:
-    """Let a corrupt client put its own name and signature under an upload with another header."""
-    key = session.setup.signing_key_of(f"client {number}")
-    header = replace(upload.header, **({"certificate": session.certificate_of(number, key)} | changes))
-    return replace(upload, header=header).signed_with(key, session.configuration.context).encode()
+def renamed(session: InsecureEnclaveSession, number: int, upload: SealedUpload) -> bytes:
+    """Let a corrupt client put its own name over what another one sealed."""
+    certificate = session.certificate_of(number, session.setup.signing_key_of(f"client {number}"))
+    return replace(upload, header=replace(upload.header, certificate=certificate)).encode()
 
 
 def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
@@ -97,21 +98,15 @@ def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
     model: ModelStamp | None = None,
     certificate: Certificate | None = None,
     signing_key: SigningKey | None = None,
-    upload_id: bytes | None = None,
 ) -> bytes:
-    """Make an upload whose every part a corrupt client has chosen, all of it sealed and signed as it should be."""
+    """Make an upload whose every part a corrupt client has chosen, all of it sealed as it should be."""
     context, epoch = session.configuration.context, session.enclave.offer.epoch
     key = signing_key or session.setup.signing_key_of(f"client {number}")
     indices = session.configuration.layout.segments[1]
     packed = indices.ring.pack(session.setup.payload_of(number).values[1]) if packed is None else packed
-    upload_id = bytes([number]) * 16 if upload_id is None else upload_id
-    with (
-        Secret("upload_seed", bytes([number]) * 32) as seed,
-        Secret("both", bytes(seed.expose()) + weight.to_bytes(4, "big")) as both,
-    ):
+    with Secret("upload_seed", bytes([number]) * 32) as seed:
         header = UploadHeader(
             epoch=epoch,
-            upload_id=upload_id,
             certificate=certificate or session.certificate_of(number, key),
             model=model or ModelStamp(version=0, digest=bytes(32)),
             vector_digest=vector_digest(bytes(32), []),
@@ -119,10 +114,19 @@ def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
         digest = header.digest(context)
         upload = SealedUpload(
             header=header,
-            sealed_seed=session.verified().seal(both, sealing_info(digest), NOW),
+            sealed_seed=sealed_by(session, key, digest, bytes(seed.expose()) + weight.to_bytes(4, "big")),
             sealed_indices=bytes(seal_indices(seed, digest, packed)),
         )
-    return upload.signed_with(key, context).encode()
+    return upload.encode()
+
+
+def sealed_by(session: InsecureEnclaveSession, key: SigningKey, header_digest: bytes, secret: bytes) -> bytes:
+    """Seal what the holder of a key likes."""
+    with (
+        proof_of(key, session.enclave.offer.receipt_key, header_digest) as proof,
+        Secret("both", bytes(proof.expose()) + secret) as both,
+    ):
+        return session.verified().seal(both, sealing_info(header_digest), NOW)
 
 
 def is_refused(
@@ -170,7 +174,6 @@ def test_what_was_sealed_to_an_epoch_is_not_taken_by_the_next(session: InsecureE
     is_refused(session, upload.encode(), PeerMisbehaved, Reason.WRONG_SESSION, FIRST, HOST)
     moved = replace(upload, header=replace(upload.header, epoch=session.enclave.offer.epoch))
     is_not_authentic(session, moved.encode(), FIRST, HOST)
-    is_not_authentic(session, signed(session, 1, moved), FIRST)
 
 
 def test_what_was_sealed_under_a_configuration_is_not_taken_under_another(session: InsecureEnclaveSession) -> None:
@@ -181,7 +184,6 @@ def test_what_was_sealed_under_a_configuration_is_not_taken_under_another(sessio
     assert other.enclave.offer.epoch == session.enclave.offer.epoch
     assert other.enclave.offer.sealing_key != session.enclave.offer.sealing_key
     is_not_authentic(other, upload.encode(), FIRST, HOST)
-    is_not_authentic(other, signed(other, 1, upload), FIRST)
 
 
 def test_the_configuration_is_bound_even_where_the_key_is_the_same(session: InsecureEnclaveSession) -> None:
@@ -190,27 +192,17 @@ def test_the_configuration_is_bound_even_where_the_key_is_the_same(session: Inse
     assert len(digests) == 2
 
 
-def test_a_client_does_not_use_up_the_upload_id_of_another(session: InsecureEnclaveSession) -> None:
-    """It sees the id on its way, and its own upload arrives first."""
-    upload = sealed(session, 1)
-    message = crafted(session, 2, upload_id=upload.header.upload_id)
-    assert session.enclave.receive(message) == 1
-    assert session.enclave.receive(upload.encode()) == 1
-    is_refused(session, message, PeerMisbehaved, Reason.REPLAYED, SECOND, HOST)
-    is_refused(session, upload.encode(), PeerMisbehaved, Reason.REPLAYED, FIRST, HOST)
-
-
 # --- Sealed seeds under another header --------------------------------------------------------------------------------
 
 OTHER_HEADERS = {
-    "another upload": {"upload_id": bytes(16)},
+    "another epoch": {"epoch": bytes(32)},
     "another vector": {"vector_digest": bytes(32)},
     "another model": {"model": ModelStamp(version=0, digest=b"m" * 32)},
 }
 
 
 @pytest.mark.parametrize("changes", OTHER_HEADERS.values(), ids=OTHER_HEADERS.keys())
-def test_a_sealed_seed_serves_no_other_upload_vector_or_model(
+def test_a_sealed_seed_serves_no_other_epoch_vector_or_model(
     session: InsecureEnclaveSession, changes: dict[str, Any]
 ) -> None:
     upload = sealed(session, 1)
@@ -218,9 +210,10 @@ def test_a_sealed_seed_serves_no_other_upload_vector_or_model(
         session.host.give_up_buffer()
         session.host.open_buffer(1, model_digest(1))
         changes = {"model": ModelStamp(version=1, digest=model_digest(1))}
+    if "epoch" in changes:
+        object.__setattr__(session.enclave.offer, "epoch", changes["epoch"])
     moved = replace(upload, header=replace(upload.header, **changes))
     is_not_authentic(session, moved.encode(), FIRST, HOST)
-    is_not_authentic(session, signed(session, 1, upload, **changes), FIRST)
 
 
 def test_a_sealed_seed_beside_another_clients_vector_is_not_summed(session: InsecureEnclaveSession) -> None:
@@ -239,7 +232,7 @@ def test_a_sealed_seed_beside_another_clients_vector_is_not_summed(session: Inse
     assert aggregate.contributors == 3
 
 
-def test_every_byte_of_a_vector_is_compared_with_what_the_client_signed(session: InsecureEnclaveSession) -> None:
+def test_every_byte_of_a_vector_is_compared_with_what_the_client_committed_to(session: InsecureEnclaveSession) -> None:
     message, before = session.seal(1).encode(), memory_of(session)
     vectors = sum(segment.payload_bytes for segment in session.configuration.ring_segments)
     for position in range(len(message) - vectors - 32, len(message)):
@@ -263,8 +256,7 @@ def test_a_commitment_does_not_let_anybody_try_out_vectors(session: InsecureEncl
 def test_a_sealed_seed_serves_nobody_but_its_client(session: InsecureEnclaveSession) -> None:
     """The thief would get its victim counted twice, once under a name whose next uploads it controls."""
     stolen = sealed(session, 1)
-    is_not_authentic(session, signed(session, 2, stolen), SECOND)
-    is_not_authentic(session, signed(session, 2, stolen, upload_id=bytes(16)), SECOND)
+    is_not_authentic(session, renamed(session, 2, stolen), SECOND, HOST)
     session.enclave.receive(stolen.encode())
 
 
@@ -275,12 +267,37 @@ def test_indices_serve_no_other_upload(session: InsecureEnclaveSession) -> None:
         session.enclave.receive(upload.encode())
 
 
-def test_a_signature_covers_the_sealed_seed(session: InsecureEnclaveSession) -> None:
-    """Otherwise a host could seal a seed that it knows under a client's signature, with indices of its own."""
+@pytest.mark.parametrize("suite", Suite)
+def test_nobody_but_a_client_seals_in_its_name(suite: Suite) -> None:
+    """Otherwise a host could seal seeds that it knows in the names of all clients but one, and have that one's sum."""
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, suite=suite))
+    session.host.open_buffer(0, bytes(32))
+    session.upload(6)
+    one, other = sealed(session, 1), session.setup.signing_key_of("client 2")
+    digest = one.header.digest(session.configuration.context)
+    own, receipt_key = session.setup.signing_key_of("client 1"), session.enclave.offer.receipt_key
+    made = (
+        proof_of(other, receipt_key, digest),
+        proof_of(other, one.header.certificate.public_key, digest),
+        proof_of(own, receipt_key, bytes(32)),
+        proof_of(own, other.public_key, digest),
+        own.agreed(receipt_key, PROOF_BYTES, Label.ENCLAVE_SEALING, digest),
+    )
+    # Nothing; a proof by a key of its own; one of the client's for another header, enclave or purpose, which leaked.
+    for known in (bytes(PROOF_BYTES), *(bytes(proof.expose()) for proof in made)):
+        with Secret("both", known + bytes(36)) as both:
+            resealed = session.verified().seal(both, sealing_info(digest), NOW)
+        is_not_authentic(session, replace(one, sealed_seed=resealed).encode(), FIRST, HOST)
+    session.enclave.receive(one.encode())
+
+
+def test_a_client_is_not_blamed_for_what_a_host_repeats_under_its_name(session: InsecureEnclaveSession) -> None:
+    """What does not open says nothing of its client, whatever its header says."""
     one = sealed(session, 1)
-    with Secret("both", bytes(36)) as known:
-        resealed = session.verified().seal(known, sealing_info(one.header.digest(session.configuration.context)), NOW)
-    is_not_authentic(session, replace(one, sealed_seed=resealed).encode(), FIRST, HOST)
+    session.enclave.receive(one.encode())
+    header = replace(one.header, model=ModelStamp(version=9, digest=bytes(32)))
+    is_not_authentic(session, replace(one, header=header).encode(), FIRST, HOST)
+    is_not_authentic(session, replace(one, sealed_seed=bytes(len(one.sealed_seed))).encode(), FIRST, HOST)
 
 
 # --- One client, several uploads --------------------------------------------------------------------------------------
@@ -481,8 +498,7 @@ def test_without_an_authority_no_client_is_blamed_alone(fault: str) -> None:
             is_refused(session, message, MalformedMessage, Reason.INPUT_OUT_OF_RANGE, *both)
         case "seed":
             genuine = SealedUpload.decode(crafted(session, 1, **named), session.configuration)
-            altered = replace(genuine, sealed_seed=bytes(len(genuine.sealed_seed)))
-            is_not_authentic(session, altered.signed_with(own, session.configuration.context).encode(), *both)
+            is_not_authentic(session, replace(genuine, sealed_seed=bytes(len(genuine.sealed_seed))).encode(), *both)
         case _:
             session.enclave.receive(session.seal(1).sealed.encode())
             is_refused(session, crafted(session, 1, **named), PeerMisbehaved, Reason.ALREADY_ANSWERED, *both)
@@ -508,7 +524,7 @@ def test_a_client_whose_coins_repeat_shares_no_mask_and_no_key_between_epochs(su
     session.clients[0] = session.new_client(1)
     second = session.seal(1)
     opened = [upload.sealed for upload in (first, second)]
-    assert opened[0].header.upload_id == opened[1].header.upload_id
+    assert first.nonce == second.nonce, "all that was drawn is the same"
     assert opened[0].header.vector_digest != opened[1].header.vector_digest
     payload = session.setup.payload_of(1)
     assert masks(first, payload).isdisjoint(masks(second, payload)), "64 words of 64 bits: no accident"
@@ -534,13 +550,19 @@ def test_no_two_segments_and_no_two_clients_share_a_mask() -> None:
 
 
 def test_one_seed_gives_no_two_uploads_epochs_or_configurations_a_key_in_common() -> None:
-    base: tuple[bytes, bytes, bytes] = (b"c" * 32, b"e" * 32, b"u" * 16)
-    places = [base, (b"d" * 32, *base[1:]), (base[0], b"f" * 32, base[2]), (*base[:2], b"v" * 16)]
+    one, other = AttemptContext(b"c" * 32), AttemptContext(b"d" * 32)
+    places = [
+        (one, b"e" * 32, FIRST, 0),
+        (other, b"e" * 32, FIRST, 0),
+        (one, b"f" * 32, FIRST, 0),
+        (one, b"e" * 32, SECOND, 0),
+        (one, b"e" * 32, FIRST, 1),
+    ]
     keys = set[bytes]()
     with Secret("upload_seed", bytes(32)) as seed:
-        for context, epoch, upload_id in places:
+        for place in places:
             for suite in Suite:
-                keys.add(bytes(mask_key(seed, suite, AttemptContext(context), epoch, upload_id).expose())[:16])
+                keys.add(bytes(mask_key(seed, suite, *place).expose())[:16])
         for header in (b"h" * 32, b"i" * 32):
             keys.add(bytes(seal_indices(seed, header, bytes(32)))[:32])
     # A mask key of 16 bytes is the beginning of that of 32 bytes; no enclave has both suites.
@@ -551,4 +573,4 @@ def test_a_wiped_seed_makes_nothing() -> None:
     seed = Secret("upload_seed", bytes(32))
     seed.wipe()
     with pytest.raises(Misuse):
-        mask_key(seed, Suite.CLASSIC, AttemptContext(bytes(32)), bytes(32), bytes(16))
+        mask_key(seed, Suite.CLASSIC, AttemptContext(bytes(32)), bytes(32), FIRST, 0)

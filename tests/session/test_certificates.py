@@ -1,14 +1,17 @@
 """Identities: certificates of one authority for one client and one key, and signatures that fit nothing else."""
 
 import copy
+import hashlib
 import pickle
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
@@ -252,3 +255,60 @@ def test_an_authority_issues_with_its_key_and_with_nothing_like_it() -> None:
         nobody: Any = wrong
         with pytest.raises(Misuse, match="issues with its SigningKey"):
             issue_certificate(nobody, ANN, ANNS_KEY.public_key)
+
+
+# --- Agreement --------------------------------------------------------------------------------------------------------
+
+
+def agreed(own: SigningKey, peer: bytes, *parts: bytes, length: int = 16, label: Label = Label.ENCLAVE_PROOF) -> bytes:
+    return bytes(own.agreed(peer, length, label, *parts).expose())
+
+
+@given(st.binary(max_size=16), st.binary(max_size=16), st.lists(st.binary(max_size=8), max_size=3))
+def test_two_keys_agree_whichever_of_them_asks(one: bytes, other: bytes, parts: list[bytes]) -> None:
+    first, second = signing_key(one), signing_key(other)
+    assert agreed(first, second.public_key, *parts) == agreed(second, first.public_key, *parts)
+
+
+def test_what_is_agreed_on_is_of_both_keys_the_label_and_every_part() -> None:
+    bob, third = signing_key(b"bob"), signing_key(b"third")
+    made = [
+        agreed(ANNS_KEY, bob.public_key, b"a", b"b"),
+        agreed(ANNS_KEY, bob.public_key, b"ab"),
+        agreed(ANNS_KEY, third.public_key, b"a", b"b"),
+        agreed(third, bob.public_key, b"a", b"b"),
+        agreed(ANNS_KEY, bob.public_key, b"a", b"b", label=Label.ENCLAVE_SEALING),
+        # X25519 does not see the sign of a point; both keys are bound as they are written.
+        agreed(ANNS_KEY, flipped(bob.public_key, 255), b"a", b"b"),
+    ]
+    assert len(set(made)) == len(made)
+    assert len(agreed(ANNS_KEY, bob.public_key, length=40)) == 40
+
+
+def test_keys_of_both_curves_are_one_point() -> None:
+    """The first key of [RFC 8032] §7.1, as others map it; agreeing is X25519 with the private scalar of that text."""
+    seed = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+    mapped = bytes.fromhex("d85e07ec22b0ad881537c2f44d662d1a143cf830c57aca4305d85c7a90f6b62e")
+    key, scalar = SigningKey(Secret("seed", seed)), hashlib.sha512(seed).digest()[:32]
+    assert X25519PrivateKey.from_private_bytes(scalar).public_key().public_bytes_raw() == mapped
+    peer = bytes(range(32))
+    other = X25519PrivateKey.from_private_bytes(hashlib.sha512(peer).digest()[:32])
+    with Secret("shared", other.exchange(X25519PublicKey.from_public_bytes(mapped))) as shared:
+        own = SigningKey(Secret("seed", peer)).public_key
+        due = derive("due", 16, shared, b"", Label.ENCLAVE_PROOF, *sorted((key.public_key, own)))
+    assert agreed(key, own) == bytes(due.expose())
+
+
+@pytest.mark.parametrize("key", WEAK_KEYS, ids=bytes.hex)
+def test_with_a_key_of_small_order_nothing_is_agreed_on(key: bytes) -> None:
+    """Everybody would know it."""
+    with pytest.raises(AuthenticationFailed) as caught:
+        ANNS_KEY.agreed(key, 16, Label.ENCLAVE_PROOF, culprits={ServerId()})
+    assert caught.value.culprits == {ServerId()}
+
+
+def test_a_wiped_key_agrees_on_nothing() -> None:
+    key = signing_key(b"wiped")
+    key.wipe()
+    with pytest.raises(Misuse):
+        key.agreed(ANNS_KEY.public_key, 16, Label.ENCLAVE_PROOF)

@@ -198,7 +198,7 @@ class ReleaseRules:
             )
 
     def signer(self, client: ClientId) -> frozenset[Party]:
-        """Return whose doing a signed upload can be: without an authority anybody signs in any client's name."""
+        """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
         return frozenset({client}) if self._configuration.has_authority else frozenset({client, ServerId()})
 
     def enter(self, entry: Entry, weight: int, age_weight: int) -> None:

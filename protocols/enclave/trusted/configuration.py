@@ -1,4 +1,4 @@
-"""What an enclave and its clients agree on: one value, whose digest (T0) is in every key, ciphertext and signature.
+"""What an enclave and its clients agree on: one value, whose digest (T0) is in every key, ciphertext and receipt.
 
 It is loaded once, when an enclave starts, and stands for the whole life of its keys. Whatever could be used to learn
 more than one sum of many clients is fixed here: cohorts, weights, codebooks, noise, the authority. A client computes

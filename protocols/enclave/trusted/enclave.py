@@ -8,6 +8,7 @@ one is opened by nobody.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from threading import RLock
@@ -18,11 +19,10 @@ from secagg.contract.codewords import CodewordTable, sum_of_codewords
 from secagg.contract.layout import RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_pair
-from secagg.crypto.labels import Label
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import Ring, RingVector, add_into, low_bits, reduce_into, subtract_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, blaming
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ServerId
 from secagg.privacy.noise import sample
 from secagg.session.certificates import Authority, SigningKey
@@ -43,7 +43,7 @@ from .messages import (
     secret_bytes,
     uploads_digest,
 )
-from .upload_keys import mask_key, open_indices, sealing_info
+from .upload_keys import PROOF_BYTES, mask_key, open_indices, proof_of, sealing_info
 
 DEFAULT_MEMORY_BYTES: Final = 1 << 32
 _ROWS: Final = 1 << 14
@@ -58,7 +58,7 @@ class Enclave(Confined):
     """One epoch of the trusted part: one configuration, one set of keys, one open buffer at a time.
 
     Security: whoever runs it chooses when it is called and with what, and sees every answer. Errors name what is wrong
-        with an upload that its client has signed; they say nothing about the values of one that is in order.
+        with an upload that its client has sealed; they say nothing about the values of one that is in order.
     """
 
     def __init__(
@@ -162,20 +162,19 @@ class Enclave(Confined):
             upload = SealedUpload.decode(owned_bytes(message), self.configuration)
             header = upload.header
             client = header.certificate.client
-            entry = Entry(client, header.upload_id, header.model.version, header.model.digest)
+            entry = Entry(client, upload.upload_id, header.model.version, header.model.digest)
             if header.epoch != self.offer.epoch:
                 raise PeerMisbehaved(
                     f"the upload of {client} was sealed to another epoch, which nobody can open",
                     reason=Reason.WRONG_SESSION,
                     culprits={client, ServerId()},
                 )
-            self._verify_signature(upload)
-            age_weight = self._rules.staleness_weight(entry)
             with self._opened(upload) as secret:
+                age_weight = self._rules.staleness_weight(entry)
                 weight = int.from_bytes(secret.expose()[-WEIGHT_BYTES:], "big")
                 self._rules.require_weight(weight, client)
                 try:
-                    with Secret("upload_body", secret.expose()[:-WEIGHT_BYTES]) as body:
+                    with Secret("upload_body", secret.expose()[PROOF_BYTES:-WEIGHT_BYTES]) as body:
                         self._add(upload, body, weight * age_weight, age_weight)
                     self._rules.enter(entry, weight * age_weight, age_weight)
                 except PeerError:
@@ -242,21 +241,19 @@ class Enclave(Confined):
 
     # --- One upload ---------------------------------------------------------------------------------------------------
 
-    def _verify_signature(self, upload: SealedUpload) -> None:
-        """Check that a certified client signed the upload; without an authority, that whoever holds the key did."""
-        certificate = upload.header.certificate
+    def _opened(self, upload: SealedUpload) -> Secret:
+        """Open what a certified client sealed, and nobody else; without an authority, what the key's holder did."""
+        certificate, length = upload.header.certificate, secret_bytes(self.configuration)
         culprits = (certificate.client, ServerId())
         authority = self.configuration.authority if self.configuration.has_authority else certificate.public_key
-        identity = Authority(authority).verify(certificate, culprits=culprits)
-        parts = upload.signed_parts(self.offer.context)
-        identity.verify(upload.signature, Label.ENCLAVE_SIGNED_UPLOAD, *parts, culprits=culprits)
-
-    def _opened(self, upload: SealedUpload) -> Secret:
-        """Open the sealed seed; its client has signed for it, so that a wrong one is the client's doing."""
-        info = sealing_info(upload.header.digest(self.offer.context))
-        culprits = self._rules.signer(upload.header.certificate.client)
-        length = secret_bytes(self.configuration)
-        return self._pair.open("upload_secret", upload.sealed_seed, length, info, culprits=culprits)
+        key = Authority(authority).verify(certificate, culprits=culprits).public_key
+        digest = upload.header.digest(self.offer.context)
+        secret = self._pair.open("upload_secret", upload.sealed_seed, length, sealing_info(digest), culprits=culprits)
+        with proof_of(self._receipt_key, key, digest, culprits=culprits) as proof:
+            if hmac.compare_digest(secret.expose()[:PROOF_BYTES], proof.expose()):
+                return secret
+        secret.wipe()
+        raise AuthenticationFailed(culprits=culprits)
 
     def _add(self, upload: SealedUpload, body: Secret, weight: int, age_weight: int) -> None:
         """Count the indices and keep the key of the mask; nothing is counted unless every index is in range.
@@ -270,7 +267,7 @@ class Enclave(Confined):
                 self._count(memoryview(body.expose()), weight)
         elif self.configuration.index_segments:
             client = header.certificate.client
-            # The signature does not cover the sealed indices, which a host can alter; their tag does.
+            # The seal does not cover the indices beside it, which a host can alter; their tag does.
             opened = open_indices(seed, header.digest(context), upload.sealed_indices, culprits={client, ServerId()})
             try:
                 with blaming(*self._rules.signer(client)):
@@ -278,7 +275,8 @@ class Enclave(Confined):
             finally:
                 overwrite(opened)
         if self.configuration.ring_segments:
-            key = mask_key(seed, self.configuration.suite, context, header.epoch, header.upload_id)
+            place = header.epoch, header.certificate.client, header.model.version
+            key = mask_key(seed, self.configuration.suite, context, *place)
             self._mask_keys[age_weight].append(key)
 
     def _count(self, packed: memoryview, weight: int) -> None:

@@ -1,7 +1,7 @@
 """What crosses the enclave's boundary, as bytes with one encoding, and the strings that everything is bound to.
 
-The host carries all of it and is trusted with none of it: an upload is sealed and signed by its client, an offer is
-vouched for by hardware, a receipt is signed by the enclave.
+The host carries all of it and is trusted with none of it: an upload is sealed by its client, in a way that only that
+client and the enclave can, an offer is vouched for by hardware, a receipt is signed by the enclave.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Cer
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 from .configuration import EnclaveConfiguration
+from .upload_keys import PROOF_BYTES
 
 EPOCH_BYTES: Final = 32
-UPLOAD_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 SEED_BYTES: Final = 32
@@ -42,6 +42,7 @@ class EnclaveOffer:
     """32 random bytes that its keys live and die with."""
     sealing_key: bytes
     receipt_key: bytes
+    """Signs receipts, and agrees with each client's key on the proof in what that client seals."""
 
     @property
     def binding(self) -> bytes:
@@ -101,19 +102,17 @@ class UploadHeader:
     """What an upload is, for whom and from whom: all that is in the clear, and bound to all that is not."""
 
     epoch: bytes
-    upload_id: bytes
     certificate: Certificate
     model: ModelStamp
     vector_digest: bytes
     """The client's commitment to its masked vector, which the host compares; the enclave never sees the vector."""
 
     def digest(self, context: AttemptContext) -> bytes:
-        """Return the digest of all of it, and of the configuration, that ciphertexts and the signature are bound to."""
+        """Return the digest of all of it, and of the configuration, that ciphertexts are bound to."""
         statement = bind(
             Label.ENCLAVE_UPLOAD_HEADER,
             context.digest,
             self.epoch,
-            self.upload_id,
             self.certificate.client.encode(),
             self.certificate.public_key,
             self.model.version.to_bytes(8, "big"),
@@ -129,28 +128,24 @@ class SealedUpload:
 
     header: UploadHeader
     sealed_seed: bytes
-    """What the client seals with HPKE: a seed, or the packed indices themselves; then its weight."""
-    signature: bytes = bytes(SIGNATURE_BYTES)
+    """What the client seals with HPKE: its proof; a seed, or the packed indices themselves; and its weight."""
     sealed_indices: memoryview | bytes = field(repr=False)
     """The packed indices under AES-256-GCM; nothing where the layout has none, or they are sealed with HPKE."""
 
-    def signed_parts(self, context: AttemptContext) -> tuple[bytes, bytes]:
-        """Return what the client signs; the indices are authenticated under the seed that the signature covers."""
-        return self.header.digest(context), hashlib.sha256(self.sealed_seed).digest()
-
-    def signed_with(self, signing_key: SigningKey, context: AttemptContext) -> SealedUpload:
-        """Return the upload with its client's signature."""
-        return replace(self, signature=signing_key.sign(Label.ENCLAVE_SIGNED_UPLOAD, *self.signed_parts(context)))
+    @property
+    def upload_id(self) -> bytes:
+        """What the upload is known by: no two seals are alike."""
+        return hashlib.sha256(self.sealed_seed).digest()
 
     def pieces(self) -> tuple[bytes, bytes | memoryview]:
         """Return the canonical encoding in two pieces, so that indices are not copied to be sent."""
         header, certificate = self.header, self.header.certificate
         writer = Writer(MessageKind.SEALED_UPLOAD).fixed(header.epoch, EPOCH_BYTES)
-        writer.fixed(header.upload_id, UPLOAD_ID_BYTES).fixed(certificate.client.encode(), CLIENT_ID_BYTES)
+        writer.fixed(certificate.client.encode(), CLIENT_ID_BYTES)
         writer.fixed(certificate.public_key, IDENTITY_KEY_BYTES).fixed(certificate.signature, SIGNATURE_BYTES)
         writer.integer(header.model.version, 8).fixed(header.model.digest, DIGEST_BYTES)
         writer.fixed(header.vector_digest, DIGEST_BYTES).fixed(self.sealed_seed, len(self.sealed_seed))
-        return writer.fixed(self.signature, SIGNATURE_BYTES).finish(), self.sealed_indices
+        return writer.finish(), self.sealed_indices
 
     def encode(self) -> bytes:
         """Return the canonical encoding."""
@@ -164,13 +159,12 @@ class SealedUpload:
             MalformedMessage: anything that ``encode`` would not have written.
         """
         reader = Reader(message, MessageKind.SEALED_UPLOAD)
-        epoch, upload_id = reader.fixed(EPOCH_BYTES), reader.fixed(UPLOAD_ID_BYTES)
+        epoch = reader.fixed(EPOCH_BYTES)
         certificate = Certificate(
             ClientId(reader.integer(CLIENT_ID_BYTES)), reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES)
         )
         header = UploadHeader(
             epoch=epoch,
-            upload_id=upload_id,
             certificate=certificate,
             model=ModelStamp(version=reader.integer(8), digest=reader.fixed(DIGEST_BYTES)),
             vector_digest=reader.fixed(DIGEST_BYTES),
@@ -178,7 +172,6 @@ class SealedUpload:
         upload = cls(
             header=header,
             sealed_seed=reader.fixed(sealed_secret_bytes(configuration)),
-            signature=reader.fixed(SIGNATURE_BYTES),
             sealed_indices=reader.view(sealed_indices_bytes(configuration)),
         )
         reader.finish()
@@ -187,7 +180,7 @@ class SealedUpload:
 
 def sealed_upload_bytes(configuration: EnclaveConfiguration) -> int:
     """Return how long the sealed part of each upload is."""
-    fixed = EPOCH_BYTES + UPLOAD_ID_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
+    fixed = EPOCH_BYTES + CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + SIGNATURE_BYTES
     fixed += 8 + 2 * DIGEST_BYTES + sealed_secret_bytes(configuration)
     return HEADER_BYTES + fixed + sealed_indices_bytes(configuration)
 
@@ -198,8 +191,9 @@ def has_one_seal(configuration: EnclaveConfiguration) -> bool:
 
 
 def secret_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how long what a client seals with HPKE is: a seed or all indices, and a weight."""
-    return (_packed_bytes(configuration) if has_one_seal(configuration) else SEED_BYTES) + WEIGHT_BYTES
+    """Return how long what a client seals with HPKE is: a proof, a seed or all indices, and a weight."""
+    body = _packed_bytes(configuration) if has_one_seal(configuration) else SEED_BYTES
+    return PROOF_BYTES + body + WEIGHT_BYTES
 
 
 def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:

@@ -1,12 +1,13 @@
 """What follows from the one seed that a client seals: the mask of its vector, and the key of its indices.
 
-A seed belongs to one upload. Everything that is derived from it is bound to the configuration, to the epoch and to the
-upload's id, so that a seed that is sealed twice still gives no stream twice.
+A seed belongs to one upload. Everything that is derived from it is bound to the configuration, to the epoch, to the
+client and to the model, so that a seed that is sealed twice still gives no stream twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -17,20 +18,34 @@ from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import AuthenticationFailed
-from secagg.identifiers import AttemptContext, Party
+from secagg.identifiers import AttemptContext, ClientId, Party
 from secagg.parameters import Suite
+from secagg.session.certificates import SigningKey
 
+PROOF_BYTES: Final = 16
 _NONCE_BYTES = 12
 
 
-def mask_key(seed: Secret, suite: Suite, context: AttemptContext, epoch: bytes, upload_id: bytes) -> Secret:
+def mask_key(  # noqa: PLR0913, PLR0917 -- what a mask is bound to
+    seed: Secret, suite: Suite, context: AttemptContext, epoch: bytes, client: ClientId, version: int
+) -> Secret:
     """Return the key that expands into the mask of an upload's ring segments."""
-    return expand("mask_key", suite.mask_key_bytes, seed, Label.ENCLAVE_MASK_KEY, context.digest, epoch, upload_id)
+    parts = (context.digest, epoch, client.encode(), version.to_bytes(8, "big"))
+    return expand("mask_key", suite.mask_key_bytes, seed, Label.ENCLAVE_MASK_KEY, *parts)
 
 
 def sealing_info(header_digest: bytes) -> bytes:
     """Return what the sealed seed is bound to."""
     return bind(Label.ENCLAVE_SEALING, header_digest)
+
+
+def proof_of(own_key: SigningKey, peer_key: bytes, header_digest: bytes, *, culprits: Iterable[Party] = ()) -> Secret:
+    """Return what only the client and the enclave of a header can make, and a client seals with its seed.
+
+    It takes the place of a signature, and is nobody's evidence: the enclave could have made it too. It is of one
+    header, so that knowing it is worth nothing for another one.
+    """
+    return own_key.agreed(peer_key, PROOF_BYTES, Label.ENCLAVE_PROOF, header_digest, culprits=culprits)
 
 
 def seal_indices(seed: Secret, header_digest: bytes, packed: bytes | memoryview) -> memoryview:

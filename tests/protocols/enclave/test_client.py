@@ -646,8 +646,9 @@ def test_a_client_seals_for_no_model_under_a_second_number() -> None:
 
 def test_every_seal_has_an_id_and_a_seed_of_its_own() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
-    headers = [session.seal(1, version=version).sealed.header for version in range(6)]
-    assert len({header.upload_id for header in headers}) == 6
+    uploads = [session.seal(1, version=version).sealed for version in range(6)]
+    headers = [upload.header for upload in uploads]
+    assert len({upload.upload_id for upload in uploads}) == 6
     assert len({header.vector_digest for header in headers}) == 6
     assert {header.epoch for header in headers} == {session.enclave.offer.epoch}
 

@@ -264,7 +264,7 @@ def test_a_receipt_says_what_was_released() -> None:
     ids = list[bytes]()
     for number in (3, 1, 2):
         upload = session.seal(number, version=4, weight=2)
-        ids.append(SealedUpload.decode(upload.sealed.encode(), session.configuration).header.upload_id)
+        ids.append(SealedUpload.decode(upload.sealed.encode(), session.configuration).upload_id)
         session.host.receive(upload.encode())
     release = BufferRelease.decode(session.enclave.release())
     receipt = release.receipt
@@ -500,7 +500,8 @@ def test_a_host_without_an_open_buffer_does_nothing(call: str) -> None:
 
 def test_an_enclave_without_an_open_buffer_blames_no_client() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
-    altered = replace(session.seal(1).sealed, signature=bytes(64)).encode()
+    sealed = session.seal(1).sealed
+    altered = replace(sealed, sealed_seed=bytes(len(sealed.sealed_seed))).encode()
     with pytest.raises(Misuse):
         session.enclave.receive(altered)
 

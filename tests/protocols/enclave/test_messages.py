@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
-from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext, ClientId
@@ -30,7 +29,8 @@ from secagg.protocols.enclave.trusted.messages import (
     sealed_indices_bytes,
     uploads_digest,
 )
-from secagg.session.certificates import Certificate, SigningKey, verify_signature
+from secagg.protocols.enclave.trusted.upload_keys import proof_of
+from secagg.session.certificates import Certificate, SigningKey
 from secagg.wire import MessageKind, Writer
 
 CONTEXT = AttemptContext(bytes(range(32)))
@@ -54,7 +54,6 @@ CONFIGURATION = configuration()
 OFFER = EnclaveOffer(context=CONTEXT, epoch=b"e" * 32, sealing_key=b"k" * 32, receipt_key=b"r" * 32)
 HEADER = UploadHeader(
     epoch=b"e" * 32,
-    upload_id=b"u" * 16,
     certificate=Certificate(ClientId(7), b"p" * 32, b"c" * 64),
     model=ModelStamp(version=3, digest=b"m" * 32),
     vector_digest=b"v" * 32,
@@ -73,9 +72,9 @@ RECEIPT = Receipt(
 
 
 def upload(made: EnclaveConfiguration = CONFIGURATION) -> SealedUpload:
-    sealed_seed = b"c" * (36 + sealing_sizes(made.suite)[1])
+    sealed_seed = b"c" * (52 + sealing_sizes(made.suite)[1])
     indices = b"i" * sealed_indices_bytes(made)
-    return SealedUpload(header=HEADER, sealed_seed=sealed_seed, signature=b"s" * 64, sealed_indices=indices)
+    return SealedUpload(header=HEADER, sealed_seed=sealed_seed, sealed_indices=indices)
 
 
 Decode = Callable[[bytes], Any]
@@ -106,7 +105,7 @@ def test_every_field_is_read_back() -> None:
     assert EnclaveOffer.decode(OFFER.encode()) == OFFER
     assert Receipt.decode(RECEIPT.encode()) == RECEIPT
     again = SealedUpload.decode(upload().encode(), CONFIGURATION)
-    assert (again.header, again.sealed_seed, again.signature) == (HEADER, upload().sealed_seed, b"s" * 64)
+    assert (again.header, again.sealed_seed) == (HEADER, upload().sealed_seed)
     assert bytes(again.sealed_indices) == upload().sealed_indices
     release = BufferRelease.decode(RELEASE)
     assert (release.receipt, release.aggregate, release.encode()) == (RECEIPT, b"an aggregate", RELEASE)
@@ -188,7 +187,7 @@ def test_lengths_follow_from_the_configuration(suite: Suite, has_indices: bool) 
     overhead = {Suite.CLASSIC: 48, Suite.HYBRID: 1136}[suite]
     indices = 2 + 3 + TAG_BYTES if has_indices else 0
     assert sealed_indices_bytes(made) == indices
-    assert len(upload(made).encode()) == 7 + 32 + 16 + 8 + 32 + 64 + 8 + 32 + 32 + 36 + overhead + 64 + indices
+    assert len(upload(made).encode()) == 7 + 32 + 8 + 32 + 64 + 8 + 32 + 32 + 52 + overhead + indices
 
 
 def test_an_upload_of_one_suite_is_none_of_the_other() -> None:
@@ -219,7 +218,6 @@ def test_the_binding_is_the_documented_digest_of_all_of_an_offer() -> None:
 
 HEADERS: dict[str, dict[str, Any]] = {
     "epoch": {"epoch": b"f" * 32},
-    "upload": {"upload_id": b"w" * 16},
     "client": {"certificate": replace(HEADER.certificate, client=ClientId(8))},
     "key": {"certificate": replace(HEADER.certificate, public_key=b"q" * 32)},
     "version": {"model": ModelStamp(version=4, digest=b"m" * 32)},
@@ -235,24 +233,27 @@ def test_the_digest_of_a_header_covers_every_field(changes: dict[str, Any]) -> N
 
 def test_the_digest_of_a_header_is_the_documented_one() -> None:
     numbers = (7).to_bytes(8, "big"), (3).to_bytes(8, "big")
-    parts = (CONTEXT.digest, b"e" * 32, b"u" * 16, numbers[0], b"p" * 32, numbers[1], b"m" * 32, b"v" * 32)
+    parts = (CONTEXT.digest, b"e" * 32, numbers[0], b"p" * 32, numbers[1], b"m" * 32, b"v" * 32)
     statement = framed(b"secagg/1/enclave-upload-header", *parts)
     assert HEADER.digest(CONTEXT) == hashlib.sha256(statement).digest()
     assert HEADER.digest(CONTEXT) != HEADER.digest(AttemptContext(bytes(32)))
 
 
-def signing_key() -> SigningKey:
-    with Secret("signing key", b"\7" * 32) as seed:
+def signing_key(number: int = 7) -> SigningKey:
+    with Secret("signing key", bytes([number]) * 32) as seed:
         return SigningKey(seed)
 
 
-def test_a_client_signs_the_header_and_the_sealed_seed() -> None:
-    key, signed = signing_key(), upload().signed_with(signing_key(), CONTEXT)
-    parts = HEADER.digest(CONTEXT), hashlib.sha256(signed.sealed_seed).digest()
-    assert signed.signed_parts(CONTEXT) == parts
-    verify_signature(key.public_key, signed.signature, Label.ENCLAVE_SIGNED_UPLOAD, *parts)
-    other = replace(signed, sealed_seed=bytes(len(signed.sealed_seed)))
-    assert other.signed_parts(CONTEXT) != parts
+def test_client_and_enclave_make_one_proof_and_another_for_each_header() -> None:
+    one, other = signing_key(7), signing_key(8)
+    digests = HEADER.digest(CONTEXT), HEADER.digest(AttemptContext(bytes(32)))
+    proofs = [
+        [bytes(proof_of(own, peer.public_key, digest).expose()) for digest in digests]
+        for own, peer in ((one, other), (other, one), (one, signing_key(9)))
+    ]
+    assert proofs[0] == proofs[1]
+    assert len({*proofs[0], *proofs[2]}) == 4
+    assert {len(proof) for proof in proofs[0]} == {16}
 
 
 RECEIPTS: dict[str, Any] = {

@@ -694,12 +694,12 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
     upload = sealed(trusted, 1, 5)
     cases: dict[str, Callable[[], object]] = {
         "full": full,
-        "replayed": lambda: repeated(sealed(trusted, 1, 2), sealed(trusted, 1, 2)),
+        "replayed": lambda: repeated(*[sealed(trusted, 1, 2)] * 2),
         "answered": lambda: repeated(sealed(trusted, 1, 2), sealed(trusted, 1, 2, coins=b"others")),
         "stale": lambda: alone(sealed(trusted, 1, 3)),
         "truncated": lambda: alone(upload[:-1]),
         "longer": lambda: alone(upload + b"\0"),
-        "signature": lambda: alone(upload[:20] + bytes([upload[20] ^ 1]) + upload[21:]),
+        "epoch": lambda: alone(upload[:20] + bytes([upload[20] ^ 1]) + upload[21:]),
         "indices": lambda: alone(upload[:-1] + bytes([upload[-1] ^ 1])),
         "too few": too_few,
         "uneven": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 2)),
@@ -727,7 +727,7 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
         ("stale", PeerMisbehaved, Reason.STALE_UPDATE),
         ("truncated", MalformedMessage, Reason.TRUNCATED),
         ("longer", MalformedMessage, Reason.TRAILING_BYTES),
-        ("signature", PeerMisbehaved, Reason.WRONG_SESSION),
+        ("epoch", PeerMisbehaved, Reason.WRONG_SESSION),
         ("indices", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
         ("too few", ThresholdNotMet, Reason.THRESHOLD_NOT_MET),
         ("uneven", PeerMisbehaved, Reason.WEIGHTS_UNEVEN),
