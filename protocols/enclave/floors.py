@@ -67,6 +67,9 @@ class EnclaveFloors:
     minimum_root_mean_square: int = 1
     """How large the values of a ring segment may be at least, in steps and as the root of their mean square: with noise
     a client scales its values down to a bound, and a host that chooses a smaller one gets nothing but zeros."""
+    minimum_codeword_bound: int = 0
+    """How tight a bound of what clients choose may be, in the steps of the tables; 0 accepts none. Others that are over
+    it count as the least codewords, so that a host with a bound that one client keeps would have that one's update."""
     privacy: PrivacyFloor | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class EnclaveFloors:
         require_range("maximum_length", self.maximum_length, 1, 1 << 48)
         require_range("maximum_codeword_bits", self.maximum_codeword_bits, 2, 64)
         require_range("maximum_released_bits", self.maximum_released_bits, 1, 64)
+        require_range("minimum_codeword_bound", self.minimum_codeword_bound, 0, (1 << 40) - 1)
         require_range("minimum_root_mean_square", self.minimum_root_mean_square, 1, (1 << 40) - 1)
         if self.authority is not None and (len(self.authority) != IDENTITY_KEY_BYTES or not any(self.authority)):
             raise InvalidParameters(f"an authority is a public key of {IDENTITY_KEY_BYTES} bytes, not all of them zero")
@@ -149,6 +153,8 @@ class EnclaveFloors:
             widest > self.maximum_released_bits,
             f"an element of what is released has more than {self.maximum_released_bits} bits",
         )
+        is_tight = 0 < configuration.codeword_bound < (self.minimum_codeword_bound or 1 << 40)
+        yield is_tight, f"choices over a norm of {configuration.codeword_bound} count as the least codewords"
         if configuration.noise is not None:
             least = self.minimum_root_mean_square**2
             bounds = zip(configuration.ring_segments, configuration.noise.l2_bounds, strict=True)

@@ -77,6 +77,7 @@ class EnclaveSimulation(Confined):
                 maximum_weight=settings.maximum_weight,
                 histograms_accepted=settings.form is ReleaseForm.HISTOGRAM,
                 direct_accepted=settings.accumulation is Accumulation.DIRECT,
+                minimum_codeword_bound=settings.codeword_bound,
             ),
             judge=SimulatedJudge(),
             ledger=partial(self._ledger, client),

@@ -5,6 +5,7 @@
 | a client chooses the longest codeword of every block | the enclave counts the least ones in their place |
 | the host learns on which side of a bound a client is, from a count, an error or a receipt | nothing says so |
 | a host offers a bound that nobody can keep, and so a sum of least codewords alone | the configuration is refused |
+| a host offers a bound that one client keeps, and so a sum of that one | clients' floors say which bounds they accept |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted import enclave as trusted
@@ -34,6 +35,7 @@ from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import run
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
 
 MODEL = bytes(32)
 ENTRIES = np.array([[0, 0], [1, 0], [3, 4], [30, 40]], dtype=np.int64)
@@ -44,6 +46,26 @@ SUBJECT = Subject(task=b"bound", round_number=1, layout=LAYOUT, capacity=100, ta
 CLIENTS = tuple(map(ClientId, range(1, 5)))
 HONEST = (np.array([1, 1, 1, 1, 2, 2, 2], np.uint8), np.array([1, 0, 1, 0, 1], np.uint8))
 LONGEST = (np.array([3, 3, 3, 3, 0, 0, 0], np.uint8), np.full(5, 3, np.uint8))
+
+
+def test_a_host_gets_no_sum_of_the_one_client_that_keeps_its_bound() -> None:
+    """All others count as the least codewords, which everybody knows: what is released is that one's choice."""
+    found = released(20, Accumulation.OBLIVIOUS, len(CLIENTS) - 1)
+    assert sums(found)[0][:2] == [1, 0], "three of four are over the bound, and the sum is the fourth one's"
+    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, codebooks=TABLES))
+    configuration = replace(session.configuration, codeword_bound=20)
+
+    def is_accepted(**floors: int) -> bool:
+        accepting = replace(session.floors, **floors)
+        try:
+            accepting.admit(configuration, layout=LAYOUT, tables=TABLES, maximum_seals=None, now=NOW)
+        except InvalidParameters as error:
+            assert (error.reason, "count as the least" in str(error)) == (Reason.BELOW_FLOOR, True)
+            return False
+        return True
+
+    assert [is_accepted(), is_accepted(minimum_codeword_bound=21)] == [False, False]
+    assert is_accepted(minimum_codeword_bound=20)
 
 
 def payload(choice: tuple[Any, Any]) -> Payload:
