@@ -79,7 +79,7 @@ def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer)
     )
     model = ModelStamp(version=0, digest=bytes(_DIGEST_BYTES))
     attested = encode_attested_offer(offer, SIMULATED, b"")
-    return Invitation.of(configuration, attested, model, is_short=True).encode()
+    return Invitation(configuration.encode(), attested, model.version, model.digest, True).encode()  # noqa: FBT003 -- is_short
 
 
 def _empty_upload(sealed: int) -> SealedUpload:

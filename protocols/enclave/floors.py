@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final, cast
 
 from secagg.contract import Layout
-from secagg.contract.codewords import Tables
+from secagg.contract.codewords import Tables, tables_digest
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.sensitivity import Adjacency
@@ -141,7 +141,7 @@ class EnclaveFloors:
             yield is_histogram, "it releases histograms, which tell more than a decoded sum"
             is_direct = configuration.accumulation is Accumulation.DIRECT and not self.direct_accepted
             yield is_direct, "it counts in direct form, whose memory accesses tell indices in part"
-        is_other = bool(entries) and _encoded(configuration.tables) != _encoded(tables)
+        is_other = bool(entries) and tables_digest(configuration.tables) != tables_digest(tables)
         yield is_other, "its codebooks are not those that this client encodes with"
         widest = max((table.largest.bit_length() + 1 for table in entries), default=0)
         yield (
@@ -165,7 +165,3 @@ class EnclaveFloors:
             yield configuration.noise is None, "it adds no noise"
             spent = epsilon_of(configuration, self.privacy.delta, self.privacy.adjacency, releases=maximum_seals)
             yield spent > self.privacy.epsilon, f"its noise does not keep epsilon to {self.privacy.epsilon}"
-
-
-def _encoded(tables: Tables) -> list[list[bytes]]:
-    return [[table.encode() for table in run] for run in tables]

@@ -13,7 +13,7 @@ from secagg.session.sockets.connection import HelperLost, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence, EvidenceFormat
-from .trusted.configuration import EnclaveConfiguration
+from .trusted.configuration import EnclaveConfiguration, encode_start
 from .trusted.messages import DIGEST_BYTES, NONCE_BYTES, EnclaveOffer, ModelStamp
 from .trusted.service import (
     MAXIMUM_DOCUMENT_BYTES,
@@ -84,7 +84,7 @@ class RemoteEnclave:
                 raise MalformedMessage("the offer is for another configuration", reason=Reason.WRONG_SESSION)
             return offer, evidence
 
-        started = self._ask(Writer(MessageKind.START_ENCLAVE).borrowed(configuration.encode()).finish(), read)
+        started = self._ask(encode_start(configuration), read)
         self._weights = frozenset(configuration.staleness_weights)
         self._connection.limit = _largest_release(configuration)
         self._request_bytes = request_limit(configuration)

@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Annotated, ClassVar, Final
 
 from secagg.contract import IndexSegment
-from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
@@ -35,7 +34,7 @@ from .ledger import SealLedger
 from .plan import DEFAULT_LIFETIME, plan_enclave, require_held
 from .remote_enclave import decode_attested_offer
 from .short_upload import shortened
-from .trusted.configuration import EnclaveConfiguration, ReleaseForm, encode_tables
+from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.histogram import Accumulation
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 from .trusted.service import SIMULATED, encode_attested_offer
@@ -194,8 +193,8 @@ class EnclaveServerSession(OneStageServerSession):
             is_short: whether the host has every client's certificate, so that uploads may leave them out.
         """
         configuration, model, self._attested = host.configuration, stamp_of(subject, subject.model_digest), attested
-        invitation = Invitation.of(configuration, attested, model, is_short=is_short).encode()
-        super().__init__(invitation, invited, configuration.minimum_cohort)
+        invitation = Invitation(configuration.encode(), attested, model.version, model.digest, is_short)
+        super().__init__(invitation.encode(), invited, configuration.minimum_cohort)
         self._host = host
         self._is_released = False
         self.is_simulated = False
@@ -217,7 +216,7 @@ class EnclaveServerSession(OneStageServerSession):
         """Return the invitation of an asynchronous client, whose subject is about the model that it started from."""
         model = stamp_of(subject, subject.model_digest)
         # The model may not be that of the buffer, which is what the host would put back.
-        return Invitation.of(self.configuration, self._attested, model, is_short=False).encode()
+        return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
 
     def _take(self, sender: ClientId, message: bytes) -> None:
         self._host.receive(message, sender)
@@ -292,7 +291,7 @@ class EnclaveClientSession(OneStageClientSession):
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject
         invited = Invitation.decode(message)
-        configuration, is_short = invited.configured_with(subject.tables), invited.is_short
+        configuration = EnclaveConfiguration.decode(invited.configuration, subject.tables)
         named = ModelStamp(version=invited.version, digest=invited.model_digest)
         offer, evidence = decode_attested_offer(invited.attested)
         if configuration.task != subject.task:
@@ -334,7 +333,7 @@ class EnclaveClientSession(OneStageClientSession):
             now=member.clock(),
             trained_from=made.model_digest,
         )
-        return shortened(upload) if is_short else upload.encode()
+        return shortened(upload) if invited.is_short else upload.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,29 +341,12 @@ class Invitation(Message):
     """The one message of a buffer to its clients."""
 
     kind: ClassVar = MessageKind.ENCLAVE_INVITATION
-    tables_place: Annotated[int, unsigned(4)]
-    """Where the tables are left out of the configuration; 0 if it has none."""
-    without_tables: Annotated[bytes, variable(_MOST_BYTES)]
+    configuration: Annotated[bytes, variable(_MOST_BYTES)]
+    """Without tables, which a client of the same codec has, and which can be a thousand times as long as its upload."""
     attested: Annotated[bytes, variable(_MOST_BYTES)]
     version: Annotated[int, unsigned(_VERSION_BYTES)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     is_short: Annotated[bool, FLAG]
-
-    @classmethod
-    def of(
-        cls, configuration: EnclaveConfiguration, attested: bytes, model: ModelStamp, *, is_short: bool
-    ) -> Invitation:
-        """Invite to a buffer, without the tables."""
-        # A client of the same codec has the tables, which can be a thousand times as long as its upload.
-        encoded, tables = configuration.encode(), encode_tables(configuration.tables) if configuration.tables else b""
-        place = encoded.index(tables) if tables else 0
-        without_tables = encoded[:place] + encoded[place + len(tables) :]
-        return cls(place, without_tables, attested, model.version, model.digest, is_short)
-
-    def configured_with(self, tables: Tables) -> EnclaveConfiguration:
-        """Return the configuration; with tables that are not its own, it is none that the evidence is for."""
-        place, rest = self.tables_place, self.without_tables
-        return EnclaveConfiguration.decode(rest[:place] + (encode_tables(tables) if place else b"") + rest[place:])
 
 
 def _require_same(named: ModelStamp, own: ModelStamp) -> None:

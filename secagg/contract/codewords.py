@@ -36,7 +36,9 @@ class CodewordTable:
 
     blocks: int
     entries: npt.NDArray[np.int64]
-    _encoded: bytes = field(default=b"", init=False, repr=False)
+    largest: int = field(init=False, repr=False)
+    """The greatest magnitude of an entry."""
+    _digest: bytes = field(default=b"", init=False, repr=False)
     """Kept, because a client compares and hashes what it has several times in a round."""
 
     def __post_init__(self) -> None:
@@ -53,7 +55,8 @@ class CodewordTable:
             raise InvalidParameters(
                 f"blocks times {width} entries are an integer in 1..2^40; got {self.blocks!r} blocks"
             )
-        if int(given.min()) < -MAXIMUM_ENTRY or int(given.max()) > MAXIMUM_ENTRY:
+        object.__setattr__(self, "largest", max(int(given.max()), -int(given.min())))
+        if self.largest > MAXIMUM_ENTRY:
             raise InvalidParameters("an entry is below 2^31 in magnitude; put the codebook on a coarser grid")
         # Bytes cannot be made writable again, so nobody changes a table whose digest is in a layout.
         own = np.frombuffer(given.tobytes(), dtype=np.int64).reshape(codewords, width)
@@ -70,16 +73,15 @@ class CodewordTable:
         return int(self.entries.shape[1])
 
     @property
-    def largest(self) -> int:
-        """The greatest magnitude of an entry."""
-        return max(int(self.entries.max()), -int(self.entries.min()))
+    def digest(self) -> bytes:
+        """SHA-256 of the encoding."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", hashlib.sha256(self.encode()).digest())
+        return self._digest
 
     def encode(self) -> bytes:
         """Return the canonical encoding: blocks (8 bytes), codewords and width (4 each), entries (4 each, signed)."""
-        if not self._encoded:
-            encoded = _HEADER.pack(self.blocks, *self.entries.shape) + self.entries.astype(">i4").tobytes()
-            object.__setattr__(self, "_encoded", encoded)
-        return self._encoded
+        return _HEADER.pack(self.blocks, *self.entries.shape) + self.entries.astype(">i4").tobytes()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -123,6 +125,12 @@ def require_tables(layout: Layout, tables: Tables) -> None:
             raise InvalidParameters(f"the tables of a segment have the {segment.codewords} codewords of its indices")
 
 
+def tables_digest(tables: Tables) -> bytes:
+    """Return what tables are known by, without their bytes."""
+    parts = [b"".join(table.digest for table in some) for some in tables]
+    return hashlib.sha256(bind(Label.CODEWORD_TABLES, *parts)).digest()
+
+
 def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> Layout:
     """Return the layout of what is released: for each table a ring, just wide enough for the heaviest sum.
 
@@ -139,8 +147,8 @@ def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> 
         _summed(piece, maximum_total_weight) if isinstance(piece, CodewordTable) else piece
         for piece in _pieces(layout, tables)
     )
-    encoded = [table.encode() for some in tables for table in some]
-    return Layout(segments, hashlib.sha256(bind(Label.SUMMED_LAYOUT, layout.digest, *encoded)).digest())
+    digests = [table.digest for some in tables for table in some]
+    return Layout(segments, hashlib.sha256(bind(Label.SUMMED_LAYOUT, layout.digest, *digests)).digest())
 
 
 def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight: int) -> None:

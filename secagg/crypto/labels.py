@@ -120,6 +120,7 @@ class Label(bytes, Enum):
     INDEXING_NONCE = b"secagg/1/indexing-nonce"
     INDEXING_NOISE = b"secagg/1/indexing-noise"
     SUMMED_LAYOUT = b"secagg/1/summed-layout"
+    CODEWORD_TABLES = b"secagg/1/codeword-tables"
     POINT_FUNCTION_NODE_KEY = b"secagg/1/point-function-node-key"
     POINT_FUNCTION_ROOTS = b"secagg/1/point-function-roots"
     POINT_FUNCTION_LANES = b"secagg/1/point-function-lanes"

@@ -15,7 +15,7 @@ from math import ceil, isqrt
 from typing import Final
 
 from secagg.contract import MAXIMUM_WEIGHT
-from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout
+from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout, tables_digest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment, Segment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring, require_capacity
@@ -24,7 +24,7 @@ from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.noise import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
-from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader, Writer
 
 from .chosen_norm import least_squared
 from .histogram import Accumulation
@@ -33,10 +33,15 @@ NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
 _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
 _MAXIMUM_TABLE_BYTES: Final = 1 << 28
+_DIGEST_BYTES: Final = 32
+_ENTRY_BYTES: Final = 4
 _MAXIMUM_STALENESS: Final = 1 << 10
 _MAXIMUM_TABLES: Final = 1 << 16
 """In all segments together, and of variances and bounds: what a message may have made before it is understood."""
 MAXIMUM_CONFIGURATION_BYTES: Final = 1 << 26
+"""With its tables."""
+MAXIMUM_START_BYTES: Final = MAXIMUM_CONFIGURATION_BYTES + (1 << 21)
+"""Room for as many counts, lengths and dimensions as there may be tables."""
 _BYTES_FOR_AN_ELEMENT: Final = 32
 """Of what is released, at its release: masks of one age, their sum, noise, and the encoding, of 8 bytes each."""
 _TAIL_DEVIATIONS: Final = 10
@@ -130,11 +135,11 @@ class EnclaveConfiguration:
         self._check_noise()
         object.__setattr__(self, "released", self._released())
         self._check_codewords()
-        encoded = self.encode()
-        if len(encoded) > MAXIMUM_CONFIGURATION_BYTES:
+        encoded, entries = self.encode(), sum(table.entries.size for some in self.tables for table in some)
+        if len(encoded) + _ENTRY_BYTES * entries > MAXIMUM_CONFIGURATION_BYTES:
             raise InvalidParameters(
-                f"a configuration has at most {MAXIMUM_CONFIGURATION_BYTES} bytes and this one {len(encoded)}; use "
-                "smaller codebooks"
+                f"a configuration and its tables have at most {MAXIMUM_CONFIGURATION_BYTES} bytes, and these "
+                f"{len(encoded) + _ENTRY_BYTES * entries}; use smaller codebooks"
             )
         digest = hashlib.sha256(bind(Label.ENCLAVE_CONFIGURATION, encoded)).digest()
         object.__setattr__(self, "context", AttemptContext(digest))
@@ -244,11 +249,12 @@ class EnclaveConfiguration:
         return tuple(segment for segment in self.layout.segments if isinstance(segment, IndexSegment))
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
+        """Return the canonical encoding, in which tables are known by their digest."""
         writer = Writer(MessageKind.ENCLAVE_CONFIGURATION).variable(self.task, _MAXIMUM_TASK_BYTES)
         writer.integer(_SUITES.index(self.suite), 1).fixed(self.authority, IDENTITY_KEY_BYTES)
         writer.variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
-        writer.integer(self.form, 1).integer(self.accumulation.value, 1).borrowed(encode_tables(self.tables))
+        writer.integer(self.form, 1).integer(self.accumulation.value, 1)
+        writer.fixed(tables_digest(self.tables), _DIGEST_BYTES)
         writer.integer(self.minimum_cohort, 4).integer(self.maximum_cohort, 4).integer(self.maximum_weight, 4)
         writer.integer(len(self.staleness_weights), 2)
         for weight in self.staleness_weights:
@@ -265,11 +271,13 @@ class EnclaveConfiguration:
         return writer.finish()
 
     @classmethod
-    def decode(cls, message: bytes) -> EnclaveConfiguration:
+    def decode(cls, message: bytes, tables: Tables = ()) -> EnclaveConfiguration:
         """Read the canonical encoding back.
 
+        Args:
+            tables: those that it names, from the reader's own codec.
         Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
+            MalformedMessage: anything that ``encode`` would not have written, or it names other tables.
         """
         if len(message) > MAXIMUM_CONFIGURATION_BYTES:
             sentence = f"a configuration has at most {MAXIMUM_CONFIGURATION_BYTES} bytes; got {len(message)}"
@@ -283,7 +291,7 @@ class EnclaveConfiguration:
                 layout=Layout.decode(reader.variable(_MAXIMUM_LAYOUT_BYTES)),
                 form=ReleaseForm(reader.integer(1)),
                 accumulation=Accumulation(reader.integer(1)),
-                tables=_read_tables(reader),
+                tables=_require_named(reader.fixed(_DIGEST_BYTES), tables),
                 minimum_cohort=reader.integer(4),
                 maximum_cohort=reader.integer(4),
                 maximum_weight=reader.integer(4),
@@ -315,14 +323,38 @@ def _count(reader: Reader, limit: int) -> int:
     return count
 
 
-def encode_tables(tables: Tables) -> bytes:
-    """Return the part of a configuration's encoding that a client of the same codec has itself."""
-    writer = Writer(MessageKind.ENCLAVE_CONFIGURATION).integer(len(tables), 4)
-    for some in tables:
+def _require_named(digest: bytes, tables: Tables) -> Tables:
+    # Histograms are released without tables, whatever the reader has.
+    named = tables if digest != tables_digest(()) else ()
+    if tables_digest(named) != digest:
+        raise MalformedMessage("the configuration is for other codebooks", reason=Reason.NOT_CANONICAL)
+    return named
+
+
+def encode_start(configuration: EnclaveConfiguration) -> bytes:
+    """Return the request that starts an epoch: the configuration and its tables."""
+    writer = Writer(MessageKind.START_ENCLAVE).variable(configuration.encode(), MAXIMUM_CONFIGURATION_BYTES)
+    writer.integer(len(configuration.tables), 4)
+    for some in configuration.tables:
         writer.integer(len(some), 4)
         for table in some:
             writer.variable(table.encode(), _MAXIMUM_TABLE_BYTES)
-    return writer.finish()[HEADER_BYTES:]
+    return writer.finish()
+
+
+def decode_start(request: bytes) -> EnclaveConfiguration:
+    """Read the request that starts an epoch.
+
+    Raises:
+        MalformedMessage: anything that ``encode_start`` would not have written.
+    """
+    reader = Reader(request, MessageKind.START_ENCLAVE)
+    encoded, tables = reader.variable(MAXIMUM_CONFIGURATION_BYTES), _read_tables(reader)
+    reader.finish()
+    configuration = EnclaveConfiguration.decode(encoded, tables)
+    if configuration.tables != tables:
+        raise MalformedMessage("the configuration has no tables", reason=Reason.NOT_CANONICAL)
+    return configuration
 
 
 def _read_tables(reader: Reader) -> Tables:

@@ -13,9 +13,9 @@ from secagg.crypto.secret import Confined
 from secagg.errors import CapacityExceeded, InternalError, Misuse, Reason, SecAggError, UnexpectedMessage, blaming
 from secagg.identifiers import ServerId
 from secagg.session.sockets.frames import encode_refusal
-from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer, message_kind
+from secagg.wire import MessageKind, Reader, Writer, message_kind
 
-from .configuration import MAXIMUM_CONFIGURATION_BYTES, EnclaveConfiguration
+from .configuration import MAXIMUM_START_BYTES, EnclaveConfiguration, decode_start
 from .enclave import DEFAULT_MEMORY_BYTES, Enclave
 from .messages import DIGEST_BYTES, NONCE_BYTES, EnclaveOffer, ModelStamp, sealed_upload_bytes
 
@@ -82,7 +82,7 @@ class EnclaveService(Confined):
         with blaming(ServerId()):
             kind = message_kind(request)
             if kind is MessageKind.START_ENCLAVE:
-                return self._start(EnclaveConfiguration.decode(bytes(Reader(request, kind).rest())))
+                return self._start(decode_start(request))
             read = None if kind is MessageKind.SEALED_UPLOAD else _read_bare(request, kind)
         if kind is MessageKind.DESTROY_ENCLAVE:
             self.destroy()
@@ -138,7 +138,7 @@ def _done(weight: int = 0) -> bytes:
 def request_limit(configuration: EnclaveConfiguration | None) -> int:
     """Return how long a request may be while an epoch of this configuration runs, or none."""
     upload = 0 if configuration is None else sealed_upload_bytes(configuration)
-    return max(MAXIMUM_CONFIGURATION_BYTES + HEADER_BYTES, upload)
+    return max(MAXIMUM_START_BYTES, upload)
 
 
 def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | bytes | None:

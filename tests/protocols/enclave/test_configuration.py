@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from secagg.contract import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment
-from secagg.contract.codewords import CodewordTable, summed_layout
+from secagg.contract.codewords import CodewordTable, summed_layout, tables_digest
 from secagg.errors import (
     CapacityExceeded,
     InvalidParameters,
@@ -27,7 +28,14 @@ from secagg.errors import (
 from secagg.parameters import Suite
 from secagg.privacy.noise import NoiseKind
 from secagg.protocols.enclave.trusted import configuration as configuration_module
-from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import (
+    NO_AUTHORITY,
+    EnclaveConfiguration,
+    Noise,
+    ReleaseForm,
+    decode_start,
+    encode_start,
+)
 from secagg.protocols.enclave.trusted.histogram import Accumulation
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
@@ -76,13 +84,17 @@ KINDS = {
 BASES = {"plain": KINDS["decoded sums"], "noised": KINDS["noised"]}
 
 
+def read_back(encoded: bytes) -> EnclaveConfiguration:
+    return EnclaveConfiguration.decode(encoded, TABLES)
+
+
 # --- One encoding -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_read_back(kind: str) -> None:
     original = KINDS[kind]
-    again = EnclaveConfiguration.decode(original.encode())
+    again = read_back(original.encode())
     assert again.encode() == original.encode()
     assert (again.context, again.released) == (original.context, original.released)
     for field in fields(EnclaveConfiguration):
@@ -100,10 +112,11 @@ def test_the_encoding_is_the_documented_one() -> None:
     tables = [b"".join((number(1, 8), number(3, 4), number(2, 4), *(v.to_bytes(4, "big", signed=True) for v in row)))
               for row in ([1, -2, 3, 4, 0, 9],)]  # fmt: skip
     tables.append(number(3, 8) + number(3, 4) + number(1, 4) + number(1, 4) + number(2, 4) + b"\xff\xff\xff\xfd")
+    digests = b"".join(hashlib.sha256(table).digest() for table in tables)
     parts = [
         b"SAGG\x01" + number(32, 2),
         framed(b"a task") + b"\x01" + b"a" * 32 + framed(LAYOUT.encode()),
-        b"\x01\x02" + number(1, 4) + number(2, 4) + b"".join(map(framed, tables)),
+        b"\x01\x02" + hashlib.sha256(b"secagg/1/codeword-tables" + framed(digests)).digest(),
         number(3, 4) + number(9, 4) + number(1, 4),
         number(3, 2) + number(4, 2) + number(2, 2) + number(1, 2) + number(0, 5) + number(1_800_000_000, 5),
     ]
@@ -112,6 +125,30 @@ def test_the_encoding_is_the_documented_one() -> None:
     noise += b"".join(number(top, 16) + number(bottom, 16) for top, bottom in variances) + number(30, 5) + number(40, 5)
     assert configuration(maximum_weight=1).encode() == b"".join(parts) + b"\0"
     assert KINDS["noised"].encode() == b"".join(parts) + noise
+    start = b"SAGG\x01" + number(40, 2) + framed(KINDS["noised"].encode())
+    assert encode_start(KINDS["noised"]) == start + number(1, 4) + number(2, 4) + b"".join(map(framed, tables))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_start_is_read_back_with_its_own_tables_and_no_others(kind: str) -> None:
+    original = KINDS[kind]
+    request = encode_start(original)
+    again = decode_start(request)
+    assert again.context == original.context
+    assert tables_digest(again.tables) == tables_digest(original.tables)
+    for length in range(len(request)):
+        with pytest.raises(MalformedMessage):
+            decode_start(request[:length])
+    others = ((CodewordTable(4, TABLES[0][0].entries),),)
+    for tables in (others, (TABLES[0][:1],), (), (*TABLES, ()), ((),)):
+        if tables_digest(tables) != tables_digest(original.tables):
+            with pytest.raises(MalformedMessage):
+                decode_start(encode_start(with_tables(original, tables)))
+
+
+def with_tables(configuration: EnclaveConfiguration, tables: Any) -> Any:
+    """Return what looks like a configuration and has other tables than it names."""
+    return SimpleNamespace(encode=configuration.encode, tables=tables)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +168,7 @@ def test_a_flipped_bit_is_refused_or_another_configuration(kind: str) -> None:
             altered = bytearray(encoded)
             altered[position] ^= 1 << bit
             try:
-                other = EnclaveConfiguration.decode(bytes(altered))
+                other = read_back(bytes(altered))
             except (MalformedMessage, UnexpectedMessage):
                 refused += 1
                 continue
@@ -145,9 +182,9 @@ def test_a_cut_or_extended_encoding_is_refused(kind: str) -> None:
     encoded = KINDS[kind].encode()
     for length in range(len(encoded)):
         with pytest.raises(MalformedMessage):
-            EnclaveConfiguration.decode(encoded[:length])
+            read_back(encoded[:length])
     with pytest.raises(MalformedMessage) as caught:
-        EnclaveConfiguration.decode(encoded + b"\0")
+        read_back(encoded + b"\0")
     assert caught.value.reason is Reason.TRAILING_BYTES
 
 
@@ -165,37 +202,38 @@ def fraction(top: int, bottom: int) -> bytes:
 def test_a_variance_is_in_lowest_terms_and_in_range(top: int, bottom: int) -> None:
     altered = swapped("noised", fraction(7, 2), fraction(top, bottom))
     with pytest.raises(MalformedMessage) as caught:
-        EnclaveConfiguration.decode(altered)
+        read_back(altered)
     assert caught.value.reason is Reason.NOT_CANONICAL
 
 
 @pytest.mark.parametrize("count", [0, 2, 1 << 16, (1 << 32) - 1])
 def test_counts_that_do_not_fit_are_refused_before_anything_is_allocated(count: int) -> None:
-    for old in (b"\x01\x02\0\0\0\x01", b"\0\0\0\x04\0\0\0\x02"):
-        altered = swapped("noised", old, old[:-4] + count.to_bytes(4, "big"))
-        if altered == KINDS["noised"].encode():
-            continue
+    old = b"\0\0\0\x04\0\0\0\x02"
+    altered = swapped("noised", old, old[:-4] + count.to_bytes(4, "big"))
+    if altered != KINDS["noised"].encode():
         with pytest.raises(PeerError):
-            EnclaveConfiguration.decode(altered)
+            read_back(altered)
 
 
 def test_more_tables_than_a_message_may_have_are_not_read() -> None:
-    old = b"\x01\x02\0\0\0\x01"
+    request, place = encode_start(KINDS["noised"]), 7 + 4 + len(KINDS["noised"].encode())
     for count, reason in ((1 << 16, Reason.TRUNCATED), ((1 << 16) + 1, Reason.LENGTH_OVER_LIMIT)):
         with pytest.raises(MalformedMessage) as caught:
-            EnclaveConfiguration.decode(swapped("noised", old, old[:-4] + count.to_bytes(4, "big")))
+            decode_start(request[:place] + count.to_bytes(4, "big") + request[place + 4 :])
         assert caught.value.reason is reason
 
 
 def test_a_configuration_has_a_greatest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = KINDS["noised"].encode()
-    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded))
-    assert EnclaveConfiguration.decode(encoded).encode() == encoded
-    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded) - 1)
+    entries = 4 * sum(table.entries.size for table in TABLES[0])
+    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded) + entries)
+    assert read_back(encoded).encode() == encoded
+    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded) + entries - 1)
     with pytest.raises(InvalidParameters, match="use smaller codebooks"):
         replace(KINDS["noised"])
+    monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", len(encoded) - 1)
     with pytest.raises(MalformedMessage) as caught:
-        EnclaveConfiguration.decode(encoded)
+        read_back(encoded)
     assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
 
 
@@ -274,7 +312,7 @@ INVALID = [(name, value) for name, (_, bad) in EDGES.items() for value in bad]
 def test_the_ends_of_every_range_are_accepted(name: str, value: Any) -> None:
     changes: dict[str, Any] = {name: value}
     made = configuration(**changes)
-    assert EnclaveConfiguration.decode(made.encode()).context == made.context
+    assert read_back(made.encode()).context == made.context
 
 
 @pytest.mark.parametrize(("name", "value"), INVALID)
@@ -308,7 +346,7 @@ def test_an_expiry_is_a_time_that_can_be_told() -> None:
     later = encoded.replace((253402300799).to_bytes(5, "big"), (253402300800).to_bytes(5, "big"))
     assert later != encoded
     with pytest.raises(MalformedMessage) as caught:
-        EnclaveConfiguration.decode(later)
+        read_back(later)
     assert caught.value.reason is Reason.NOT_CANONICAL
 
 

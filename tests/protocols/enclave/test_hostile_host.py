@@ -38,7 +38,13 @@ from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Mi
 from secagg.privacy.noise import NoiseKind
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
 from secagg.protocols.enclave.trusted import service as service_module
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import (
+    EnclaveConfiguration,
+    Noise,
+    ReleaseForm,
+    decode_start,
+    encode_start,
+)
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import NONCE_BYTES
 from secagg.protocols.enclave.trusted.process import serve
@@ -58,7 +64,7 @@ import socket
 ANSWERED_IN = 30
 SESSION = InsecureEnclaveSession(EnclaveSetup())
 CONFIGURATION = SESSION.configuration
-START = Writer(MessageKind.START_ENCLAVE).borrowed(CONFIGURATION.encode()).finish()
+START = encode_start(CONFIGURATION)
 MEBIBYTE = 1 << 20
 
 
@@ -111,7 +117,7 @@ COSTLY = {
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_a_costly_configuration_is_refused_before_anything_is_allocated(name: str) -> None:
-    request = Writer(MessageKind.START_ENCLAVE).borrowed(COSTLY[name].encode()).finish()
+    request = encode_start(COSTLY[name])
     assert len(request) < 1000
     served = service()
     tracemalloc.start()
@@ -129,7 +135,7 @@ def test_a_costly_configuration_is_refused_before_anything_is_allocated(name: st
 def test_an_enclave_takes_what_fits_its_memory_and_needs_no_more_than_it_was_told() -> None:
     configuration = configured(Layout((IndexSegment(256, 1 << 10), RingSegment(20, 1 << 18))), maximum_cohort=6)
     least = configuration.memory_bytes
-    request = Writer(MessageKind.START_ENCLAVE).borrowed(configuration.encode()).finish()
+    request = encode_start(configuration)
     assert message_kind(service(memory_bytes=least - 1).answer(request)) is MessageKind.REFUSAL
     assert message_kind(service(memory_bytes=least).answer(request)) is MessageKind.ATTESTED_OFFER
     session = InsecureEnclaveSession(EnclaveSetup(layout=configuration.layout, form=ReleaseForm.HISTOGRAM))
@@ -147,13 +153,10 @@ def test_an_enclave_takes_what_fits_its_memory_and_needs_no_more_than_it_was_tol
 
 @pytest.mark.parametrize("count", [(1 << 16) + 1, (1 << 32) - 1])
 def test_more_parts_than_a_configuration_has_are_refused_before_one_is_read(count: int) -> None:
-    encoded = CONFIGURATION.encode()
-    tables = Writer(0).integer(len(CONFIGURATION.tables), 4).integer(len(CONFIGURATION.tables[0]), 4).finish()[7:]
-    place = encoded.index(tables)
+    place = 7 + 4 + len(CONFIGURATION.encode())
     for start in (place, place + 4):
-        changed = encoded[:start] + count.to_bytes(4, "big") + encoded[start + 4 :]
         with pytest.raises(MalformedMessage) as caught:
-            EnclaveConfiguration.decode(changed)
+            decode_start(START[:start] + count.to_bytes(4, "big") + START[start + 4 :])
         assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
 
 
@@ -170,10 +173,7 @@ SETUPS = [
     EnclaveSetup(form=ReleaseForm.HISTOGRAM, maximum_weight=3, staleness_weights=(3, 2)),
     EnclaveSetup(noise_multiplier=Fraction(1), l2_bounds=(100, 100), releases_per_client=3),
 ]
-STARTS = [
-    Writer(MessageKind.START_ENCLAVE).borrowed(InsecureEnclaveSession(setup).configuration.encode()).finish()
-    for setup in SETUPS
-]
+STARTS = [encode_start(InsecureEnclaveSession(setup).configuration) for setup in SETUPS]
 MESSAGES: list[Callable[[bytes], bytes]] = [
     lambda _: opening(2),
     lambda upload: upload,

@@ -45,7 +45,7 @@ from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.process import serve
@@ -109,7 +109,7 @@ def noised() -> EnclaveConfiguration:
 
 
 CONFIGURATION = configured()
-START = Writer(MessageKind.START_ENCLAVE).borrowed(CONFIGURATION.encode()).finish()
+START = encode_start(CONFIGURATION)
 RELEASE = Writer(MessageKind.RELEASE_BUFFER).finish()
 GIVE_UP = Writer(MessageKind.GIVE_UP_BUFFER).finish()
 DESTROY = Writer(MessageKind.DESTROY_ENCLAVE).finish()

@@ -29,7 +29,7 @@ from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, encode_start
 from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.protocols.enclave.unattested import SimulatedEvidence
 from secagg.session.sockets.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
@@ -208,7 +208,7 @@ def fake(tmp_path: Path) -> Iterator[FakeFactory]:
 @pytest.fixture(scope="module")
 def offered() -> bytes:
     service = EnclaveService(coins=InsecureSeededCoins(b"coins"), quote=lambda binding: (SIMULATED, binding))
-    return service.answer(Writer(MessageKind.START_ENCLAVE).borrowed(CONFIGURATION.encode()).finish())
+    return service.answer(encode_start(CONFIGURATION))
 
 
 def done(weight: int = 0) -> bytes:
