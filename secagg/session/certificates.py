@@ -48,6 +48,8 @@ class SigningKey(Confined):
             raise InvalidParameters(f"a signing key is made from {IDENTITY_KEY_BYTES} bytes; got {seed!r}")
         private = Ed25519PrivateKey.from_private_bytes(seed.expose())
         self._private: Ed25519PrivateKey | None = private
+        self._agreeing: X25519PrivateKey | None = None
+        """The same key on the other curve, once it was asked for."""
         self.public_key = private.public_key().public_bytes_raw()
 
     def sign(self, label: Label, *parts: bytes) -> bytes:
@@ -68,11 +70,13 @@ class SigningKey(Confined):
         """
         if not is_strong_key(peer):
             raise AuthenticationFailed(culprits=culprits)
-        scalar = hashlib.sha512(self.require_usable().private_bytes_raw()).digest()[:IDENTITY_KEY_BYTES]
+        seed = self.require_usable().private_bytes_raw()
+        if self._agreeing is None:
+            self._agreeing = X25519PrivateKey.from_private_bytes(hashlib.sha512(seed).digest()[:IDENTITY_KEY_BYTES])
         both = sorted((self.public_key, peer))
         # Safe because: a key of small order was refused, and so the backend refuses no output.
         theirs = X25519PublicKey.from_public_bytes(_montgomery(peer))
-        with Secret("shared_secret", X25519PrivateKey.from_private_bytes(scalar).exchange(theirs)) as source:
+        with Secret("shared_secret", self._agreeing.exchange(theirs)) as source:
             return derive("agreed", length, source, b"", label, *both, *parts)
 
     def require_usable(self) -> Ed25519PrivateKey:
@@ -83,7 +87,7 @@ class SigningKey(Confined):
 
     def wipe(self) -> None:
         """Give up the private key; the backend frees it."""
-        self._private = None
+        self._private = self._agreeing = None
 
     def __repr__(self) -> str:
         return "<SigningKey>"
@@ -173,6 +177,7 @@ def is_strong_key(public_key: bytes) -> bool:
     return height < _FIELD_PRIME and height not in _SMALL_ORDER
 
 
+@lru_cache(maxsize=_CACHED_CERTIFICATES)
 def _montgomery(public_key: bytes) -> bytes:
     """Return the same point as an X25519 key; its sign is lost, and with it nothing that X25519 looks at."""
     height = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
