@@ -89,7 +89,7 @@ class Client(Confined):
             layout: of the client's own codec, whose version pins its scales and codebooks.
             tables: the codebooks of that codec as integers, where it has any.
             capacity: of that codec; more weight than that is refused.
-            ledger: what this client has sealed so far, restored from where it was stored.
+            ledger: what this client has sealed so far, with ``SpentUpdates`` of a file in production.
             coins: ``SystemCoins()`` in production.
             threads: how many threads expand masks.
         """
@@ -118,7 +118,7 @@ class Client(Confined):
 
     @property
     def ledger(self) -> SealLedger:
-        """What this client has sealed; store its record before an upload is sent."""
+        """What this client has sealed."""
         return self._ledger
 
     @property
@@ -149,7 +149,7 @@ class Client(Confined):
         Raises:
             InvalidParameters: the enclave's configuration goes below this client's floors, or the update does not fit.
             PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
-        Security: store ``ledger.encode()`` before the upload is sent. With noise, values beyond the bound that the
+        Security: what is charged is durable where the ledger has a file. With noise, values beyond the bound that the
             noise was chosen for are scaled down to it, in the same time and without a word: a refusal would tell the
             host the norm, one bound after the other, and no epsilon counts that.
         """

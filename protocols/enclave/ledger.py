@@ -6,13 +6,11 @@ that client's. A privacy budget that lives in the enclave alone is full again af
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Final
 
 from secagg.crypto.secret import Confined
-from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import Misuse, PeerMisbehaved, Reason
 from secagg.session.ledger import Spent, SpentUpdates
-from secagg.wire import MessageKind, Reader, Writer
 
 _MAXIMUM_TASK_BYTES: Final = 256
 
@@ -20,8 +18,7 @@ _MAXIMUM_TASK_BYTES: Final = 256
 class SealLedger(Confined):
     """How often a client has sealed for one task, and the last model for which it did.
 
-    Security: store ``encode()`` before an upload is sent, and restore it before the next one; a ledger that is lost
-        with the process forgets what was spent.
+    Security: a ledger without ``SpentUpdates`` of a file forgets what was spent when its process ends.
     """
 
     def __init__(
@@ -48,9 +45,16 @@ class SealLedger(Confined):
         self.maximum_seals = maximum_seals
         self.repeats_allowed = repeats_allowed
         self._durable = spent or SpentUpdates()
-        self.seals = self._durable.count(task)
-        self.last_version = self._durable.last(task)
-        self._lock = Lock()
+
+    @property
+    def seals(self) -> int:
+        """How many uploads there were."""
+        return self._durable.count(self.task)
+
+    @property
+    def last_version(self) -> int:
+        """The last model that there was one for, or -1."""
+        return self._durable.last(self.task)
 
     def charge(self, spent: Spent, *, is_noised: bool) -> None:
         """Remember an update and its model for good, or refuse them; nothing is given back if the upload fails later.
@@ -59,12 +63,10 @@ class SealLedger(Confined):
             Misuse, PeerMisbehaved: the ledger is for another task, the budget is spent, the version does not go up, or
                 the update or its model was sealed before, under whatever version or task.
         """
-        with self._lock:
-            self.require_open(spent.task, spent.number, is_noised=is_noised)
-            is_repeat_allowed = self.repeats_allowed and is_noised
-            self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
-            self.seals += 1
-            self.last_version = spent.number
+        self.require_open(spent.task, spent.number, is_noised=is_noised)
+        is_repeat_allowed = self.repeats_allowed and is_noised
+        # Looked at again, by what all ledgers of this client have in common.
+        self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
 
     def require_open(self, task: bytes, version: int, *, is_noised: bool) -> None:
         """Refuse what ``charge`` would refuse, before anything is trained; nothing changes."""
@@ -82,32 +84,6 @@ class SealLedger(Confined):
                 f"this client has sealed {self.seals} uploads, which is its budget for the task",
                 reason=Reason.BUDGET_SPENT,
             )
-
-    def encode(self) -> bytes:
-        """Return the record to store."""
-        writer = Writer(MessageKind.SEAL_LEDGER).variable(self.task, _MAXIMUM_TASK_BYTES)
-        writer.integer(self.maximum_seals or 0, 8).integer(self.repeats_allowed, 1)
-        return writer.integer(self.seals, 8).integer(self.last_version + 1, 9).finish()
-
-    @classmethod
-    def decode(cls, record: bytes) -> SealLedger:
-        """Read a stored record back.
-
-        Raises:
-            MalformedMessage: it is not what ``encode`` returned.
-        """
-        reader = Reader(record, MessageKind.SEAL_LEDGER)
-        task, maximum, repeats = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.integer(1)
-        try:
-            ledger = cls(task, maximum_seals=maximum or None, repeats_allowed=bool(repeats))
-        except Misuse as error:
-            raise MalformedMessage(str(error), reason=Reason.NOT_CANONICAL) from None
-        ledger.seals, ledger.last_version = reader.integer(8), reader.integer(9) - 1
-        reader.finish()
-        is_over = maximum and ledger.seals > maximum
-        if is_over or (ledger.seals > 0) != (ledger.last_version >= 0) or ledger.encode() != bytes(record):
-            raise MalformedMessage("no ledger writes such a record", reason=Reason.NOT_CANONICAL)
-        return ledger
 
     def __repr__(self) -> str:
         limit = f" of {self.maximum_seals}" if self.maximum_seals is not None else ""

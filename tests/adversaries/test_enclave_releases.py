@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
 from secagg.protocols.enclave.trusted.weights import single_somebody_out
 from secagg.protocols.enclave.unattested import SimulatedEnclave
+from secagg.session.ledger import SpentUpdates
 from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
 
 HOST = ServerId()
@@ -416,15 +418,23 @@ def test_sealing_again_is_opted_into_needs_noise_and_is_charged(noise: Fraction 
     assert refusal(lambda: session.seal(1)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
 
 
-def test_a_restart_does_not_refill_the_budget_of_a_client() -> None:
+def test_a_restart_does_not_refill_the_budget_of_a_client(tmp_path: Path) -> None:
     session = InsecureEnclaveSession(replace(NOISED, maximum_seals=3))
-    for version in (0, 1, 2):
-        session.seal(1, version=version)
+
+    def seal(version: int) -> None:
+        # The client starts again as well, and goes on from its file.
+        spent = SpentUpdates(tmp_path / "spent")
         session.restart()
-        # Nor does a restart of the client, which stores its ledger before it sends.
-        ledger = SealLedger.decode(session.clients[0].ledger.encode())
+        ledger = SealLedger(session.setup.task, maximum_seals=3, spent=spent)
         session.clients[0] = session.new_client(1, ledger)
-    assert refusal(lambda: session.seal(1, version=3)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
+        try:
+            session.seal(1, version=version, payload=session.setup.payload_of(10 + version))
+        finally:
+            spent.close()
+
+    for version in (0, 1, 2):
+        seal(version)
+    assert refusal(lambda: seal(3)) == (PeerMisbehaved, Reason.BUDGET_SPENT)
 
 
 def test_a_privacy_floor_holds_across_restarts() -> None:

@@ -292,7 +292,6 @@ def test_the_kinds_are_pinned() -> None:
         "SEALED_UPLOAD": 35,
         "BUFFER_RELEASE": 36,
         "RELEASE_RECEIPT": 37,
-        "SEAL_LEDGER": 38,
         "SHORT_UPLOAD": 39,
         "START_ENCLAVE": 40,
         "ATTESTED_OFFER": 41,
