@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from secagg.contract import IndexSegment, Layout
-from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId
 from secagg.parameters import LEAST_COHORT, Suite
@@ -26,7 +25,7 @@ from .trusted.messages import (
     UploadHeader,
 )
 from .trusted.service import SIMULATED, encode_attested_offer
-from .trusted.upload_keys import PROOF_BYTES
+from .trusted.upload_keys import PROOF_BYTES, TAG_BYTES
 from .vector_digest import VECTOR_NONCE_BYTES
 
 _DIGEST_BYTES, _HEADER_BYTES = 32, 7

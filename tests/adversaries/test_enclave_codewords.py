@@ -55,15 +55,16 @@ def test_a_host_gets_no_sum_of_the_one_client_that_keeps_its_bound() -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, codebooks=TABLES))
     configuration = replace(session.configuration, codeword_bound=20)
 
-    def admit(**floors: int) -> None:
-        accepting = replace(session.floors, **floors)
+    def admit(least: int) -> None:
+        accepting = replace(session.floors, minimum_codeword_bound=least)
         accepting.admit(configuration, layout=LAYOUT, tables=TABLES, maximum_seals=None, now=NOW)
 
-    for floors in ({}, {"minimum_codeword_bound": 21}):
+    assert session.floors.minimum_codeword_bound == 0
+    for least in (0, 21):
         with pytest.raises(InvalidParameters, match="count as the least") as caught:
-            admit(**floors)
+            admit(least)
         assert caught.value.reason is Reason.BELOW_FLOOR
-    admit(minimum_codeword_bound=20)
+    admit(20)
 
 
 def payload(choice: tuple[Any, Any]) -> Payload:

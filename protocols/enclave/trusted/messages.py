@@ -10,7 +10,6 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.errors import Misuse
@@ -19,7 +18,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Cer
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 from .configuration import EnclaveConfiguration
-from .upload_keys import PROOF_BYTES
+from .upload_keys import PROOF_BYTES, TAG_BYTES
 
 EPOCH_BYTES: Final = 32
 DIGEST_BYTES: Final = 32

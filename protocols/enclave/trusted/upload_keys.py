@@ -13,7 +13,6 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from secagg.crypto.aead import AEAD_KEY_BYTES, TAG_BYTES
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, overwrite
@@ -23,6 +22,8 @@ from secagg.parameters import Suite
 from secagg.session.certificates import SigningKey
 
 PROOF_BYTES: Final = 16
+TAG_BYTES: Final = 16
+_KEY_BYTES: Final = 32
 _NONCE_BYTES = 12
 
 
@@ -80,4 +81,4 @@ def open_indices(
 
 
 def _indices_key(seed: Secret, header_digest: bytes) -> Secret:
-    return expand("indices_key", AEAD_KEY_BYTES, seed, Label.ENCLAVE_INDICES_KEY, header_digest)
+    return expand("indices_key", _KEY_BYTES, seed, Label.ENCLAVE_INDICES_KEY, header_digest)
