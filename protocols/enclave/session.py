@@ -249,28 +249,19 @@ class EnclaveServerSession(OneStageServerSession):
 # --- The client -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EnclaveMember(Confined):
-    """A client of enclaves."""
+    """A client of enclaves; the fields are the arguments of ``Client``, with a judge of evidence and a clock."""
 
-    def __init__(  # noqa: PLR0913 -- what a client brings
-        self,
-        *,
-        certificate: Certificate,
-        signing_key: SigningKey,
-        floors: EnclaveFloors,
-        judge: Judge,
-        ledger: Callable[[bytes], SealLedger],
-        clock: Clock,
-        coins: Coins,
-        threads: int = 1,
-    ) -> None:
-        """Prepare to join sessions; the arguments are those of ``Client``, with a judge of evidence and a clock.
-
-        Args:
-            ledger: returns what this client has sealed for a task, restored from where it is stored.
-        """
-        self.certificate, self.signing_key, self.floors = certificate, signing_key, floors
-        self.judge, self.ledger_of, self.clock, self.coins, self.threads = judge, ledger, clock, coins, threads
+    certificate: Certificate
+    signing_key: SigningKey
+    floors: EnclaveFloors
+    judge: Judge
+    ledger: Callable[[bytes], SealLedger]
+    """Returns what this client has sealed for a task, restored from where it is stored."""
+    clock: Clock
+    coins: Coins
+    threads: int = 1
 
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
@@ -301,7 +292,7 @@ class EnclaveClientSession(OneStageClientSession):
         if subject.model_digest is not None:
             _require_same(named, stamp_of(subject, subject.model_digest))
         enclave = VerifiedEnclave(offer, evidence, configuration=configuration, judge=member.judge, now=member.clock())
-        tables, ledger = subject.tables if configuration.index_segments else (), member.ledger_of(subject.task)
+        tables, ledger = subject.tables if configuration.index_segments else (), member.ledger(subject.task)
         client = Client(
             certificate=member.certificate,
             signing_key=member.signing_key,
