@@ -194,8 +194,7 @@ class RefusingSimulation:
 
     def member(self, client: Any) -> Any:
         member: Any = self._world.member(client)
-        member.floors = replace(member.floors, minimum_cohort=9)
-        return member
+        return replace(member, floors=replace(member.floors, minimum_cohort=9))
 
     bytes_between = 0
 
