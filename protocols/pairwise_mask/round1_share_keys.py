@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate as running_sum
 from typing import Annotated, ClassVar, Final
 
@@ -38,7 +39,7 @@ from .member import Member
 from .roster import Roster, Seat
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .settled import Settled, suspects
-from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
+from .suites import COMMITMENT_BYTES, SHARES_BYTES, KeySuite, OwnKeys, key_suite
 
 ROUND: Final = "share_keys"
 _MAXIMUM_PATH = 64
@@ -79,16 +80,18 @@ class EntryForm:
     def between(cls, roster: Roster, sender: int, receiver: int) -> EntryForm:
         """Return the form of the entry from one position to another."""
         suite = key_suite(roster.configuration.suite)
-        return cls(
-            suite.sealed_bytes,
-            suite.edge_bytes if suite.edge_bytes and roster.graph.sends_edge_seed(sender, receiver) else 0,
-            COMMITMENT_BYTES if roster.configuration.mode is SecurityMode.ACTIVE else 0,
-        )
+        sends = bool(suite.edge_bytes) and roster.graph.sends_edge_seed(sender, receiver)
+        return _form(suite, sends, roster.configuration.is_active)
 
     @property
     def size(self) -> int:
         """The length of the whole entry."""
         return self.sealed_bytes + self.edge_bytes + self.commitment_bytes
+
+
+@cache
+def _form(suite: KeySuite, sends: bool, is_active: bool) -> EntryForm:  # noqa: FBT001 -- what forms differ in
+    return EntryForm(suite.sealed_bytes, suite.edge_bytes if sends else 0, COMMITMENT_BYTES if is_active else 0)
 
 
 def signature_bytes(roster: Roster) -> int:
