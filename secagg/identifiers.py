@@ -9,6 +9,7 @@ from secagg.errors import InvalidParameters, Party
 __all__ = [
     "CLIENT_ID_BYTES",
     "CONTEXT_BYTES",
+    "CONTEXT_TAG_BYTES",
     "AttemptContext",
     "ClientId",
     "HolderId",
@@ -19,6 +20,7 @@ __all__ = [
 
 CLIENT_ID_BYTES = 8
 CONTEXT_BYTES = 32
+CONTEXT_TAG_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,6 +78,11 @@ class AttemptContext:
     def __post_init__(self) -> None:
         _require_context_length(self.digest)
 
+    @property
+    def tag(self) -> bytes:
+        """Return what messages begin with, to tell contexts apart by accident; whatever protects binds the digest."""
+        return self.digest[:CONTEXT_TAG_BYTES]
+
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
@@ -85,6 +92,11 @@ class SessionContext:
 
     def __post_init__(self) -> None:
         _require_context_length(self.digest)
+
+    @property
+    def tag(self) -> bytes:
+        """Return what messages begin with, to tell contexts apart by accident; whatever protects binds the digest."""
+        return self.digest[:CONTEXT_TAG_BYTES]
 
 
 def _require_context_length(digest: bytes) -> None:

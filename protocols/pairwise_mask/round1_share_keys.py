@@ -28,7 +28,7 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
 from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, PeerMisbehaved, Reason
 from secagg.fields import At, Field, Placed, fixed, sized
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
@@ -112,7 +112,7 @@ class EncryptedShares(Placed):
     """A client's entries for all its neighbours, in their order, under one signature."""
 
     kind: ClassVar = MessageKind.ENCRYPTED_SHARES
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     entries: Annotated[bytes, sized(lambda at: _entries_bytes(at.place), "all entries")] = field(repr=False)
@@ -157,7 +157,7 @@ class DeliveredShares(Placed):
     """Who shared keys, and what one's neighbours among them sent."""
 
     kind: ClassVar = MessageKind.DELIVERED_SHARES
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     sharers: Annotated[ClientSet, client_set(lambda at: at.place.roster.population)]
     entries: Annotated[
         tuple[DeliveredEntry, ...], Field(_write_entries, _read_entries, "entries, in active mode with their proofs")
@@ -233,7 +233,7 @@ def share_keys(member: Member, state: Advertised, key_set: VerifiedKeySet) -> tu
         receivers = [roster.clients[neighbour] for neighbour in key_set.neighbours]
         root = MerkleTree([_leaf(client, entry) for client, entry in zip(receivers, entries, strict=True)]).root
         signature = member.sign(Label.SIGNED_SHARES, *_signed_parts(roster.context, keys.client, len(entries), root))
-    message = EncryptedShares(context=roster.context.digest, signature=signature, entries=b"".join(entries))
+    message = EncryptedShares(context=roster.context.tag, signature=signature, entries=b"".join(entries))
     return Shared(key_set, keys, state.self_mask_seed, edges), message
 
 
@@ -277,7 +277,7 @@ class RelayedShares:
             PeerMisbehaved: made for another session.
             AuthenticationFailed: not signed by its sender.
         """
-        if message.context != roster.context.digest:
+        if message.context != roster.context.tag:
             raise PeerMisbehaved(
                 f"{roster.clients[sender]} shared keys for another session",
                 reason=Reason.WRONG_SESSION,
@@ -329,7 +329,7 @@ def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], recei
     roster, sharers = settled.roster, settled.sharers
     senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
     entries = tuple(relayed[sender].deliver_to(receiver) for sender in senders)
-    return DeliveredShares(context=roster.context.digest, sharers=sharers, entries=entries)
+    return DeliveredShares(context=roster.context.tag, sharers=sharers, entries=entries)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

@@ -734,7 +734,7 @@ def test_a_complaint_is_about_somebody_who_sent_a_seed(suite: Suite) -> None:
 
     def about(*places: int) -> bytes:
         accused = settled.roster.set_of(()).of(len(neighbours), places)
-        return Complaint(context=settled.roster.context.digest, signature=b"", accused=accused).encode()
+        return Complaint(context=settled.roster.context.tag, signature=b"", accused=accused).encode()
 
     receiving = next(place for place in range(8) if place not in sending)
     for wrong in ((), (gone,), (receiving,), (good, gone), (good, receiving), *(((good,),) * (suite is Suite.CLASSIC))):
