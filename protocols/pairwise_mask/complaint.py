@@ -23,7 +23,7 @@ from secagg.wire import MessageKind
 
 from .client_set import ClientSet, client_set
 from .member import Member
-from .roster import Seat
+from .roster import Seat, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import SIGNATURE
 from .settled import Settled, suspects
@@ -80,13 +80,7 @@ def check_complaint(settled: Settled, sender: int, message: Complaint) -> tuple[
         AuthenticationFailed: not signed by its sender.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    if message.context != roster.context.tag:
-        raise PeerMisbehaved(
-            f"{client} complains in another session",
-            reason=Reason.WRONG_SESSION,
-            culprits=suspects(client),
-            round_name=_ROUND,
-        )
+    require_context(message.context, roster.context, f"{client} complains in another session", suspects(client), _ROUND)
     if settled.is_active:
         parts = _signed_complaint(roster.context, client, settled.sharers, message.accused)
         identity = settled.identity_of(sender)

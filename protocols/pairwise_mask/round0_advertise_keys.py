@@ -38,7 +38,7 @@ from .commitments import commit_to_self_mask
 from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
 from .graph import MAXIMUM_POPULATION
 from .member import Member
-from .roster import Roster, encode_clients, entry_digest, roster_of
+from .roster import Roster, encode_clients, entry_digest, require_context, roster_of
 from .suites import MaskKeys, OwnKeys, key_suite
 
 ROUND: Final = "advertise_keys"
@@ -215,12 +215,13 @@ def check_advertisement(
 
     Implements: [BIK+17] Fig. 4, Round 0, server.
     """
-    if message.attempt != configuration.context.tag:
-        raise PeerMisbehaved(
-            f"{message.client} advertises keys for another attempt",
-            reason=Reason.WRONG_SESSION,
-            culprits={message.client, ServerId()},
-        )
+    require_context(
+        message.attempt,
+        configuration.context,
+        f"{message.client} advertises keys for another attempt",
+        {message.client, ServerId()},
+        ROUND,
+    )
     authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
     advertiser = verify_advertisement(message, configuration, authority)
     for key in message.public_keys:
@@ -268,13 +269,7 @@ class PublishedRoster:
 
 def _checked_roster(member: Member, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
     """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
-    if message.attempt != configuration.context.tag:
-        raise PeerMisbehaved(
-            "the roster is of another attempt",
-            reason=Reason.WRONG_SESSION,
-            culprits={ServerId()},
-            round_name=ROUND,
-        )
+    require_context(message.attempt, configuration.context, "the roster is of another attempt", {ServerId()}, ROUND)
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):
         raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
     try:

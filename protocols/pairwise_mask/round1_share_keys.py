@@ -26,7 +26,7 @@ from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
-from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, Reason
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
@@ -36,7 +36,7 @@ from secagg.wire import MessageKind, Reader, Writer
 from .client_set import ClientSet, client_set
 from .commitments import SharedSecret, SharePlace
 from .member import Member
-from .roster import Roster, Seat
+from .roster import Roster, Seat, require_context
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .settled import Settled, suspects
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, KeySuite, OwnKeys, key_suite
@@ -277,13 +277,13 @@ class RelayedShares:
             PeerMisbehaved: made for another session.
             AuthenticationFailed: not signed by its sender.
         """
-        if message.context != roster.context.tag:
-            raise PeerMisbehaved(
-                f"{roster.clients[sender]} shared keys for another session",
-                reason=Reason.WRONG_SESSION,
-                culprits=suspects(roster.clients[sender]),
-                round_name=ROUND,
-            )
+        require_context(
+            message.context,
+            roster.context,
+            f"{roster.clients[sender]} shared keys for another session",
+            suspects(roster.clients[sender]),
+            ROUND,
+        )
         self.message = message
         self._roster, self._sender = roster, sender
         self._neighbours = array("I", roster.graph.neighbours(sender))

@@ -37,7 +37,7 @@ from .commitments import SharedSecret, SharePlace
 from .complaint import Complaint, complain
 from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .member import ClientInput, Member
-from .roster import Roster
+from .roster import Roster, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import (
     DeliveredEntry,
@@ -175,13 +175,9 @@ def accept_masked_input(settled: Settled, sender: int, message: MaskedInput, tot
         MalformedMessage: it does not unpack.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    if message.context != roster.context.tag:
-        raise PeerMisbehaved(
-            f"{client} masked its input for another session",
-            reason=Reason.WRONG_SESSION,
-            culprits=suspects(client),
-            round_name=ROUND,
-        )
+    require_context(
+        message.context, roster.context, f"{client} masked its input for another session", suspects(client), ROUND
+    )
     evidence = b""
     if settled.is_active:
         digest = upload_digest(message.packed)
@@ -212,8 +208,7 @@ def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, u
 
 def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
     configuration = key_set.roster.configuration
-    if message.context != key_set.roster.context.tag:
-        raise PeerMisbehaved("the shares are of another session", reason=Reason.WRONG_SESSION, culprits={ServerId()})
+    require_context(message.context, key_set.roster.context, "the shares are of another session", {ServerId()}, ROUND)
     if key_set.position not in message.sharers:
         raise PeerMisbehaved(
             "the server delivers shares and says that this client shared nothing",

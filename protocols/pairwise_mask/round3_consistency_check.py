@@ -22,7 +22,7 @@ from secagg.wire import MessageKind
 
 from .client_set import ClientSet, client_set
 from .member import Member
-from .roster import Roster
+from .roster import Roster, require_context
 from .round2_masked_input import Masked
 from .settled import Settled, suspects
 
@@ -98,13 +98,7 @@ def confirm_survivors(member: Member, state: Masked, message: SurvivorSet) -> tu
 def check_survivors(state: Masked, context: bytes, contributors: ClientSet, round_name: str) -> None:
     """Refuse a set of contributors that this client must not help to unmask."""
     roster, position = state.key_set.roster, state.key_set.position
-    if context != roster.context.tag:
-        raise PeerMisbehaved(
-            "the survivors are of another session",
-            reason=Reason.WRONG_SESSION,
-            culprits={ServerId()},
-            round_name=round_name,
-        )
+    require_context(context, roster.context, "the survivors are of another session", {ServerId()}, round_name)
     if not contributors.issubset(state.sharers):
         raise invalid_survivors("somebody contributed without having shared keys", round_name)
     if position not in contributors:
@@ -123,13 +117,7 @@ def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSig
     Implements: [BIK+17] Fig. 4, Round 3, server.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    if message.context != roster.context.tag:
-        raise PeerMisbehaved(
-            f"{client} signed for another session",
-            reason=Reason.WRONG_SESSION,
-            culprits=suspects(client),
-            round_name=ROUND,
-        )
+    require_context(message.context, roster.context, f"{client} signed for another session", suspects(client), ROUND)
     parts = signed_survivors(roster.context, client, settled.sharers, settled.contributors)
     identity = settled.identity_of(sender)
     identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=suspects(client))

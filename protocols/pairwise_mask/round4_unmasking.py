@@ -33,7 +33,7 @@ from .commitments import SharedSecret
 from .configuration import DIGEST_BYTES
 from .graph import MAXIMUM_POPULATION
 from .member import Member
-from .roster import Roster
+from .roster import Roster, require_context
 from .round0_advertise_keys import PublishedRoster, in_parallel
 from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_place, signed_view
@@ -260,13 +260,13 @@ class RevealedShares:
         self._answered = AnsweredFor.by(roster, settled.sharers, settled.contributors, sender)
         self._message = UnmaskingShares.decode(message, roster, self._answered)
         client = roster.clients[sender]
-        if self._message.context != roster.context.tag:
-            raise PeerMisbehaved(
-                f"{client} reveals shares of another session",
-                reason=Reason.WRONG_SESSION,
-                culprits=suspects(client),
-                round_name=ROUND,
-            )
+        require_context(
+            self._message.context,
+            roster.context,
+            f"{client} reveals shares of another session",
+            suspects(client),
+            ROUND,
+        )
         if settled.is_active:
             parts = signed_unmasking(roster.context, client, settled.contributors, self._message)
             identity = settled.identity_of(sender)
