@@ -29,7 +29,7 @@ from secagg.crypto.shamir import split_many
 from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, Reason
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
-from secagg.parameters import SecurityMode
+from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -39,7 +39,7 @@ from .member import Member
 from .roster import Roster, Seat, require_context
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .settled import Settled, suspects
-from .suites import COMMITMENT_BYTES, SHARES_BYTES, KeySuite, OwnKeys, key_suite
+from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
 
 ROUND: Final = "share_keys"
 _MAXIMUM_PATH = 64
@@ -81,7 +81,7 @@ class EntryForm:
         """Return the form of the entry from one position to another."""
         suite = key_suite(roster.configuration.suite)
         sends = bool(suite.edge_bytes) and roster.graph.sends_edge_seed(sender, receiver)
-        return _form(suite, sends, roster.configuration.is_active)
+        return _form(roster.configuration.suite, sends, roster.configuration.is_active)
 
     @property
     def size(self) -> int:
@@ -90,8 +90,9 @@ class EntryForm:
 
 
 @cache
-def _form(suite: KeySuite, sends: bool, is_active: bool) -> EntryForm:  # noqa: FBT001 -- what forms differ in
-    return EntryForm(suite.sealed_bytes, suite.edge_bytes if sends else 0, COMMITMENT_BYTES if is_active else 0)
+def _form(suite: Suite, sends: bool, is_active: bool) -> EntryForm:  # noqa: FBT001 -- what forms differ in
+    keys = key_suite(suite)
+    return EntryForm(keys.sealed_bytes, keys.edge_bytes if sends else 0, COMMITMENT_BYTES if is_active else 0)
 
 
 def signature_bytes(roster: Roster) -> int:

@@ -54,7 +54,9 @@ class PutAside:
         return self.session.payloads[self.client], self.weight
 
     def resumed(self, **changes: Any) -> Client:
-        return Client.resume(Secret("record", self.stored), LateInput(self.make), **{**self.brings, **changes})
+        client = Client(self.client, LateInput(self.make), **{**self.brings, **changes})
+        client.resume(Secret("record", self.stored))
+        return client
 
     def receive(self, message: bytes) -> list[bytes]:
         client = self.live or self.resumed()
@@ -220,7 +222,8 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
     session.step()
     held = session.clients[session.client_ids[0]]
     snapshot = Secret("snapshot", held.stored)  # type: ignore[attr-defined]
-    client = Client.resume(snapshot, LateInput(held.make), **held.brings)  # type: ignore[attr-defined]
+    client = Client(held.client, LateInput(held.make), **held.brings)  # type: ignore[attr-defined]
+    client.resume(snapshot)
     assert snapshot.is_wiped
     with pytest.raises(Misuse) as caught:
         pickle.dumps(client)
@@ -286,7 +289,7 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
         with first.suspend() as record:
             held.stored = bytes(record.expose())
         with pytest.raises(Misuse, match="not the newest"):
-            Client.resume(Secret("record", stored), LateInput(held.make), **held.brings)
+            Client(held.client, LateInput(held.make), **held.brings).resume(Secret("record", stored))
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
 
 
