@@ -322,6 +322,31 @@ def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path:
     assert not list((tmp_path / "latch").iterdir())
 
 
+def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0])
+    held.receive(session.server.offer)
+    stranger = Client(session.client_ids[1], LateInput(held.make), **held.brings)
+    with pytest.raises(Misuse, match="is that of"):
+        stranger.resume(Secret("record", held.stored))
+    assert stranger.state is ClientState.ABORTED
+    with pytest.raises(Misuse, match="session is over"):
+        held.resumed()
+
+
+@pytest.mark.parametrize("latch", [None, MemoryLatch()], ids=["no latch", "a session of its own"])
+def test_a_client_resumes_nothing_without_a_latch_or_amid_a_session(latch: MemoryLatch | None) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0])
+    held.receive(session.server.offer)
+    client = Client(held.client, LateInput(held.make), **{**held.brings, "latch": latch})
+    if latch is not None:
+        client.receive(session.server.offer)
+    with pytest.raises(Misuse, match="with the latch that numbered it"):
+        client.resume(Secret("record", held.stored))
+    assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
+
+
 def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
     latch = FileLatch(tmp_path / "latch")
     latch.begin(bytes(16))
