@@ -166,7 +166,6 @@ class Label(bytes, Enum):
 
 
 _LENGTHS: Final = tuple(length.to_bytes(_LENGTH_BYTES, "big") for length in range(1 << 11))
-"""Of the parts that are bound a million times in a large session: ids, keys, digests, signatures and short lists."""
 
 
 def bind(label: Label, *parts: bytes) -> bytes:
