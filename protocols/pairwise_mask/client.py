@@ -76,7 +76,7 @@ class Client(Confined):
             coins: ``SystemCoins()`` in production.
             authority: who certifies identities; for active mode, with the client's own key and certificate.
             terms: what the session has to be about; an offer about something else is refused. Active mode needs them.
-            threads: how many threads expand masks.
+            threads: how many threads expand masks and verify signatures.
             latch: where records of suspended sessions are numbered; a client without one cannot be suspended.
         """
         if certificate is not None and certificate.client != client:
