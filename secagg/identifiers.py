@@ -9,6 +9,7 @@ from secagg.errors import InvalidParameters, Party
 __all__ = [
     "CLIENT_ID_BYTES",
     "CONTEXT_BYTES",
+    "CONTEXT_TAG_BYTES",
     "AttemptContext",
     "ClientId",
     "HolderId",
@@ -19,6 +20,7 @@ __all__ = [
 
 CLIENT_ID_BYTES = 8
 CONTEXT_BYTES = 32
+CONTEXT_TAG_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,27 +70,27 @@ class HolderId(Party):
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptContext:
+class _Context:
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        if type(self.digest) is not bytes or len(self.digest) != CONTEXT_BYTES:
+            got = f"{type(self.digest).__name__} of {len(self.digest)}"
+            raise InvalidParameters(f"a context is a digest: {CONTEXT_BYTES} bytes; got {got}")
+
+    @property
+    def tag(self) -> bytes:
+        """Return what messages begin with, to tell contexts apart by accident; whatever protects binds the digest."""
+        return self.digest[:CONTEXT_TAG_BYTES]
+
+
+class AttemptContext(_Context):
     """The digest of one attempt's configuration (T0): known before anybody advertises a key."""
 
-    digest: bytes
-
-    def __post_init__(self) -> None:
-        _require_context_length(self.digest)
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SessionContext:
+class SessionContext(_Context):
     """The digest of the attempt and of its roster (ctx), which every later key, nonce and signature is bound to."""
 
-    digest: bytes
-
-    def __post_init__(self) -> None:
-        _require_context_length(self.digest)
-
-
-def _require_context_length(digest: bytes) -> None:
-    if type(digest) is not bytes or len(digest) != CONTEXT_BYTES:
-        raise InvalidParameters(
-            f"a context is a digest: {CONTEXT_BYTES} bytes; got {type(digest).__name__} of {len(digest)}"
-        )
+    __slots__ = ()

@@ -174,7 +174,7 @@ WEAKENINGS = (
     Weakening(
         "round 4: the neighbours' views",
         ROUND_4,
-        "        _verify_views(masked, message, present)\n",
+        "        _verify_views(member, masked, message, present)\n",
         "",
         f"{CASE}one other view, a committee of 3 of 5",
     ),

@@ -165,7 +165,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
         altered(
             round4_unmasking,
             _CERTIFICATE,
-            ("for item in message.endorsements:", "for item in message.endorsements[:1]:"),
+            ("in_parallel(check, message.endorsements,", "in_parallel(check, message.endorsements[:1],"),
         ),
     ),
     "view of the sharers not signed": ((round4_unmasking, "_verify_views", nothing),),

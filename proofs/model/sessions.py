@@ -127,7 +127,9 @@ class Clients:
                 latch._numbers.update(before.numbers)  # noqa: SLF001
                 record = Secret("client record", before.records[-1])
                 brought = self._brought(party, attempt, len(before.records))
-                return Client.resume(record, new_input(), latch=latch, **brought)
+                client = Client(client_id(party[0]), new_input(), latch=latch, **brought)
+                client.resume(record)
+                return client
 
     def _asleep(self, client: Client, before: Client | Suspended | None, latch: MemoryLatch) -> Client | Suspended:
         if not self.setup.restarts:

@@ -99,7 +99,7 @@ class World(Clients):
                 _junk(roster, shown.place(number), receiver) if relayed is None else relayed.deliver_to(receiver)
             )
         return DeliveredShares(
-            context=roster.context.digest, sharers=set_on(shown, sharers), entries=tuple(entries)
+            context=roster.context.tag, sharers=set_on(shown, sharers), entries=tuple(entries)
         ).encode()
 
     def relayed(self, shown: Shown, number: int) -> RelayedShares | None:
@@ -132,7 +132,7 @@ class World(Clients):
     def survivors_message(self, shown: Shown, sharers: Set, contributors: Set) -> bytes:
         """Return the two sets that a member of the committee is to sign."""
         return round3_consistency_check.SurvivorSet(
-            context=self.roster(shown).context.digest,
+            context=self.roster(shown).context.tag,
             sharers=set_on(shown, sharers),
             contributors=set_on(shown, contributors),
         ).encode()
@@ -159,7 +159,7 @@ class World(Clients):
     ) -> bytes:
         """Return a request with any endorsements, in the order in which they are given."""
         return round4_unmasking.UnmaskingRequest(
-            context=self.roster(shown).context.digest,
+            context=self.roster(shown).context.tag,
             contributors=set_on(shown, contributors),
             endorsements=tuple(endorsements),
             views=tuple(round4_unmasking.SignedView(upload=ideal.UPLOADED, signature=view) for view in views),

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from secagg.crypto.labels import Label
 from secagg.errors import InternalError, InvalidParameters, PeerMisbehaved, Reason
 from secagg.fields import CLIENT, Placed, fixed, nested, optional, sized
-from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
+from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
 from secagg.wire import MessageKind
@@ -43,7 +43,7 @@ class KeyAdvertisement(Placed):
     """A client's public keys for one attempt, and a commitment to its self-mask seed."""
 
     kind: ClassVar = MessageKind.KEY_ADVERTISEMENT
-    attempt: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    attempt: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     client: Annotated[ClientId, CLIENT]
     channel_key: Annotated[bytes, _KEY]
     mask_key: Annotated[bytes, _KEY]
@@ -85,14 +85,14 @@ class VerifiedAdvertiser:
         return keys if self.identity is None else (*keys, self.identity.public_key)
 
 
-def sign_advertisement(unsigned: KeyAdvertisement, member: Member) -> KeyAdvertisement:
+def sign_advertisement(unsigned: KeyAdvertisement, member: Member, attempt: AttemptContext) -> KeyAdvertisement:
     """Sign an advertisement with the member's identity key, and put the certificate beside it."""
     if member.certificate is None:
         raise InvalidParameters("active mode needs a certificate")
     credential = Credential(
         identity_key=member.certificate.public_key,
         certificate=member.certificate.signature,
-        signature=member.sign(Label.SIGNED_ADVERTISEMENT, *_signed_parts(unsigned)),
+        signature=member.sign(Label.SIGNED_ADVERTISEMENT, *_signed_parts(unsigned, attempt)),
     )
     return replace(unsigned, credential=credential)
 
@@ -112,9 +112,8 @@ def verify_advertisement(
             raise InternalError("an active session's advertisement is verified without an authority or a credential")
         certificate = Certificate(client, credential.identity_key, credential.certificate)
         identity = authority.verify(certificate, culprits=culprits)
-        identity.verify(
-            credential.signature, Label.SIGNED_ADVERTISEMENT, *_signed_parts(advertisement), culprits=culprits
-        )
+        parts = _signed_parts(advertisement, configuration.context)
+        identity.verify(credential.signature, Label.SIGNED_ADVERTISEMENT, *parts, culprits=culprits)
         culprits = {client}
     keys = PublishedKeys(
         client,
@@ -143,7 +142,7 @@ def verify_entry(
             signature=rest[-SIGNATURE_BYTES:],
         )
     advertisement = KeyAdvertisement(
-        attempt=configuration.context.digest,
+        attempt=configuration.context.tag,
         client=client,
         channel_key=channel_key,
         mask_key=mask_key,
@@ -161,9 +160,9 @@ def entry_bytes(configuration: SessionConfiguration) -> int:
     return keys
 
 
-def _signed_parts(advertisement: KeyAdvertisement) -> tuple[bytes, ...]:
+def _signed_parts(advertisement: KeyAdvertisement, attempt: AttemptContext) -> tuple[bytes, ...]:
     return (
-        advertisement.attempt,
+        attempt.digest,
         advertisement.client.encode(),
         advertisement.channel_key,
         advertisement.mask_key,

@@ -76,7 +76,7 @@ class Client(Confined):
             coins: ``SystemCoins()`` in production.
             authority: who certifies identities; for active mode, with the client's own key and certificate.
             terms: what the session has to be about; an offer about something else is refused. Active mode needs them.
-            threads: how many threads expand masks.
+            threads: how many threads expand masks and verify signatures.
             latch: where records of suspended sessions are numbered; a client without one cannot be suspended.
         """
         if certificate is not None and certificate.client != client:
@@ -282,54 +282,34 @@ class Client(Confined):
             self._abort()
             return encoded
 
-    @classmethod
-    def resume(  # noqa: PLR0913 -- what a client brings into a session
-        cls,
-        suspended: Secret,
-        client_input: ClientInput,
-        *,
-        latch: Latch,
-        floors: ClientFloors,
-        capacity: int,
-        coins: Coins,
-        authority: Authority | None = None,
-        signing_key: SigningKey | None = None,
-        certificate: Certificate | None = None,
-        terms: SessionTerms | None = None,
-        threads: int = 1,
-    ) -> Client:
-        """Go on from a record, in whichever process, and overwrite it.
+    def resume(self, suspended: Secret) -> SessionConfiguration:
+        """Go on from a record, in whichever process, as the client that it is of, and overwrite the record.
 
+        Returns:
+            What the session agrees on.
         Raises:
             MalformedMessage: it is no record.
-            Misuse: it was resumed before, is not the newest, or its session is over.
+            Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
+                client has no latch, or has begun a session itself.
             InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
         """
-        with suspended:
-            record = ClientRecord.decode(suspended)
-        try:
-            latch.claim(record.name, record.number)
-            client = cls(
-                record.client,
-                client_input,
-                floors=floors,
-                capacity=capacity,
-                coins=coins,
-                authority=authority,
-                signing_key=signing_key,
-                certificate=certificate,
-                terms=terms,
-                threads=threads,
-            )
-            client._go_on(record, Recording(latch, coins, record))
-        except BaseException:
-            record.wipe()
-            raise
-        return client
+        with self._lock:
+            if self._recording is None or self._state is not ClientState.AWAITING_OFFER:
+                raise Misuse(
+                    "what was suspended is resumed by a client with the latch that numbered it, and no session"
+                )
+            with suspended:
+                record = ClientRecord.decode(suspended)
+            try:
+                return self._go_on(record, self._recording.after(record))
+            except BaseException:
+                record.wipe()
+                raise
 
-    def _go_on(self, record: ClientRecord, recording: Recording) -> None:
+    def _go_on(self, record: ClientRecord, recording: Recording) -> SessionConfiguration:
         self._recording, self._member = recording, replace(self._member, coins=recording.coins)
         try:
+            self._require_own(record)
             self._configuration = configuration = SessionConfiguration.decode(record.offer)
             configuration.require_floors(self._member.floors)
             self._require_terms(configuration)
@@ -341,6 +321,11 @@ class Client(Confined):
             self._abort()
             raise
         self._state, self._answered = record.state, record.answered
+        return configuration
+
+    def _require_own(self, record: ClientRecord) -> None:
+        if record.client != self.client:
+            raise Misuse(f"what was suspended is that of {record.client} and not of {self.client}")
 
     def _unexpected(self, kind: MessageKind) -> UnexpectedMessage:
         due = CLIENT_TRANSITIONS.get(self._state)

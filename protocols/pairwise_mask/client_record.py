@@ -92,6 +92,11 @@ class Recording(Confined):
         self._name = b"" if record is None else record.name
         self._number = 0 if record is None else record.number + 1
 
+    def after(self, record: ClientRecord) -> Recording:
+        """Claim a record's number, and return the recording that goes on from it."""
+        self._latch.claim(record.name, record.number)
+        return Recording(self._latch, self._plain, record)
+
     def note(self, kind: MessageKind, message: bytes) -> None:
         """Remember a message that was answered, as far as it is needed later."""
         if kind is MessageKind.SESSION_OFFER:

@@ -216,7 +216,7 @@ class Collected:
                     due=tuple(settled.sharers),
                 )
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:
-                context, contributors = settled.roster.context.digest, settled.contributors
+                context, contributors = settled.roster.context.tag, settled.contributors
                 survivors = SurvivorSet(context=context, sharers=settled.sharers, contributors=contributors).encode()
                 committee = sorted(position for position in settled.roster.committee if position in contributors)
                 return self._round_of(committee, self.configuration.quorum, lambda _: survivors)

@@ -18,12 +18,12 @@ from typing import Annotated, ClassVar
 from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
 from secagg.fields import Placed, fixed
-from secagg.identifiers import CONTEXT_BYTES, ClientId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.wire import MessageKind
 
 from .client_set import ClientSet, client_set
 from .member import Member
-from .roster import Seat
+from .roster import Seat, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import SIGNATURE
 from .settled import Settled, suspects
@@ -37,7 +37,7 @@ class Complaint(Placed):
     """Whose seeds a client could not use."""
 
     kind: ClassVar = MessageKind.COMPLAINT
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     accused: Annotated[ClientSet, client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)))]
@@ -69,7 +69,7 @@ def complain(member: Member, key_set: VerifiedKeySet, sharers: ClientSet, accuse
     if roster.configuration.is_active:
         parts = _signed_complaint(roster.context, member.client, sharers, places)
         signature = member.sign(Label.SIGNED_COMPLAINT, *parts)
-    return Complaint(context=roster.context.digest, signature=signature, accused=places)
+    return Complaint(context=roster.context.tag, signature=signature, accused=places)
 
 
 def check_complaint(settled: Settled, sender: int, message: Complaint) -> tuple[int, ...]:
@@ -80,13 +80,7 @@ def check_complaint(settled: Settled, sender: int, message: Complaint) -> tuple[
         AuthenticationFailed: not signed by its sender.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    if message.context != roster.context.digest:
-        raise PeerMisbehaved(
-            f"{client} complains in another session",
-            reason=Reason.WRONG_SESSION,
-            culprits=suspects(client),
-            round_name=_ROUND,
-        )
+    require_context(message.context, roster.context, f"{client} complains in another session", suspects(client), _ROUND)
     if settled.is_active:
         parts = _signed_complaint(roster.context, client, settled.sharers, message.accused)
         identity = settled.identity_of(sender)

@@ -8,6 +8,7 @@ from typing import Final
 from secagg.contract import Layout
 from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import InvalidParameters
+from secagg.identifiers import CONTEXT_TAG_BYTES
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.costs import AES_BLOCK_BYTES, ONE_IN, Costs, Work, mask_cipher_calls, ring_length
 
@@ -15,7 +16,8 @@ from .configuration import SessionConfiguration
 from .graph import Topology
 from .plan import plan_session
 
-_HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7, 32, 32, 64, 4, 8
+_HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7 + CONTEXT_TAG_BYTES, 32, 32, 64, 4, 8
+"""What every message begins with, and its fields."""
 _CREDENTIAL = _DIGEST + 2 * _SIGNATURE
 """An identity key, the authority's signature on it, and a signature made with it."""
 _AUTHORITY = b"\x01" * _DIGEST
@@ -93,30 +95,30 @@ def _plan(layout: Layout, clients: int, suite: Suite, rare: int, topology: Topol
 
 def _sent(configuration: SessionConfiguration, degree: int) -> int:
     key, sealed, edge = _sizes(configuration.suite)
-    advertised = _HEADER + _DIGEST + _ID + 2 * key + _DIGEST + _CREDENTIAL
+    advertised = _HEADER + _ID + 2 * key + _DIGEST + _CREDENTIAL
     # Of two neighbours one sends the seed of the edge, so a client sends half of its edges on the average.
-    shared = _HEADER + _DIGEST + _SIGNATURE + degree * sealed + degree * edge // 2
-    masked = _HEADER + _DIGEST + _SIGNATURE + configuration.masked_bytes
-    unmasking = _HEADER + _DIGEST + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST) + _SIGNATURE
+    shared = _HEADER + _SIGNATURE + degree * sealed + degree * edge // 2
+    masked = _HEADER + _SIGNATURE + configuration.masked_bytes
+    unmasking = _HEADER + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST) + _SIGNATURE
     return advertised + shared + masked + _confirming(configuration, _SIGNATURE) + unmasking
 
 
 def _received(configuration: SessionConfiguration, clients: int, degree: int) -> int:
     key, sealed, edge = _sizes(configuration.suite)
     # Ids are taken for consecutive: each is one byte of the roster.
-    roster = _HEADER + _DIGEST + (_COUNT + clients) + 2 * _DIGEST + 2 * _COUNT
+    roster = _HEADER + (_COUNT + clients) + 2 * _DIGEST + 2 * _COUNT
     roster += degree * (2 * key + _DIGEST + _CREDENTIAL) + _DIGEST * _proof_nodes(clients, degree)
     paths = degree * (_SIGNATURE + 1 + _DIGEST * (degree - 1).bit_length())
-    shares = _HEADER + _DIGEST + _set_bytes(clients) + degree * sealed + degree * edge // 2 + paths
+    shares = _HEADER + _set_bytes(clients) + degree * sealed + degree * edge // 2 + paths
     views = configuration.quorum * (_COUNT + _DIGEST + 2 * _SIGNATURE) + degree * _SIGNATURE
-    survivors = _HEADER + _DIGEST + _set_bytes(clients) + 2 * _COUNT + views
+    survivors = _HEADER + _set_bytes(clients) + 2 * _COUNT + views
     confirmed = _confirming(configuration, 2 * _set_bytes(clients))
     return len(configuration.encode()) + roster + shares + confirmed + survivors
 
 
 def _confirming(configuration: SessionConfiguration, content: int) -> int:
     """Count a message of the consistency check where everybody is on the committee; in a large one nearly nobody is."""
-    return 0 if configuration.committee_size else _HEADER + _DIGEST + content
+    return 0 if configuration.committee_size else _HEADER + content
 
 
 def _sizes(suite: Suite) -> tuple[int, int, int]:

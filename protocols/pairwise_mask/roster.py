@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from secagg.crypto.labels import Label, bind
-from secagg.errors import MalformedMessage, Reason
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId, SessionContext
+from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
+from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 
 from .client_set import ClientSet
 from .configuration import SessionConfiguration
@@ -91,6 +91,18 @@ def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root:
     context = SessionContext(_hash(Label.SESSION_CONTEXT, attempt, digest, seed))
     graph = Graph(configuration.topology, population, configuration.degree_among(population), seed)
     return Roster(configuration, clients, root, opening, context, graph)
+
+
+def require_context(
+    tag: bytes, context: AttemptContext | SessionContext, sentence: str, culprits: Iterable[Party], round_name: str
+) -> None:
+    """Refuse a message whose tag is that of another context.
+
+    Raises:
+        PeerMisbehaved: saying so in the sentence.
+    """
+    if tag != context.tag:
+        raise PeerMisbehaved(sentence, reason=Reason.WRONG_SESSION, culprits=culprits, round_name=round_name)
 
 
 def entry_digest(client: ClientId, entry: bytes) -> bytes:

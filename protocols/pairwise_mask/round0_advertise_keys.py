@@ -21,7 +21,7 @@ from secagg.crypto.prime_field import random_root
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Placed, fixed, repeated, sized, variable
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority
 from secagg.wire import MessageKind
@@ -38,7 +38,7 @@ from .commitments import commit_to_self_mask
 from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
 from .graph import MAXIMUM_POPULATION
 from .member import Member
-from .roster import Roster, encode_clients, entry_digest, roster_of
+from .roster import Roster, encode_clients, entry_digest, require_context, roster_of
 from .suites import MaskKeys, OwnKeys, key_suite
 
 ROUND: Final = "advertise_keys"
@@ -60,7 +60,7 @@ class AdvertisedKeys(Placed):
     """What one client gets to see of the roster: everybody's id, its neighbours' entries, and their proof."""
 
     kind: ClassVar = MessageKind.ADVERTISED_KEYS
-    attempt: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    attempt: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     clients: Annotated[
         bytes, variable(_MAXIMUM_LIST_BYTES, lambda at: at.place.maximum_population * _MAXIMUM_ID_BYTES)
     ] = field(repr=False)
@@ -140,7 +140,7 @@ def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple
     mask = MaskKeys(member.client, suite.key_pair(mask_root, KeyRole.MASK, attempt), mask_root)
     keys = OwnKeys(member.client, channel, mask)
     unsigned = KeyAdvertisement(
-        attempt=attempt.digest,
+        attempt=attempt.tag,
         client=member.client,
         channel_key=keys.channel.public_key.encoded,
         mask_key=keys.mask.pair.public_key.encoded,
@@ -148,7 +148,7 @@ def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple
         credential=None,
     )
     with abandoned_on_error(mask_root, self_mask_seed):
-        advertisement = sign_advertisement(unsigned, member) if configuration.mode is SecurityMode.ACTIVE else unsigned
+        advertisement = sign_advertisement(unsigned, member, attempt) if configuration.is_active else unsigned
     return Advertised(configuration, keys, self_mask_seed, advertisement), advertisement
 
 
@@ -215,12 +215,13 @@ def check_advertisement(
 
     Implements: [BIK+17] Fig. 4, Round 0, server.
     """
-    if message.attempt != configuration.context.digest:
-        raise PeerMisbehaved(
-            f"{message.client} advertises keys for another attempt",
-            reason=Reason.WRONG_SESSION,
-            culprits={message.client, ServerId()},
-        )
+    require_context(
+        message.attempt,
+        configuration.context,
+        f"{message.client} advertises keys for another attempt",
+        {message.client, ServerId()},
+        ROUND,
+    )
     authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
     advertiser = verify_advertisement(message, configuration, authority)
     for key in message.public_keys:
@@ -254,7 +255,7 @@ class PublishedRoster:
         roster = self.roster
         neighbours = roster.graph.neighbours(position)
         return AdvertisedKeys(
-            attempt=roster.configuration.context.digest,
+            attempt=roster.configuration.context.tag,
             clients=self._clients,
             root=roster.root,
             opening=roster.opening,
@@ -268,13 +269,7 @@ class PublishedRoster:
 
 def _checked_roster(member: Member, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
     """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
-    if message.attempt != configuration.context.digest:
-        raise PeerMisbehaved(
-            "the roster is of another attempt",
-            reason=Reason.WRONG_SESSION,
-            culprits={ServerId()},
-            round_name=ROUND,
-        )
+    require_context(message.attempt, configuration.context, "the roster is of another attempt", {ServerId()}, ROUND)
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):
         raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
     try:

@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate as running_sum
 from typing import Annotated, ClassVar, Final
 
@@ -25,17 +26,17 @@ from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
-from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, Reason
 from secagg.fields import At, Field, Placed, fixed, sized
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
-from secagg.parameters import SecurityMode
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
+from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client_set import ClientSet, client_set
 from .commitments import SharedSecret, SharePlace
 from .member import Member
-from .roster import Roster, Seat
+from .roster import Roster, Seat, require_context
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .settled import Settled, suspects
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
@@ -79,16 +80,19 @@ class EntryForm:
     def between(cls, roster: Roster, sender: int, receiver: int) -> EntryForm:
         """Return the form of the entry from one position to another."""
         suite = key_suite(roster.configuration.suite)
-        return cls(
-            suite.sealed_bytes,
-            suite.edge_bytes if suite.edge_bytes and roster.graph.sends_edge_seed(sender, receiver) else 0,
-            COMMITMENT_BYTES if roster.configuration.mode is SecurityMode.ACTIVE else 0,
-        )
+        sends = bool(suite.edge_bytes) and roster.graph.sends_edge_seed(sender, receiver)
+        return _form(roster.configuration.suite, sends, roster.configuration.is_active)
 
     @property
     def size(self) -> int:
         """The length of the whole entry."""
         return self.sealed_bytes + self.edge_bytes + self.commitment_bytes
+
+
+@cache
+def _form(suite: Suite, sends: bool, is_active: bool) -> EntryForm:  # noqa: FBT001 -- what forms differ in
+    keys = key_suite(suite)
+    return EntryForm(keys.sealed_bytes, keys.edge_bytes if sends else 0, COMMITMENT_BYTES if is_active else 0)
 
 
 def signature_bytes(roster: Roster) -> int:
@@ -109,7 +113,7 @@ class EncryptedShares(Placed):
     """A client's entries for all its neighbours, in their order, under one signature."""
 
     kind: ClassVar = MessageKind.ENCRYPTED_SHARES
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     entries: Annotated[bytes, sized(lambda at: _entries_bytes(at.place), "all entries")] = field(repr=False)
@@ -154,7 +158,7 @@ class DeliveredShares(Placed):
     """Who shared keys, and what one's neighbours among them sent."""
 
     kind: ClassVar = MessageKind.DELIVERED_SHARES
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     sharers: Annotated[ClientSet, client_set(lambda at: at.place.roster.population)]
     entries: Annotated[
         tuple[DeliveredEntry, ...], Field(_write_entries, _read_entries, "entries, in active mode with their proofs")
@@ -230,7 +234,7 @@ def share_keys(member: Member, state: Advertised, key_set: VerifiedKeySet) -> tu
         receivers = [roster.clients[neighbour] for neighbour in key_set.neighbours]
         root = MerkleTree([_leaf(client, entry) for client, entry in zip(receivers, entries, strict=True)]).root
         signature = member.sign(Label.SIGNED_SHARES, *_signed_parts(roster.context, keys.client, len(entries), root))
-    message = EncryptedShares(context=roster.context.digest, signature=signature, entries=b"".join(entries))
+    message = EncryptedShares(context=roster.context.tag, signature=signature, entries=b"".join(entries))
     return Shared(key_set, keys, state.self_mask_seed, edges), message
 
 
@@ -274,13 +278,13 @@ class RelayedShares:
             PeerMisbehaved: made for another session.
             AuthenticationFailed: not signed by its sender.
         """
-        if message.context != roster.context.digest:
-            raise PeerMisbehaved(
-                f"{roster.clients[sender]} shared keys for another session",
-                reason=Reason.WRONG_SESSION,
-                culprits=suspects(roster.clients[sender]),
-                round_name=ROUND,
-            )
+        require_context(
+            message.context,
+            roster.context,
+            f"{roster.clients[sender]} shared keys for another session",
+            suspects(roster.clients[sender]),
+            ROUND,
+        )
         self.message = message
         self._roster, self._sender = roster, sender
         self._neighbours = array("I", roster.graph.neighbours(sender))
@@ -326,7 +330,7 @@ def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], recei
     roster, sharers = settled.roster, settled.sharers
     senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
     entries = tuple(relayed[sender].deliver_to(receiver) for sender in senders)
-    return DeliveredShares(context=roster.context.digest, sharers=sharers, entries=entries)
+    return DeliveredShares(context=roster.context.tag, sharers=sharers, entries=entries)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
 from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet, blaming
 from secagg.fields import At, Field, Placed, fixed, sized
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client_set import ClientSet
@@ -37,7 +37,7 @@ from .commitments import SharedSecret, SharePlace
 from .complaint import Complaint, complain
 from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .member import ClientInput, Member
-from .roster import Roster
+from .roster import Roster, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import (
     DeliveredEntry,
@@ -71,7 +71,7 @@ class MaskedInput(Placed):
     """A client's masked vector, and its signature on the set of clients under which it masked."""
 
     kind: ClassVar = MessageKind.MASKED_INPUT
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, sized(lambda at: signature_bytes(at.place), "64 in active mode")]
     """Empty in semi-honest mode."""
     packed: Annotated[tuple[bytes | memoryview, ...], Field(_write_vectors, _read_vector, "the masked vector")] = field(
@@ -156,7 +156,7 @@ def mask_input(
         seeds.clear()
     # Nothing of this client's own is needed any more; its neighbours hold what recovery takes.
     state.wipe()
-    upload = MaskedInput(context=roster.context.digest, signature=signature, packed=packed)
+    upload = MaskedInput(context=roster.context.tag, signature=signature, packed=packed)
     return Masked(key_set, message.sharers, shares, seeds), upload, complaints
 
 
@@ -175,13 +175,9 @@ def accept_masked_input(settled: Settled, sender: int, message: MaskedInput, tot
         MalformedMessage: it does not unpack.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    if message.context != roster.context.digest:
-        raise PeerMisbehaved(
-            f"{client} masked its input for another session",
-            reason=Reason.WRONG_SESSION,
-            culprits=suspects(client),
-            round_name=ROUND,
-        )
+    require_context(
+        message.context, roster.context, f"{client} masked its input for another session", suspects(client), ROUND
+    )
     evidence = b""
     if settled.is_active:
         digest = upload_digest(message.packed)
@@ -212,8 +208,7 @@ def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, u
 
 def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
     configuration = key_set.roster.configuration
-    if message.context != key_set.roster.context.digest:
-        raise PeerMisbehaved("the shares are of another session", reason=Reason.WRONG_SESSION, culprits={ServerId()})
+    require_context(message.context, key_set.roster.context, "the shares are of another session", {ServerId()}, ROUND)
     if key_set.position not in message.sharers:
         raise PeerMisbehaved(
             "the server delivers shares and says that this client shared nothing",

@@ -16,13 +16,13 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Message, Placed, fixed
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.wire import MessageKind
 
 from .client_set import ClientSet, client_set
 from .member import Member
-from .roster import Roster
+from .roster import Roster, require_context
 from .round2_masked_input import Masked
 from .settled import Settled, suspects
 
@@ -37,7 +37,7 @@ class SurvivorSet(Placed):
     """Who shared keys, and who of them contributed, as the server says."""
 
     kind: ClassVar = MessageKind.SURVIVOR_SET
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     sharers: Annotated[ClientSet, client_set(lambda at: at.place.population)]
     contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
 
@@ -52,7 +52,7 @@ class SurvivorSignature(Message):
     """A committee member's signature on the two sets."""
 
     kind: ClassVar = MessageKind.SURVIVOR_SIGNATURE
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
 
@@ -92,19 +92,13 @@ def confirm_survivors(member: Member, state: Masked, message: SurvivorSet) -> tu
     parts = signed_survivors(roster.context, member.client, message.sharers, message.contributors)
     signature = member.sign(Label.SIGNED_SURVIVORS, *parts)
     confirmed = Confirmed(state, message.contributors)
-    return confirmed, SurvivorSignature(context=roster.context.digest, signature=signature)
+    return confirmed, SurvivorSignature(context=roster.context.tag, signature=signature)
 
 
 def check_survivors(state: Masked, context: bytes, contributors: ClientSet, round_name: str) -> None:
     """Refuse a set of contributors that this client must not help to unmask."""
     roster, position = state.key_set.roster, state.key_set.position
-    if context != roster.context.digest:
-        raise PeerMisbehaved(
-            "the survivors are of another session",
-            reason=Reason.WRONG_SESSION,
-            culprits={ServerId()},
-            round_name=round_name,
-        )
+    require_context(context, roster.context, "the survivors are of another session", {ServerId()}, round_name)
     if not contributors.issubset(state.sharers):
         raise invalid_survivors("somebody contributed without having shared keys", round_name)
     if position not in contributors:
@@ -123,13 +117,7 @@ def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSig
     Implements: [BIK+17] Fig. 4, Round 3, server.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    if message.context != roster.context.digest:
-        raise PeerMisbehaved(
-            f"{client} signed for another session",
-            reason=Reason.WRONG_SESSION,
-            culprits=suspects(client),
-            round_name=ROUND,
-        )
+    require_context(message.context, roster.context, f"{client} signed for another session", suspects(client), ROUND)
     parts = signed_survivors(roster.context, client, settled.sharers, settled.contributors)
     identity = settled.identity_of(sender)
     identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=suspects(client))

@@ -23,7 +23,7 @@ from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import check_value
 from secagg.errors import InternalError, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Placed, fixed, nested, repeated, sized, unsigned
-from secagg.identifiers import CONTEXT_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
@@ -33,8 +33,8 @@ from .commitments import SharedSecret
 from .configuration import DIGEST_BYTES
 from .graph import MAXIMUM_POPULATION
 from .member import Member
-from .roster import Roster
-from .round0_advertise_keys import PublishedRoster
+from .roster import Roster, require_context
+from .round0_advertise_keys import PublishedRoster, in_parallel
 from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
@@ -70,7 +70,7 @@ class UnmaskingRequest(Placed):
     """Who contributed; in active mode with the committee's certificate and the neighbours' signed views."""
 
     kind: ClassVar = MessageKind.UNMASKING_REQUEST
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
     endorsements: Annotated[
         tuple[Endorsement, ...], repeated(nested(Endorsement), MAXIMUM_POPULATION, lambda at: at.place.population)
@@ -96,7 +96,7 @@ class UnmaskingShares(Placed):
     """For each neighbour that shared keys, one share; in the hybrid suite also the edge seeds of those that dropped."""
 
     kind: ClassVar = MessageKind.UNMASKING_SHARES
-    context: Annotated[bytes, fixed(CONTEXT_BYTES)]
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     held: Annotated[ClientSet, client_set(lambda at: len(at.place.answered.neighbours))]
@@ -162,7 +162,7 @@ def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingR
         )
     if roster.configuration.mode is SecurityMode.ACTIVE:
         _verify_certificate(member, masked, message)
-        _verify_views(masked, message, present)
+        _verify_views(member, masked, message, present)
     elif message.endorsements or message.views:
         raise MalformedMessage(
             "a request in semi_honest mode holds signatures", reason=Reason.TRAILING_BYTES, culprits={ServerId()}
@@ -175,7 +175,7 @@ def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingR
             held.append(place)
             shown.append(_show(masked, neighbour, both, revealed_secret(neighbour, contributors)))
     answer = UnmaskingShares(
-        context=roster.context.digest,
+        context=roster.context.tag,
         signature=b"",
         held=ClientSet.of(len(answered.neighbours), held),
         shares=b"".join(shown),
@@ -237,7 +237,7 @@ def request_unmasking(
         present = (views[roster.clients[n]] for n in roster.graph.neighbours(position) if n in contributors)
         signed = tuple(SignedView(upload=view[:DIGEST_BYTES], signature=view[DIGEST_BYTES:]) for view in present)
     return UnmaskingRequest(
-        context=roster.context.digest, contributors=contributors, endorsements=endorsements, views=signed
+        context=roster.context.tag, contributors=contributors, endorsements=endorsements, views=signed
     )
 
 
@@ -260,13 +260,13 @@ class RevealedShares:
         self._answered = AnsweredFor.by(roster, settled.sharers, settled.contributors, sender)
         self._message = UnmaskingShares.decode(message, roster, self._answered)
         client = roster.clients[sender]
-        if self._message.context != roster.context.digest:
-            raise PeerMisbehaved(
-                f"{client} reveals shares of another session",
-                reason=Reason.WRONG_SESSION,
-                culprits=suspects(client),
-                round_name=ROUND,
-            )
+        require_context(
+            self._message.context,
+            roster.context,
+            f"{client} reveals shares of another session",
+            suspects(client),
+            ROUND,
+        )
         if settled.is_active:
             parts = signed_unmasking(roster.context, client, settled.contributors, self._message)
             identity = settled.identity_of(sender)
@@ -320,9 +320,9 @@ def _verify_certificate(member: Member, masked: Masked, message: UnmaskingReques
         raise _uncertified("the certificate holds signatures twice, out of order, or of clients outside the committee")
     if len(positions) < roster.configuration.quorum:
         raise _uncertified(f"the certificate holds {len(positions)} of {roster.configuration.quorum} signatures")
-    for item in message.endorsements:
-        client = roster.clients[item.position]
-        culprits = {ServerId()}
+
+    def check(item: Endorsement) -> None:
+        client, culprits = roster.clients[item.position], {ServerId()}
         if member.authority is None:
             raise InternalError("a certificate of an active session is verified without an authority")
         identity = member.authority.verify(Certificate(client, item.identity_key, item.certificate), culprits=culprits)
@@ -332,17 +332,23 @@ def _verify_certificate(member: Member, masked: Masked, message: UnmaskingReques
         parts = signed_survivors(roster.context, client, masked.sharers, message.contributors)
         identity.verify(item.signature, Label.SIGNED_SURVIVORS, *parts, culprits=culprits)
 
+    in_parallel(check, message.endorsements, member.threads)
 
-def _verify_views(masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
+
+def _verify_views(member: Member, masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
     roster = masked.key_set.roster
     if len(message.views) != len(present):
         raise _uncertified(f"{len(present)} contributing neighbours have {len(message.views)} signed views")
-    for neighbour, view in zip(present, message.views, strict=True):
+
+    def check(shown: tuple[int, SignedView]) -> None:
+        neighbour, view = shown
         identity = masked.key_set.advertisers[neighbour].identity
         if identity is None:
             raise InternalError("a view of an active session is verified without an identity")
         parts = signed_view(roster.context, identity.client, masked.sharers, view.upload)
         identity.verify(view.signature, Label.SIGNED_VIEW, *parts, culprits={identity.client, ServerId()})
+
+    in_parallel(check, list(zip(present, message.views, strict=True)), member.threads)
 
 
 def _uncertified(sentence: str) -> PeerError:

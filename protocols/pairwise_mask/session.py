@@ -292,26 +292,9 @@ class PairwiseMember(Confined):
         return noise_of(configuration, self.noise, self._floors.assumed_corrupted)
 
     def _client(self, session: PairwiseClientSession, subject: Subject, suspended: Secret | None) -> Client:
-        if suspended is None:
-            return Client(
-                self.client,
-                LateInput(session.take),
-                floors=self._floors,
-                capacity=subject.capacity,
-                coins=self._coins,
-                authority=self._authority,
-                signing_key=self._signing_key,
-                certificate=self._certificate,
-                terms=self.terms_of(subject),
-                threads=self._threads,
-                latch=self.latch,
-            )
-        if self.latch is None:
-            raise Misuse("what was suspended is resumed with the latch that numbered it")
-        client = Client.resume(
-            suspended,
+        client = Client(
+            self.client,
             LateInput(session.take),
-            latch=self.latch,
             floors=self._floors,
             capacity=subject.capacity,
             coins=self._coins,
@@ -320,15 +303,15 @@ class PairwiseMember(Confined):
             certificate=self._certificate,
             terms=self.terms_of(subject),
             threads=self._threads,
+            latch=self.latch,
         )
-        configuration = client.configuration
-        try:
-            if client.client != self.client or configuration is None:
-                raise Misuse(f"what was suspended is that of {client.client} and not of {self.client}")
-            require_subject(subject, self.terms_of(subject), configuration)
-        except SecAggError:
-            client.abort()
-            raise
+        if suspended is not None:
+            configuration = client.resume(suspended)
+            try:
+                require_subject(subject, self.terms_of(subject), configuration)
+            except SecAggError:
+                client.abort()
+                raise
         return client
 
 

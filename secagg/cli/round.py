@@ -57,7 +57,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     command.add_argument("--block-size", type=int, help="values of a codeword of pq (default: 9)")
     command.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
     command.add_argument("--cheat", type=int, default=0, help="how many clients vote more than once in a block")
-    command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
+    command.add_argument("--threads", type=int, default=1, help="that expand masks and verify (default: %(default)s)")
     command.add_argument(
         "--share-checks",
         action="store_true",

@@ -8,6 +8,7 @@ two inputs to a hash, a key derivation, a cipher or a signature can coincide acr
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from secagg.errors import InvalidParameters, Misuse
 
@@ -165,12 +166,15 @@ class Label(bytes, Enum):
     PLATFORM_ANSWER = b"secagg/1/platform-answer"
 
 
+_LENGTHS: Final = tuple(length.to_bytes(_LENGTH_BYTES, "big") for length in range(1 << 11))
+
+
 def bind(label: Label, *parts: bytes) -> bytes:
     """Return the label and the parts as one string that no other label and parts give.
 
     Each part is preceded by its length, so the boundaries between parts are part of the string.
     """
-    return b"".join((label, frame(*parts)))
+    return label + frame(*parts)
 
 
 def frame(*parts: bytes) -> bytes:
@@ -179,8 +183,13 @@ def frame(*parts: bytes) -> bytes:
     for part in parts:
         if type(part) is not bytes:
             raise Misuse(f"a bound part is bytes; got {type(part).__name__}, whose length may count something else")
-        try:
-            framed += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)
-        except OverflowError:
-            raise InvalidParameters(f"a bound part has {len(part)} bytes; the limit is 2^32 - 1") from None
+        length = len(part)
+        framed += (_LENGTHS[length] if length < len(_LENGTHS) else _long(length), part)
     return b"".join(framed)
+
+
+def _long(length: int) -> bytes:
+    try:
+        return length.to_bytes(_LENGTH_BYTES, "big")
+    except OverflowError:
+        raise InvalidParameters(f"a bound part has {length} bytes; the limit is 2^32 - 1") from None

@@ -49,12 +49,12 @@ from tests.harness.pairwise_sessions import Adversary, Delivery, InsecurePairwis
 
 GoesOn = Callable[..., None]
 NothingIsReleased = Callable[..., SecAggError]
-HEADER_BYTES, CONTEXT_BYTES, HELD_BYTES = 7, 32, 1
+HEADER_BYTES, TAG_BYTES, HELD_BYTES = 7, 8, 1
 
 
 def shares_start(session: InsecurePairwiseSession) -> int:
     """Return where the first share stands in an answer among eight clients."""
-    return HEADER_BYTES + CONTEXT_BYTES + signature_bytes(session.server.roster) + HELD_BYTES
+    return HEADER_BYTES + TAG_BYTES + signature_bytes(session.server.roster) + HELD_BYTES
 
 
 def liars(session: InsecurePairwiseSession, *positions: int, dealers: Iterable[int] = range(7)) -> Adversary:

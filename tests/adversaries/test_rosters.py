@@ -33,7 +33,7 @@ from secagg.errors import (
     SecAggError,
     ThresholdNotMet,
 )
-from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId
+from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, sign_advertisement
@@ -58,6 +58,11 @@ def at_rosters(mode: SecurityMode = SecurityMode.ACTIVE, **others: object) -> In
     session = InsecurePairwiseSession(replace(SessionSetup(mode=mode), **others))  # type: ignore[arg-type]
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     return session
+
+
+def attempt_of(session: InsecurePairwiseSession) -> AttemptContext:
+    """Return what an advertisement is signed for."""
+    return session.server.configuration.context
 
 
 def advertised(session: InsecurePairwiseSession) -> dict[ClientId, KeyAdvertisement]:
@@ -222,11 +227,11 @@ def test_a_key_of_the_attackers_does_not_pass_for_another_clients_in_active_mode
     forged = replace(entries[target], channel_key=keys.channel_key, mask_key=keys.mask_key)
     member = session.member(corrupted)
     if credential == "signed by a corrupted client":
-        forged = sign_advertisement(forged, member)
+        forged = sign_advertisement(forged, member, attempt_of(session))
     elif credential == "self-made":
         own = insecure_signing_key("the attacker", b"")
         fake = issue_certificate(own, target, own.public_key)
-        forged = sign_advertisement(forged, replace(member, signing_key=own, certificate=fake))
+        forged = sign_advertisement(forged, replace(member, signing_key=own, certificate=fake), attempt_of(session))
     session.take(victim)
     message = shown(session, victim, entries | {target: forged})
     refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {target, ServerId()})
@@ -303,7 +308,7 @@ def test_a_bad_key_that_a_corrupted_client_advertises_is_stopped_by_the_server(
         other = KeyAdvertisement.decode(session.sent_by(honest, MessageKind.KEY_ADVERTISEMENT), configuration)
         forged = bad_key(own, other, defect)
         if mode is SecurityMode.ACTIVE:
-            forged = sign_advertisement(forged, session.member(attacker))
+            forged = sign_advertisement(forged, session.member(attacker), attempt_of(session))
         return (replace(delivery, message=forged.encode()),)
 
     session.adversary = replace_key
@@ -328,7 +333,7 @@ def test_a_bad_key_that_the_server_lets_pass_is_stopped_by_every_neighbour(
     entries = advertised(session)
     forged = bad_key(entries[attacker], entries[honest], defect)
     active = mode is SecurityMode.ACTIVE
-    entries[attacker] = sign_advertisement(forged, session.member(attacker)) if active else forged
+    entries[attacker] = sign_advertisement(forged, session.member(attacker), attempt_of(session)) if active else forged
     session.take(victim)
     message = shown(session, victim, entries)
     kind, reason = DEFECTS[defect]
@@ -347,7 +352,8 @@ def under_one_identity(
     """Return an advertisement in a client's name that is certified and signed with another's identity key."""
     shared = session.signing_keys[other]
     certificate = issue_certificate(session.authority_key, client, shared.public_key)
-    return sign_advertisement(keys, replace(session.member(client), signing_key=shared, certificate=certificate))
+    member = replace(session.member(client), signing_key=shared, certificate=certificate)
+    return sign_advertisement(keys, member, attempt_of(session))
 
 
 @pytest.mark.parametrize("twin", ["another neighbour's", "the client's own"])
@@ -406,7 +412,7 @@ def test_a_neighbour_with_the_clients_own_key_is_refused(mode: SecurityMode, ref
     entries = advertised(session)
     forged = replace(entries[attacker], mask_key=entries[victim].mask_key)
     active = mode is SecurityMode.ACTIVE
-    entries[attacker] = sign_advertisement(forged, session.member(attacker)) if active else forged
+    entries[attacker] = sign_advertisement(forged, session.member(attacker), attempt_of(session)) if active else forged
     session.take(victim)
     message = shown(session, victim, entries)
     refused(session, victim, message, PeerMisbehaved, Reason.PUBLIC_KEY_REUSED, {attacker, ServerId()})
@@ -428,8 +434,8 @@ def invented(session: InsecurePairwiseSession, count: int) -> dict[ClientId, Key
         member = replace(
             session.member(session.client_ids[0]), client=client, signing_key=identity, certificate=certificate
         )
-        unsigned = replace(keys, client=client, attempt=session.server.configuration.context.digest)
-        made[client] = sign_advertisement(unsigned, member)
+        unsigned = replace(keys, client=client, attempt=session.server.configuration.context.tag)
+        made[client] = sign_advertisement(unsigned, member, attempt_of(session))
     return made
 
 
@@ -509,7 +515,7 @@ def test_a_signed_advertisement_of_another_attempt_is_refused_even_if_it_is_rela
     earlier, session = at_rosters(), InsecurePairwiseSession(SessionSetup(attempt=1))
     target = session.client_ids[4]
     old = advertised(earlier)[target]
-    relabelled = replace(old, attempt=session.server.configuration.context.digest)
+    relabelled = replace(old, attempt=session.server.configuration.context.tag)
     for message, reason in (
         (old.encode(), Reason.WRONG_SESSION),
         (relabelled.encode(), Reason.AUTHENTICATION_FAILED),
@@ -519,6 +525,20 @@ def test_a_signed_advertisement_of_another_attempt_is_refused_even_if_it_is_rela
             fresh.server.receive(target, message)
         assert (caught.value.reason, caught.value.culprits) == (reason, suspects(target))
         goes_on(fresh, without=[target])
+
+
+def test_an_advertisement_for_an_attempt_whose_tag_is_the_same_does_not_count(goes_on: GoesOn) -> None:
+    session = InsecurePairwiseSession(SessionSetup())
+    target, attempt = session.client_ids[4], attempt_of(session)
+    (answer,) = session.clients[target].receive(session.take(target))
+    own = KeyAdvertisement.decode(answer, session.server.configuration)
+    # Tags are short enough to be met by trying; what is signed is bound to the whole digest.
+    alike = AttemptContext(attempt.tag + bytes(24))
+    assert alike.tag == attempt.tag
+    with pytest.raises(AuthenticationFailed) as caught:
+        session.server.receive(target, sign_advertisement(own, session.member(target), alike).encode())
+    assert caught.value.culprits == suspects(target)
+    goes_on(session, without=[target])
 
 
 # --- Split views ------------------------------------------------------------------------------------------------------
@@ -542,7 +562,7 @@ def split_lists(mode: SecurityMode) -> tuple[InsecurePairwiseSession, ClientId, 
     else:
         raise AssertionError("every client is a neighbour")
     message = AdvertisedKeys(
-        attempt=roster.configuration.context.digest,
+        attempt=roster.configuration.context.tag,
         clients=encode_clients(names),
         root=tree.root,
         opening=roster.opening,
@@ -565,7 +585,7 @@ def test_a_client_that_is_shown_another_list_is_in_a_session_of_its_own(mode: Se
 
 def relabel(message: bytes, context: bytes) -> bytes:
     """Write another context into a message, as a server does that wants it to pass."""
-    return message[:HEADER_BYTES] + context + message[HEADER_BYTES + CONTEXT_BYTES :]
+    return message[:HEADER_BYTES] + context + message[HEADER_BYTES + CONTEXT_TAG_BYTES :]
 
 
 def test_shares_made_under_another_list_do_not_pass_a_neighbours_check_in_active_mode(
@@ -580,7 +600,7 @@ def test_shares_made_under_another_list_do_not_pass_a_neighbours_check_in_active
         position: RelayedShares(roster, position, EncryptedShares.decode(sent, roster, position), None)
         for position in range(12)
         for sent in [
-            relabel(answer, roster.context.digest)
+            relabel(answer, roster.context.tag)
             if position == 3
             else session.sent_by(session.client_ids[position], MessageKind.ENCRYPTED_SHARES)
         ]
@@ -629,8 +649,8 @@ def test_a_server_that_relabels_what_a_client_with_another_model_sends_gets_no_s
         before_roster = delivery.state is ServerState.AWAITING_KEY_ADVERTISEMENTS
         truth = session.server.configuration if before_roster else session.server.roster
         if delivery.sender == victim:
-            contexts["own"] = message[HEADER_BYTES : HEADER_BYTES + CONTEXT_BYTES]
-            message = relabel(message, truth.context.digest)
+            contexts["own"] = message[HEADER_BYTES : HEADER_BYTES + CONTEXT_TAG_BYTES]
+            message = relabel(message, truth.context.tag)
         elif delivery.receiver == victim:
             message = own_offer.encode() if before_roster else relabel(message, contexts["own"])
         return (replace(delivery, message=message),)

@@ -24,7 +24,7 @@ from secagg.crypto import hybrid_key_agreement
 from secagg.crypto.prime_field import PRIME
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
-from secagg.identifiers import CONTEXT_BYTES, ClientId, Party, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.complaint import complain
@@ -233,7 +233,7 @@ def test_in_active_mode_whatever_the_relay_alters_in_an_entry_ends_the_session_f
         # The pair opens and fits its commitment, so the neighbour sealed it: nobody looks at the signature.
         answer = b"".join(session.clients[victim].receive(with_entry(message, 0, forged)))
         roster = session.server.roster
-        assert MaskedInput.decode(answer, roster).context == roster.context.digest
+        assert MaskedInput.decode(answer, roster).context == roster.context.tag
         assert session.clients[victim].complaints == []
         return
     refused(
@@ -554,7 +554,7 @@ def test_shares_of_a_client_under_the_label_of_another_session_are_refused_by_th
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     target = session.client_ids[3]
     old = earlier.sent_by(target, MessageKind.ENCRYPTED_SHARES)
-    relabelled = old[:HEADER_BYTES] + session.server.roster.context.digest + old[HEADER_BYTES + CONTEXT_BYTES :]
+    relabelled = old[:HEADER_BYTES] + session.server.roster.context.tag + old[HEADER_BYTES + CONTEXT_TAG_BYTES :]
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(target, relabelled)
     assert caught.value.culprits == suspects(target)

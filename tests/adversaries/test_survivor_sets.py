@@ -52,7 +52,7 @@ def at(state: ServerState, mode: SecurityMode = SecurityMode.ACTIVE, **others: o
 def survivor_set(session: InsecurePairwiseSession, contributors: Iterable[int], sharers: Iterable[int]) -> bytes:
     roster = session.server.roster
     message = SurvivorSet(
-        context=roster.context.digest, sharers=roster.set_of(sharers), contributors=roster.set_of(contributors)
+        context=roster.context.tag, sharers=roster.set_of(sharers), contributors=roster.set_of(contributors)
     )
     return message.encode()
 
@@ -97,7 +97,7 @@ def request(
     ]
     views = tuple(SignedView(upload=upload_digest(item.packed), signature=item.signature) for item in uploads)
     message = UnmaskingRequest(
-        context=roster.context.digest,
+        context=roster.context.tag,
         contributors=survivors,
         endorsements=tuple(endorsement(session, position, signatures[position]) for position in sorted(signatures)),
         views=views,

@@ -107,10 +107,14 @@ def test_what_one_label_binds_is_never_the_beginning_of_another_label() -> None:
 
 def test_the_bound_string_is_pinned() -> None:
     assert bind(Label.EDGE_SEED, b"ab", b"") == b"secagg/1/edge-seed\0\0\0\2ab\0\0\0\0"
+    for length in (1, 255, 256, 2047, 2048, 65537):
+        framed = length.to_bytes(4, "big") + bytes(length)
+        assert bind(Label.EDGE_SEED, bytes(length)) == Label.EDGE_SEED.value + framed
 
 
 def test_a_part_is_bound_up_to_the_length_that_its_length_field_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secagg.crypto.labels._LENGTH_BYTES", 1)
+    monkeypatch.setattr("secagg.crypto.labels._LENGTHS", ())
     assert bind(Label.LAYOUT_DIGEST, bytes(255)) == Label.LAYOUT_DIGEST.value + b"\xff" + bytes(255)
     with pytest.raises(InvalidParameters, match="256 bytes"):
         bind(Label.LAYOUT_DIGEST, bytes(256))

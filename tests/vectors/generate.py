@@ -349,7 +349,7 @@ class Play:
             return []
         own = roster.position_of(ClientId(_number(role)))
         is_active = configuration.mode is SecurityMode.ACTIVE
-        ranges, at = [[39, 64]] if is_active else list[list[int]](), 39 + 64 * is_active
+        ranges, at = [[15, 64]] if is_active else list[list[int]](), 15 + 64 * is_active
         for neighbour in roster.graph.neighbours(own or 0):
             ranges.append([at, 1200])
             at += 1200

@@ -109,14 +109,14 @@ def _client_refuses(
 PLAIN, SIGNED, WIDE = "semi_honest_full", "active_full", "semi_honest_full_wide_ids"
 SPARSE, HYBRID = "semi_honest_sparse_dropouts_everywhere", "hybrid_semi_honest_sparse"
 NEGATIVES: tuple[Negative, ...] = (
-    # Round 0, the server takes an advertisement: T0 at 7, id at 39, channel key at 47, mask key at 79, commitment at
-    # 111, identity key at 143, certificate at 175, signature at 239.
+    # Round 0, the server takes an advertisement: T0 at 7, id at 15, channel key at 23, mask key at 55, commitment at
+    # 87, identity key at 119, certificate at 151, signature at 215.
     *_server_refuses(
         PLAIN,
         "key_advertisement",
         {
-            "low_order_mask_key": (put(79, bytes(32)), "public_key_low_order"),
-            "non_canonical_channel_key": (flip(78, 0x80), "public_key_not_canonical"),
+            "low_order_mask_key": (put(55, bytes(32)), "public_key_low_order"),
+            "non_canonical_channel_key": (flip(54, 0x80), "public_key_not_canonical"),
             "truncated_advertisement": (cut_last, "truncated"),
             "trailing_byte_after_advertisement": (append, "trailing_bytes"),
             "wrong_version": (put(4, b"\x02"), "wrong_version"),
@@ -124,26 +124,26 @@ NEGATIVES: tuple[Negative, ...] = (
             "unknown_kind": (put_number(5, 0xFFFF, 2), "not_canonical"),
             "wrong_kind_to_the_server": (put_number(5, 19, 2), "wrong_kind"),
             "advertisement_for_another_attempt": (flip(7), "wrong_session"),
-            "advertisement_in_anothers_name": (put_number(39, 3, 8), "not_eligible"),
-            "duplicate_key": (copy(79, 32, "client/1/key_advertisement", 79), "public_key_reused", "client/1"),
-            "one_key_in_two_roles": (copy(79, 32, "client/2/key_advertisement", 47), "public_key_reused"),
+            "advertisement_in_anothers_name": (put_number(15, 3, 8), "not_eligible"),
+            "duplicate_key": (copy(55, 32, "client/1/key_advertisement", 55), "public_key_reused", "client/1"),
+            "one_key_in_two_roles": (copy(55, 32, "client/2/key_advertisement", 23), "public_key_reused"),
         },
     ),
     *_server_refuses(
         SIGNED,
         "key_advertisement",
         {
-            "bad_certificate": (flip(175), "authentication_failed"),
-            "bad_signature_on_advertisement": (flip(239), "authentication_failed"),
-            "altered_commitment_under_signature": (flip(111), "authentication_failed"),
+            "bad_certificate": (flip(151), "authentication_failed"),
+            "bad_signature_on_advertisement": (flip(215), "authentication_failed"),
+            "altered_commitment_under_signature": (flip(87), "authentication_failed"),
         },
     ),
     *_server_refuses(
         HYBRID,
         "key_advertisement",
         {
-            "non_canonical_mlkem_key": (put(47, b"\xff\xff\xff"), "public_key_not_canonical"),
-            "low_order_half_of_hybrid_key": (put(47 + 1184, bytes(32)), "public_key_low_order"),
+            "non_canonical_mlkem_key": (put(23, b"\xff\xff\xff"), "public_key_not_canonical"),
+            "low_order_half_of_hybrid_key": (put(23 + 1184, bytes(32)), "public_key_low_order"),
         },
     ),
     Negative(
@@ -151,7 +151,7 @@ NEGATIVES: tuple[Negative, ...] = (
         base=PLAIN,
         message="client/2/key_advertisement",
         does="repeat",
-        edit=flip(111),
+        edit=flip(87),
         expect="already_answered",
         culprits=("client/2", SERVER),
     ),
@@ -168,8 +168,8 @@ NEGATIVES: tuple[Negative, ...] = (
         SIGNED,
         "encrypted_shares",
         {
-            "bad_signature_on_shares": (flip(39), "authentication_failed"),
-            "altered_share_under_signature": (flip(103), "authentication_failed"),
+            "bad_signature_on_shares": (flip(15), "authentication_failed"),
+            "altered_share_under_signature": (flip(79), "authentication_failed"),
         },
     ),
     Negative(
@@ -189,10 +189,10 @@ NEGATIVES: tuple[Negative, ...] = (
             "upload_for_another_session": (flip(7), "wrong_session"),
             "truncated_upload": (cut_last, "truncated"),
             "trailing_byte_after_upload": (append, "trailing_bytes"),
-            "upload_with_fill_bits_set": (flip(48, 0x80), "not_canonical"),
+            "upload_with_fill_bits_set": (flip(24, 0x80), "not_canonical"),
         },
     ),
-    *_server_refuses(SIGNED, "masked_input", {"bad_signature_on_view": (flip(39), "authentication_failed")}),
+    *_server_refuses(SIGNED, "masked_input", {"bad_signature_on_view": (flip(15), "authentication_failed")}),
     Negative(
         name="upload_of_a_client_that_did_not_share",
         base=SPARSE,
@@ -206,16 +206,16 @@ NEGATIVES: tuple[Negative, ...] = (
         name="altered_upload",
         base=PLAIN,
         message="client/2/masked_input",
-        edit=flip(39),
+        edit=flip(15),
         expect="check_words_mismatch",
         fails="unmask",
     ),
-    # Round 3, the server takes a signature on the survivors: ctx at 7, signature at 39.
+    # Round 3, the server takes a signature on the survivors: ctx at 7, signature at 15.
     *_server_refuses(
         SIGNED,
         "survivor_signature",
         {
-            "bad_signature_on_survivors": (flip(39), "authentication_failed"),
+            "bad_signature_on_survivors": (flip(15), "authentication_failed"),
             "survivor_signature_for_another_session": (flip(7), "wrong_session"),
         },
     ),
@@ -236,12 +236,12 @@ NEGATIVES: tuple[Negative, ...] = (
         expect="threshold_not_met",
         fails="close_round",
     ),
-    # Round 4, the server takes shares: ctx at 7, a byte for what is held at 39, the first share at 40.
+    # Round 4, the server takes shares: ctx at 7, a byte for what is held at 15, the first share at 16.
     *_server_refuses(
         PLAIN,
         "unmasking_shares",
         {
-            "share_out_of_range": (put(40, b"\xff" * 32), "share_out_of_range"),
+            "share_out_of_range": (put(16, b"\xff" * 32), "share_out_of_range"),
             "answer_for_another_session": (flip(7), "wrong_session"),
             "truncated_answer": (cut_last, "truncated"),
         },
@@ -258,7 +258,7 @@ NEGATIVES: tuple[Negative, ...] = (
         name="wrong_share",
         base=PLAIN,
         message="client/2/unmasking_shares",
-        edit=flip(71),
+        edit=flip(47),
         expect="commitment_mismatch",
         fails="unmask",
     ),
@@ -266,15 +266,15 @@ NEGATIVES: tuple[Negative, ...] = (
         SIGNED,
         "unmasking_shares",
         {
-            "bad_signature_on_answer": (flip(39), "authentication_failed"),
-            "altered_answer_under_signature": (flip(64 + 71), "authentication_failed"),
+            "bad_signature_on_answer": (flip(15), "authentication_failed"),
+            "altered_answer_under_signature": (flip(47 + 64), "authentication_failed"),
         },
     ),
     Negative(
         name="wrong_share_corrected",
         base=WIDE,
         message="client/0/unmasking_shares",
-        edit=flip(40 + 32 + 31),
+        edit=flip(16 + 32 + 31),
         expect="ok",
         faults=(("commitment_mismatch", ("client/0", "client/130", SERVER)),),
         fails="unmask",
@@ -308,37 +308,37 @@ NEGATIVES: tuple[Negative, ...] = (
             "truncated_offer": (cut_last, "truncated"),
         },
     ),
-    # Round 1, a client takes the roster: T0 at 7, the list's length at 39 and its bytes 01 00 00 00 at 43, root at 47,
-    # opening at 79, the number of entries at 111, entries from 115 on.
+    # Round 1, a client takes the roster: T0 at 7, the list's length at 15 and its bytes 01 00 00 00 at 19, root at 23,
+    # opening at 55, the number of entries at 87, entries from 91 on.
     *_client_refuses(
         PLAIN,
         "client/2/advertised_keys",
         {
             "roster_of_another_attempt": (flip(7), "wrong_session"),
-            "second_encoding_of_the_roster": (splice(39, 5, b"\x00\x00\x00\x05\x81\x00"), "roster_invalid"),
-            "roster_without_its_receiver": (put(44, b"\x01"), "roster_invalid"),
-            "another_root": (flip(47), "roster_invalid"),
-            "another_opening": (flip(79), "roster_invalid"),
-            "altered_key_of_a_neighbour": (flip(115), "roster_invalid"),
+            "second_encoding_of_the_roster": (splice(15, 5, b"\x00\x00\x00\x05\x81\x00"), "roster_invalid"),
+            "roster_without_its_receiver": (put(20, b"\x01"), "roster_invalid"),
+            "another_root": (flip(23), "roster_invalid"),
+            "another_opening": (flip(55), "roster_invalid"),
+            "altered_key_of_a_neighbour": (flip(91), "roster_invalid"),
             "truncated_roster": (cut_last, "truncated"),
         },
     ),
     *_client_refuses(
         PLAIN,
         "client/2/advertised_keys",
-        {"cohort_too_small": (splice(39, 8, b"\x00\x00\x00\x02\x01\x00"), "threshold_not_met")},
+        {"cohort_too_small": (splice(15, 8, b"\x00\x00\x00\x02\x01\x00"), "threshold_not_met")},
         blamed=(),
     ),
     *_client_refuses(SPARSE, "client/30/advertised_keys", {"altered_proof": (flip(-1), "roster_invalid")}),
-    # Round 2, a client takes its neighbours' shares: ctx at 7, the sharers at 39, the first entry at 40; in active mode
-    # this is 112 bytes long, its signature follows at 152, the length of the path at 216, the path at 217.
+    # Round 2, a client takes its neighbours' shares: ctx at 7, the sharers at 15, the first entry at 16; in active mode
+    # this is 112 bytes long, its signature follows at 128, the length of the path at 192, the path at 193.
     *_client_refuses(
         PLAIN,
         "client/2/delivered_shares",
         {
             "delivery_for_another_session": (flip(7), "wrong_session"),
-            "sharers_without_the_receiver": (flip(39, 0x02), "survivors_invalid"),
-            "sharers_beyond_the_population": (flip(39, 0x10), "not_canonical"),
+            "sharers_without_the_receiver": (flip(15, 0x02), "survivors_invalid"),
+            "sharers_beyond_the_population": (flip(15, 0x10), "not_canonical"),
             "wrong_kind_to_a_client": (put_number(5, 24, 2), "wrong_kind"),
             "wrong_version_to_a_client": (put(4, b"\x02"), "wrong_version"),
         },
@@ -347,7 +347,7 @@ NEGATIVES: tuple[Negative, ...] = (
         name="tampered_share",
         base=PLAIN,
         message="client/2/delivered_shares",
-        edit=flip(40),
+        edit=flip(16),
         expect="ok",
         complaints=(("authentication_failed", ("client/1", SERVER)),),
     ),
@@ -355,28 +355,28 @@ NEGATIVES: tuple[Negative, ...] = (
         SIGNED,
         "client/2/delivered_shares",
         {
-            "tampered_share_under_signature": (flip(40), "authentication_failed", "client/1"),
-            "tampered_commitment_under_signature": (flip(120), "authentication_failed", "client/1"),
+            "tampered_share_under_signature": (flip(16), "authentication_failed", "client/1"),
+            "tampered_commitment_under_signature": (flip(96), "authentication_failed", "client/1"),
         },
     ),
-    # In the hybrid suite nothing but the signature says whose an entry is: signature at 2472, the number of nodes at
-    # 2536, nodes from 2537 on. In the classic suite nobody looks at it where the pair opens and fits.
+    # In the hybrid suite nothing but the signature says whose an entry is: signature at 2448, the number of nodes at
+    # 2512, nodes from 2513 on. In the classic suite nobody looks at it where the pair opens and fits.
     *_client_refuses(
         "hybrid_active_full",
         "client/2/delivered_shares",
         {
-            "bad_signature_on_delivery": (flip(2472), "authentication_failed", "client/1"),
-            "bad_path_of_delivery": (flip(2537), "authentication_failed", "client/1"),
-            "path_too_short": (splice(2536, 33, b"\x02"), "authentication_failed", "client/1"),
+            "bad_signature_on_delivery": (flip(2448), "authentication_failed", "client/1"),
+            "bad_path_of_delivery": (flip(2513), "authentication_failed", "client/1"),
+            "path_too_short": (splice(2512, 33, b"\x02"), "authentication_failed", "client/1"),
         },
     ),
-    # In the hybrid suite client 3 sends client 1 the seed of their edge: 1200 bytes for the shares from 1240 on, then a
+    # In the hybrid suite client 3 sends client 1 the seed of their edge: 1200 bytes for the shares from 1216 on, then a
     # commitment, then the seed, sealed. A client that cannot use it complains in place of uploading.
     Negative(
         name="tampered_seed_of_an_edge",
         base=HYBRID,
         message="client/1/delivered_shares",
-        edit=flip(2472),
+        edit=flip(2448),
         expect="ok",
         complaints=(("authentication_failed", ("client/3", SERVER)),),
     ),
@@ -384,60 +384,60 @@ NEGATIVES: tuple[Negative, ...] = (
         name="another_commitment_to_the_seed_of_an_edge",
         base=HYBRID,
         message="client/1/delivered_shares",
-        edit=flip(2440),
+        edit=flip(2416),
         expect="ok",
         complaints=(("commitment_mismatch", ("client/3", SERVER)),),
     ),
-    # Round 3, a member takes the survivors: ctx at 7, sharers at 39, contributors at 40.
+    # Round 3, a member takes the survivors: ctx at 7, sharers at 15, contributors at 16.
     *_client_refuses(
         SIGNED,
         "client/2/survivor_set",
         {
             "survivors_of_another_session": (flip(7), "wrong_session"),
-            "survivors_without_the_receiver": (flip(40, 0x02), "survivors_invalid"),
-            "other_sharers_than_before": (flip(39, 0x08), "survivors_invalid"),
+            "survivors_without_the_receiver": (flip(16, 0x02), "survivors_invalid"),
+            "other_sharers_than_before": (flip(15, 0x08), "survivors_invalid"),
         },
     ),
     *_client_refuses(
         "active_sparse_one_dropout_before_unmasking",
         "client/2/survivor_set",
-        {"contributor_that_did_not_share": (flip(41, 0x08), "survivors_invalid")},
+        {"contributor_that_did_not_share": (flip(17, 0x08), "survivors_invalid")},
     ),
-    # Round 4, a client takes the request: ctx at 7, contributors at 39, the number of endorsements at 40, endorsements
-    # of 164 bytes from 44 on (position, identity key, certificate, signature), the number of views at 536, views of 96
+    # Round 4, a client takes the request: ctx at 7, contributors at 15, the number of endorsements at 16, endorsements
+    # of 164 bytes from 20 on (position, identity key, certificate, signature), the number of views at 512, views of 96
     # bytes: digest, signature.
     *_client_refuses(
         SIGNED,
         "client/2/unmasking_request",
         {
             "request_of_another_session": (flip(7), "wrong_session"),
-            "request_without_the_receiver": (flip(39, 0x02), "survivors_invalid"),
-            "request_for_another_set_than_signed": (flip(39, 0x08), "survivors_invalid"),
-            "one_endorsement_twice": (put_number(44 + 164, 0), "quorum_not_met"),
-            "too_few_endorsements": (splice(40, 4 + 164, b"\x00\x00\x00\x02"), "quorum_not_met"),
-            "bad_endorsement": (flip(144), "authentication_failed"),
-            "bad_view": (flip(540 + 32), "authentication_failed", "client/1"),
-            "view_left_out": (splice(536, 4 + 96, b"\x00\x00\x00\x02"), "quorum_not_met"),
+            "request_without_the_receiver": (flip(15, 0x02), "survivors_invalid"),
+            "request_for_another_set_than_signed": (flip(15, 0x08), "survivors_invalid"),
+            "one_endorsement_twice": (put_number(20 + 164, 0), "quorum_not_met"),
+            "too_few_endorsements": (splice(16, 4 + 164, b"\x00\x00\x00\x02"), "quorum_not_met"),
+            "bad_endorsement": (flip(120), "authentication_failed"),
+            "bad_view": (flip(516 + 32), "authentication_failed", "client/1"),
+            "view_left_out": (splice(512, 4 + 96, b"\x00\x00\x00\x02"), "quorum_not_met"),
         },
     ),
     *_client_refuses(
         PLAIN,
         "client/2/unmasking_request",
         {
-            "views_in_semi_honest_mode": (splice(44, 4, b"\x00\x00\x00\x01" + bytes(96)), "trailing_bytes"),
-            "contributors_without_the_receiver": (flip(39, 0x02), "survivors_invalid"),
+            "views_in_semi_honest_mode": (splice(20, 4, b"\x00\x00\x00\x01" + bytes(96)), "trailing_bytes"),
+            "contributors_without_the_receiver": (flip(15, 0x02), "survivors_invalid"),
         },
     ),
     *_client_refuses(
         PLAIN,
         "client/2/unmasking_request",
-        {"too_few_contributing_neighbours": (flip(39, 0x08), "threshold_not_met")},
+        {"too_few_contributing_neighbours": (flip(15, 0x08), "threshold_not_met")},
         blamed=(),
     ),
     *_client_refuses(
         WIDE,
         "client/1/unmasking_request",
-        {"too_few_contributors": (put(39, b"\x1f"), "threshold_not_met")},
+        {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")},
         blamed=(),
     ),
     Negative(
@@ -445,7 +445,7 @@ NEGATIVES: tuple[Negative, ...] = (
         base=PLAIN,
         message="client/2/unmasking_request",
         does="repeat",
-        edit=flip(39, 0x08),
+        edit=flip(15, 0x08),
         expect="already_answered",
         culprits=(SERVER,),
     ),

@@ -115,10 +115,10 @@ def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, A
     before = ConfigRecord(dict(context.state.config_records.get(STATE_RECORD, ConfigRecord()).items()))
     reply = answered(call_next(message, context))
     if at and not reply.has_error() and told["do"] == "wrong-share":
-        # After the header, the context and one byte that says which shares are held, each share has 32 bytes, and in
+        # After the header, its tag and one byte that says which shares are held, each share has 32 bytes, and in
         # active mode the digest of another behind it.
         answer, step = bytearray(message_in(reply.content)), 64 if told.get("mode") == "active" else 32
-        for last in range(7 + 32 + 1 + 31, len(answer), step):
+        for last in range(7 + 8 + 1 + 31, len(answer), step):
             answer[last] ^= 1
         client, signature = claimed_client(reply.content), b""
         terms = Terms.parsed(before.get("terms"), before.get("parameters"))

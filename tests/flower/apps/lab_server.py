@@ -326,8 +326,8 @@ def second_request(lab: Lab) -> dict[str, Any]:
         yield message
         if _kind(message) == "UNMASKING_REQUEST":
             request = bytearray(message_in(message.content))
-            # After the header and the context stands the set of contributors; the first position leaves it.
-            request[7 + 32] ^= 1
+            # After the header and its tag stands the set of contributors; the first position leaves it.
+            request[7 + 8] ^= 1
             metadata = message.metadata
             yield Message(with_message(bytes(request)), metadata.dst_node_id, "train", group_id=metadata.group_id)
 
@@ -367,8 +367,8 @@ def other_graph(lab: Lab) -> dict[str, Any]:
     def tamper(message: Message) -> Iterable[Message]:
         if _kind(message) == "ADVERTISED_KEYS":
             shown = bytearray(message_in(message.content))
-            size = int.from_bytes(shown[39:43], "big")
-            shown[43 + size + 32] ^= 1
+            size = int.from_bytes(shown[15:19], "big")
+            shown[19 + size + 32] ^= 1
             message.content = with_message(bytes(shown))
         yield message
 
@@ -430,7 +430,7 @@ def two_stories(lab: Lab) -> dict[str, Any]:
     def tamper(message: Message) -> Iterable[Message]:
         if message.metadata.dst_node_id in half and _kind(message) in ("UNMASKING_REQUEST", "SURVIVOR_SET"):
             request = bytearray(message_in(message.content))
-            offset = 7 + 32 + (1 if _kind(message) == "SURVIVOR_SET" else 0)
+            offset = 7 + 8 + (1 if _kind(message) == "SURVIVOR_SET" else 0)
             members = ClientSet(lab.count, request[offset])
             request[offset] &= ~(1 << next(iter(members)))
             message.content = with_message(bytes(request))

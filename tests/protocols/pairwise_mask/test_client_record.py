@@ -54,7 +54,9 @@ class PutAside:
         return self.session.payloads[self.client], self.weight
 
     def resumed(self, **changes: Any) -> Client:
-        return Client.resume(Secret("record", self.stored), LateInput(self.make), **{**self.brings, **changes})
+        client = Client(self.client, LateInput(self.make), **{**self.brings, **changes})
+        client.resume(Secret("record", self.stored))
+        return client
 
     def receive(self, message: bytes) -> list[bytes]:
         client = self.live or self.resumed()
@@ -220,7 +222,8 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
     session.step()
     held = session.clients[session.client_ids[0]]
     snapshot = Secret("snapshot", held.stored)  # type: ignore[attr-defined]
-    client = Client.resume(snapshot, LateInput(held.make), **held.brings)  # type: ignore[attr-defined]
+    client = Client(held.client, LateInput(held.make), **held.brings)  # type: ignore[attr-defined]
+    client.resume(snapshot)
     assert snapshot.is_wiped
     with pytest.raises(Misuse) as caught:
         pickle.dumps(client)
@@ -286,7 +289,7 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
         with first.suspend() as record:
             held.stored = bytes(record.expose())
         with pytest.raises(Misuse, match="not the newest"):
-            Client.resume(Secret("record", stored), LateInput(held.make), **held.brings)
+            Client(held.client, LateInput(held.make), **held.brings).resume(Secret("record", stored))
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
 
 
@@ -317,6 +320,31 @@ def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path:
     with pytest.raises(InvalidParameters, match="below 8"):
         held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))
     assert not list((tmp_path / "latch").iterdir())
+
+
+def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0])
+    held.receive(session.server.offer)
+    stranger = Client(session.client_ids[1], LateInput(held.make), **held.brings)
+    with pytest.raises(Misuse, match="is that of"):
+        stranger.resume(Secret("record", held.stored))
+    assert stranger.state is ClientState.ABORTED
+    with pytest.raises(Misuse, match="session is over"):
+        held.resumed()
+
+
+@pytest.mark.parametrize("latch", [None, MemoryLatch()], ids=["no latch", "a session of its own"])
+def test_a_client_resumes_nothing_without_a_latch_or_amid_a_session(latch: MemoryLatch | None) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0])
+    held.receive(session.server.offer)
+    client = Client(held.client, LateInput(held.make), **{**held.brings, "latch": latch})
+    if latch is not None:
+        client.receive(session.server.offer)
+    with pytest.raises(Misuse, match="with the latch that numbered it"):
+        client.resume(Secret("record", held.stored))
+    assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
 
 
 def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:

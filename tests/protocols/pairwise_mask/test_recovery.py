@@ -404,7 +404,7 @@ def test_a_share_that_does_not_open_is_missing_and_evicts_nobody(suite: Suite) -
             return (delivery,)
         message = bytearray(delivery.message)
         # Behind the header, the context and the set: the end of the first sealed pair of shares.
-        message[7 + 32 + 2 + key_suite(suite).sealed_bytes - 1] ^= 1
+        message[7 + 8 + 2 + key_suite(suite).sealed_bytes - 1] ^= 1
         return (replace(delivery, message=bytes(message)),)
 
     setup = nine(SecurityMode.SEMI_HONEST, suite)
@@ -709,7 +709,7 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
     graph, neighbours = session.server.roster.graph, session.server.roster.graph.neighbours(position)
     sent = next(place for place, n in enumerate(neighbours) if graph.sends_edge_seed(position, n))
     spoilt = {
-        "context": replace(complaint, context=bytes(32)),
+        "context": replace(complaint, context=bytes(8)),
         "signature": replace(complaint, signature=bytes(64)),
         "nobody": replace(complaint, accused=type(complaint.accused).of(len(neighbours), [])),
         "a stranger's seed": replace(complaint, accused=type(complaint.accused).of(len(neighbours), [sent])),
@@ -734,7 +734,7 @@ def test_a_complaint_is_about_somebody_who_sent_a_seed(suite: Suite) -> None:
 
     def about(*places: int) -> bytes:
         accused = settled.roster.set_of(()).of(len(neighbours), places)
-        return Complaint(context=settled.roster.context.digest, signature=b"", accused=accused).encode()
+        return Complaint(context=settled.roster.context.tag, signature=b"", accused=accused).encode()
 
     receiving = next(place for place in range(8) if place not in sending)
     for wrong in ((), (gone,), (receiving,), (good, gone), (good, receiving), *(((good,),) * (suite is Suite.CLASSIC))):

@@ -25,7 +25,7 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId, Party, ServerId
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, entry_bytes
 from secagg.protocols.pairwise_mask.client import Client
@@ -300,7 +300,7 @@ def test_a_list_that_declares_too_many_items_is_refused_before_it_is_read(form: 
             messages[MessageKind.ADVERTISED_KEYS].decode(entries[:at] + greatest + entries[at + 4 :])
         assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
     request = messages[MessageKind.UNMASKING_REQUEST].message
-    at = HEADER_BYTES + 32 + set_bytes(population)
+    at = HEADER_BYTES + CONTEXT_TAG_BYTES + set_bytes(population)
     for count in (greatest, (population + 1).to_bytes(4, "big")):
         with pytest.raises(MalformedMessage) as caught:
             messages[MessageKind.UNMASKING_REQUEST].decode(request[:at] + count + request[at + 4 :])
@@ -375,7 +375,7 @@ def test_an_upload_is_the_packed_vector_and_a_fixed_frame(form: Form) -> None:
     packed = sum(-(-count // 8) for count in bits)
     signature = 64 if form[0] is SecurityMode.ACTIVE else 0
     assert configuration.masked_bytes == packed
-    assert len(messages[MessageKind.MASKED_INPUT].message) == HEADER_BYTES + 32 + signature + packed
+    assert len(messages[MessageKind.MASKED_INPUT].message) == HEADER_BYTES + CONTEXT_TAG_BYTES + signature + packed
 
 
 # --- What a server that lies may tell ---------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def own_entry(form: Form) -> bytes:
 
 
 BAD_ROSTERS: list[tuple[Edit, Reason, str]] = [
-    (lambda m, _, __: replace(m, attempt=OTHER), Reason.WRONG_SESSION, "another attempt"),
+    (lambda m, _, __: replace(m, attempt=OTHER[:CONTEXT_TAG_BYTES]), Reason.WRONG_SESSION, "another attempt"),
     (lambda m, _, __: replace(m, opening=OTHER), Reason.ROSTER_INVALID, "commits to"),
     (lambda m, _, __: replace(m, clients=b"\x80\x00"), Reason.ROSTER_INVALID, "no roster"),
     (lambda m, r, p: with_clients(m, [r.clients[p]]), Reason.ROSTER_INVALID, "no roster"),
@@ -507,7 +507,7 @@ def with_sharers(message: DeliveredShares, roster: Roster, position: int, sharer
 
 @pytest.mark.parametrize("form", [ACTIVE, SEMI_HONEST], ids="-".join)
 def test_shares_of_another_session_or_without_ones_own_are_refused(form: Form) -> None:
-    _, error = told(form, MessageKind.DELIVERED_SHARES, lambda m, _, __: replace(m, context=OTHER))
+    _, error = told(form, MessageKind.DELIVERED_SHARES, lambda m, _, __: replace(m, context=OTHER[:CONTEXT_TAG_BYTES]))
     assert isinstance(error, PeerMisbehaved)
     assert (error.reason, error.culprits) == (Reason.WRONG_SESSION, SERVER)
     _, error = told(
@@ -564,7 +564,7 @@ def everybody_but(roster: Roster, *absent: int) -> ClientSet:
 
 
 BAD_SURVIVORS: list[tuple[Edit, Reason]] = [
-    (lambda m, _, __: replace(m, context=OTHER), Reason.WRONG_SESSION),
+    (lambda m, _, __: replace(m, context=OTHER[:CONTEXT_TAG_BYTES]), Reason.WRONG_SESSION),
     (lambda m, r, p: replace(m, contributors=everybody_but(r, 0, p)), Reason.SURVIVORS_INVALID),
 ]
 
@@ -674,7 +674,7 @@ def test_an_advertisement_for_another_attempt_or_for_somebody_else_is_refused() 
     configuration, owner = session.server.configuration, _owner(SEMI_HONEST)
     own = KeyAdvertisement.decode(messages[MessageKind.KEY_ADVERTISEMENT].message, configuration)
     for spoilt, reason in (
-        (replace(own, attempt=OTHER), Reason.WRONG_SESSION),
+        (replace(own, attempt=OTHER[:CONTEXT_TAG_BYTES]), Reason.WRONG_SESSION),
         (replace(own, client=ClientId(3)), Reason.NOT_ELIGIBLE),
         (replace(own, mask_key=own.channel_key), Reason.PUBLIC_KEY_REUSED),
     ):

@@ -22,7 +22,8 @@ from secagg.simulation.synthetic_updates import WindowedInputs
 from tests.harness.pairwise_cohort import PLACES, Setting, gather, spread_dropouts
 from tests.harness.pairwise_traffic import bonawitz_bits, expansion
 
-HEADER, DIGEST, ELEMENT, SIGNATURE, TAG = 7, 32, 32, 64, 16
+HEADER, DIGEST, ELEMENT, SIGNATURE, TAG = 7 + 8, 32, 32, 64, 16
+"""Every message of a session begins with its header and the tag of its context."""
 COUNT = 4
 X25519_KEY, HYBRID_KEY = 32, 1184 + 32
 HYBRID_SEALING = 1088 + 32 + TAG
@@ -158,22 +159,22 @@ def due(traffic: Traffic, client: ClientId) -> dict[tuple[ServerState, str], int
     lost_edges = sum(terms.hybrid and other not in contributors for other in present)
     messages = {
         (ADVERTISING, "down"): len(configuration.encode()),
-        (ADVERTISING, "up"): HEADER + DIGEST + 8 + 2 * terms.key + DIGEST + terms.credential,
+        (ADVERTISING, "up"): HEADER + 8 + 2 * terms.key + DIGEST + terms.credential,
         # Ids are consecutive here, so that each gap is one byte of the list.
-        (SHARING, "down"): HEADER + DIGEST + (COUNT + n) + DIGEST + DIGEST + (COUNT + k * terms.entry)
+        (SHARING, "down"): HEADER + (COUNT + n) + DIGEST + DIGEST + (COUNT + k * terms.entry)
         + (COUNT + DIGEST * nodes_of_proof([position, *neighbours], n)),
-        (SHARING, "up"): HEADER + DIGEST + terms.signature + k * terms.sealed + sent_edges,
-        (MASKING, "down"): HEADER + DIGEST + bits_for(n) + len(present) * terms.sealed + received_edges + paths,
-        (MASKING, "up"): HEADER + DIGEST + terms.signature + masked_bytes(configuration),
-        (UNMASKING, "down"): HEADER + DIGEST + bits_for(n)
+        (SHARING, "up"): HEADER + terms.signature + k * terms.sealed + sent_edges,
+        (MASKING, "down"): HEADER + bits_for(n) + len(present) * terms.sealed + received_edges + paths,
+        (MASKING, "up"): HEADER + terms.signature + masked_bytes(configuration),
+        (UNMASKING, "down"): HEADER + bits_for(n)
         + (COUNT + configuration.quorum * (COUNT + DIGEST + 2 * SIGNATURE))
         + (COUNT + (survivors * (DIGEST + SIGNATURE) if terms.active else 0)),
-        (UNMASKING, "up"): HEADER + DIGEST + terms.signature + bits_for(len(present)) + len(present) * terms.shown
+        (UNMASKING, "up"): HEADER + terms.signature + bits_for(len(present)) + len(present) * terms.shown
         + lost_edges * ELEMENT,
     }  # fmt: skip
     if terms.active and client in traffic.up[CONFIRMING]:
-        messages[CONFIRMING, "down"] = HEADER + DIGEST + 2 * bits_for(n)
-        messages[CONFIRMING, "up"] = HEADER + DIGEST + SIGNATURE
+        messages[CONFIRMING, "down"] = HEADER + 2 * bits_for(n)
+        messages[CONFIRMING, "up"] = HEADER + SIGNATURE
     return messages
 
 
@@ -207,7 +208,7 @@ def test_a_full_graph_exceeds_the_formula_by_tags_ids_and_framing_alone(clients:
     excess_bits = 2 * (n - 1) * TAG * 8 + n * 8
     excess_bits += 2 * 8 * bits_for(n) + 8 * bits_for(n - 1) - n
     excess_bits -= 256
-    framing = 7 * HEADER + 7 * DIGEST + len(configuration.encode())
+    framing = 7 * HEADER + len(configuration.encode())
     framing += 8 + DIGEST  # Advertised: one's id and the commitment to one's self-mask seed.
     framing += COUNT + DIGEST + DIGEST + COUNT + COUNT  # With the roster: root, opening, three counts.
     framing += 2 * COUNT  # With the survivors: no endorsements, no views.

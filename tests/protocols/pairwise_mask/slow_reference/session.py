@@ -19,6 +19,8 @@ from .roster import Roster
 from .sharing import CoinReader, deal, interpolate
 
 ADVERTISE, SHARE, UPLOAD, CONFIRM, UNMASK, NEVER = range(6)
+_TAG = 8
+_START = 7 + _TAG
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Session:
             person.entry = keys + commitment + credential if self._is_active else keys
             self._people[client] = person
             self.messages[f"client/{client}/key_advertisement"] = message(
-                encoding.ADVERTISEMENT, self._attempt, name, keys, commitment, credential
+                encoding.ADVERTISEMENT, self._attempt[:_TAG], name, keys, commitment, credential
             )
 
     def _certificate(self, client: int, identity: bytes) -> bytes:
@@ -128,7 +130,7 @@ class Session:
             proof = prove(roster.leaves, known)
             self.messages[f"client/{client}/advertised_keys"] = message(
                 encoding.ADVERTISED,
-                self._attempt,
+                self._attempt[:_TAG],
                 variable(encode_list(roster.clients)),
                 roster.root,
                 self._opening,
@@ -147,7 +149,7 @@ class Session:
         person.seed_shares = deal(person.self_mask_seed, drawn[1], len(neighbours))
         name = f"client/{person.client}/encrypted_shares"
         signature_bytes = 64 if self._is_active else 0
-        recorded = bytes.fromhex(self._recorded.get(name, ""))[39 + signature_bytes :]
+        recorded = bytes.fromhex(self._recorded.get(name, ""))[_START + signature_bytes :]
         for neighbour, shares in zip(neighbours, zip(person.root_shares, person.seed_shares, strict=True), strict=True):
             peer = self._people[neighbour]
             entry = self._keys.seal_shares(self._context, _end(person), _end(peer), shares, recorded)
@@ -168,7 +170,7 @@ class Session:
             parts = (self._context, client_id(person.client), number(len(neighbours), 4), root)
             signature = sign(person.signing_seed, "signed-shares", *parts)
             person.signatures["shares"] = signature
-        self.messages[name] = message(encoding.SHARES, self._context, signature, *person.sent.values())
+        self.messages[name] = message(encoding.SHARES, self._context[:_TAG], signature, *person.sent.values())
 
     def _commitment(self, dealer: Person, holder: int) -> bytes:
         root_digest = self._share_digest(dealer, holder, "mask root")
@@ -186,7 +188,7 @@ class Session:
 
     def _deliver(self) -> None:
         for client in self._sharers:
-            parts = [self._context, self._set_of(self._sharers)]
+            parts = [self._context[:_TAG], self._set_of(self._sharers)]
             for neighbour in self._among(self._sharers, client):
                 sender = self._people[neighbour]
                 parts.append(sender.sent[client])
@@ -212,7 +214,9 @@ class Session:
             parts = (self._context, client_id(client), self._digest_of_set(self._sharers), uploaded)
             signature = sign(person.signing_seed, "signed-view", *parts)
             person.signatures["view"] = uploaded + signature
-        self.messages[f"client/{client}/masked_input"] = message(encoding.UPLOAD, self._context, signature, packed)
+        self.messages[f"client/{client}/masked_input"] = message(
+            encoding.UPLOAD, self._context[:_TAG], signature, packed
+        )
 
     def _edge_seed(self, one: int, other: int) -> bytes:
         """Return the seed that two neighbours share, each of whom knows its own secrets."""
@@ -226,7 +230,7 @@ class Session:
 
     def _confirm(self) -> None:
         shown = message(
-            encoding.SURVIVORS, self._context, self._set_of(self._sharers), self._set_of(self._contributors)
+            encoding.SURVIVORS, self._context[:_TAG], self._set_of(self._sharers), self._set_of(self._contributors)
         )
         committee = [self._roster.clients[position] for position in self._roster.committee]
         members = [client for client in self._contributors if client in committee]
@@ -239,7 +243,9 @@ class Session:
             person, parts = self._people[client], (self._context, client_id(client), *sets, *sizes)
             signature = sign(person.signing_seed, "signed-survivors", *parts)
             person.signatures["survivors"] = signature
-            self.messages[f"client/{client}/survivor_signature"] = message(encoding.SIGNATURE, self._context, signature)
+            self.messages[f"client/{client}/survivor_signature"] = message(
+                encoding.SIGNATURE, self._context[:_TAG], signature
+            )
 
     # --- Round 4 ------------------------------------------------------------------------------------------------------
 
@@ -256,7 +262,7 @@ class Session:
             present = self._among(self._contributors, client) if self._is_active else []
             self.messages[f"client/{client}/unmasking_request"] = message(
                 encoding.REQUEST,
-                self._context,
+                self._context[:_TAG],
                 self._set_of(self._contributors),
                 number(len(endorsements), 4),
                 *endorsements,
@@ -282,12 +288,12 @@ class Session:
             revealed = (held, b"".join(shown), b"".join(seeds))
             signature = sign(person.signing_seed, "signed-unmasking", *parts, *revealed)
         self.messages[f"client/{person.client}/unmasking_shares"] = message(
-            encoding.ANSWER, self._context, signature, held, *shown, *seeds
+            encoding.ANSWER, self._context[:_TAG], signature, held, *shown, *seeds
         )
 
     def _unmask(self, answering: Sequence[int]) -> dict[str, Any]:
         """Compute the sum from what the server was sent, and from nothing else."""
-        frame, start = self._frame, 39 + (64 if self._is_active else 0)
+        frame, start = self._frame, _START + (64 if self._is_active else 0)
         uploads = [self.messages[f"client/{client}/masked_input"][start:] for client in self._contributors]
         total = frame.unpack(uploads[0])
         for upload in uploads[1:]:
@@ -326,7 +332,9 @@ class Session:
 
     def _reconstruct(self, dealer: int, answering: Sequence[int]) -> bytes:
         """Read a share of the dealer's secret out of every answer, and interpolate."""
-        size, begin, shares = (64, 39 + 64, dict[int, bytes]()) if self._is_active else (32, 39, dict[int, bytes]())
+        size, begin, shares = (
+            (64, _START + 64, dict[int, bytes]()) if self._is_active else (32, _START, dict[int, bytes]())
+        )
         for holder in self._among(answering, dealer):
             dealers = self._among(self._sharers, holder)
             start = begin + (len(dealers) + 7) // 8 + dealers.index(dealer) * size
