@@ -23,7 +23,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Writer
 
 from .lanes.fields import LaneField
-from .lanes.groups import FieldLanes, LaneGroup, RingLanes
+from .lanes.groups import LaneGroup, RingLanes
 from .noise import ServerNoise
 from .one_hot.statement import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape, greatest_depth
@@ -185,7 +185,7 @@ class IndexingConfiguration(Message):
         Where nothing is counted no field has to hold the total, and lanes are those of a ring.
         """
         if self.is_checked and self.index_segments:
-            return FieldLanes(LaneField.for_total_weight(self.lane_weight).modulus)
+            return LaneField.for_total_weight(self.lane_weight)
         return RingLanes(self.lane_weight.bit_length())
 
     def shape(self, segment: IndexSegment) -> PointFunctionShape:

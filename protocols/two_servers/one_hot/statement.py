@@ -29,7 +29,8 @@ from secagg.crypto.secret import Secret, require_secret
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.lanes.extension_field import Elements, EvaluationPoints, ExtensionField
-from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, STREAM_KEY_BYTES, LaneField, LaneStream, LaneVector
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, LaneField, LaneStream, LaneVector
+from secagg.protocols.two_servers.lanes.streams import STREAM_KEY_BYTES
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 16

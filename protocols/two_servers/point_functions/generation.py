@@ -18,7 +18,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret, abandoned_on_error, draw_exactly
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.groups import CounterStream, Lanes
+from secagg.protocols.two_servers.lanes.groups import Lanes
+from secagg.protocols.two_servers.lanes.streams import CounterStream
 
 from .block_ranges import CHUNK_BLOCKS, over_threads, require_threads
 from .correction_words import NODE_BYTES, NODE_WORDS, CorrectionWords

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.two_servers.lanes.groups import AES_BLOCK_BYTES, FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.streams import AES_BLOCK_BYTES
 
 LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 12
@@ -44,8 +46,8 @@ class PointFunctionShape:
             raise InvalidParameters(
                 f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
             )
-        if type(self.group) not in (RingLanes, FieldLanes):
-            raise Misuse(f"the group is RingLanes or FieldLanes; got {type(self.group).__name__}")
+        if type(self.group) not in (RingLanes, LaneField):
+            raise Misuse(f"the group is RingLanes or a LaneField; got {type(self.group).__name__}")
         deepest = greatest_depth(self.codewords)
         if type(self.depth) is not int or not 0 <= self.depth <= deepest:
             raise InvalidParameters(f"{self.codewords} codewords have a depth in 0..{deepest}; got {self.depth!r}")

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.two_servers.lanes.groups import Bytes, CounterStream, LaneGroup, Lanes
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, Lanes
+from secagg.protocols.two_servers.lanes.streams import Bytes, CounterStream
 
 from .correction_words import NODE_BYTES, NODE_WORDS, CorrectionWords
 from .grid import LaneGrid, require_range
