@@ -23,7 +23,7 @@ class PrintedRow:
 
 
 def printed_rows(table: str) -> tuple[PrintedRow, ...]:
-    """Read a table: below its name a head, and rows of the dataset, the parameters by their heads, and the two cells."""
+    """Read a table by its name: a head, and rows of the dataset, the parameters and the two cells."""
     text = (files("secagg.planning.paper") / "printed.txt").read_text(encoding="utf-8")
     return tuple(_rows(text.split(f"[{table}]\n")[1].partition("\n\n")[0]))
 
