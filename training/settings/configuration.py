@@ -14,7 +14,6 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final, Union, cast, get_args, get_origin, get_type_hints
@@ -267,7 +266,6 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-@cache
 def _ranges(section: type[Any]) -> dict[str, Range]:
     hints = get_type_hints(section, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
