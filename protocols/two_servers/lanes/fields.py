@@ -22,6 +22,7 @@ import numpy.typing as npt
 from secagg.crypto.ring import Ring, low_bits
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.parameters import require_integer
 
 from .streams import WordStream
 
@@ -56,8 +57,7 @@ class LaneField:
         Raises:
             CapacityExceeded: there is none.
         """
-        if type(total_weight) is not int or total_weight < 1:
-            raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
+        require_integer("a total weight", total_weight, 1)
         for modulus in MODULI:
             if total_weight < modulus:
                 return cls(modulus)
