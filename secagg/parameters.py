@@ -21,11 +21,7 @@ class Suite(StrEnum):
     @property
     def mask_key_bytes(self) -> int:
         """The length of an AES key that expands into a mask."""
-        match self:
-            case Suite.CLASSIC:
-                return 16
-            case Suite.HYBRID:
-                return 32
+        return {Suite.CLASSIC: 16, Suite.HYBRID: 32}[self]
 
 
 class SecurityMode(StrEnum):
