@@ -61,12 +61,12 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("build/demo"),
         help="where the report and the picture go (default: %(default)s)",
     )
-    demo.set_defaults(run=when_run("demo", "run_demo"))
+    demo.set_defaults(run=when_run("demo"))
     add_round_options(commands)
     sizes = commands.add_parser("sizes", help="the size cells of the paper's tables, computed, beside the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
-    sizes.set_defaults(run=when_run("sizes", "run_sizes"))
+    sizes.set_defaults(run=when_run("sizes"))
     _add_plan_options(
         commands.add_parser(
             "plan",
@@ -121,7 +121,7 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--releases", type=int, help="beside --noise: sums with one client in them (default: 1)")
     command.add_argument("--delta", type=float, help="beside --noise: of epsilon (default: 1e-06)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    command.set_defaults(run=when_run("plan", "run_plan"))
+    command.set_defaults(run=when_run("plan"))
 
 
 def _add_enclave_options(command: argparse.ArgumentParser) -> None:
@@ -135,7 +135,7 @@ def _add_enclave_options(command: argparse.ArgumentParser) -> None:
     served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
-    served.set_defaults(run=when_run("enclave", "serve_enclave"))
+    served.set_defaults(run=when_run("enclave serve"))
 
 
 def _add_flower_options(command: argparse.ArgumentParser) -> None:
@@ -151,4 +151,4 @@ def _add_flower_options(command: argparse.ArgumentParser) -> None:
     keys.add_argument(
         "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
-    keys.set_defaults(run=when_run("flower", "run_flower_keys"))
+    keys.set_defaults(run=when_run("flower keys"))
