@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Literal, assert_never
 
 Command = Callable[[argparse.Namespace], int]
 Name = Literal[
@@ -14,11 +15,11 @@ Name = Literal[
 
 
 def when_run(name: Name) -> Command:
-    """Return what imports a command and runs it."""
-    return lambda options: _imported(name)(options)
+    """Return what imports a command, and runs it with its options."""
+    return partial(_run, name)
 
 
-def _imported(name: Name) -> Command:
+def _run(name: Name, options: argparse.Namespace) -> int:  # noqa: C901, PLR0912 -- a table
     match name:
         case "demo":
             from .demo import run_demo as command
@@ -44,4 +45,6 @@ def _imported(name: Name) -> Command:
             from .two_servers import show as command
         case "two-servers erase":
             from .two_servers import erase as command
-    return command
+        case _:
+            assert_never(name)
+    return command(options)
