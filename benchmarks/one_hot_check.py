@@ -26,7 +26,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.lanes.exact_product import float_type
-from secagg.protocols.two_servers.lanes.groups import FieldLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
 from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
 from secagg.protocols.two_servers.one_hot.proof import Assignments, prove
 from secagg.protocols.two_servers.one_hot.statement import CheckShape, OneHotShare, UploadContext
@@ -62,7 +62,7 @@ def _figures(shape: CheckShape) -> Iterator[Figure]:
     drawn = np.frombuffer(coins.draw(2 * BLOCKS), dtype="<u2")
     assignments: Assignments = (drawn % shape.codewords).astype(np.int64)
     points = PointFunctionShape(
-        codewords=shape.codewords, group=FieldLanes(shape.modulus), depth=0, derives_last_lane=True
+        codewords=shape.codewords, group=LaneField(shape.modulus), depth=0, derives_last_lane=True
     )
     expanded, explicit = generate_shares(points, assignments, context=ATTEMPT.digest, client=client, coins=coins)
     context = UploadContext(

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.protocols.two_servers.point_functions.sums import HistogramShare
@@ -52,7 +53,7 @@ class Case:
         return f"k={self.codewords}, {group}, depth {self.depth}{lanes}"
 
 
-RING, WIDE_RING, FIELD = RingLanes(7), RingLanes(17), FieldLanes(127)
+RING, WIDE_RING, FIELD = RingLanes(7), RingLanes(17), LaneField(127)
 CASES = (
     Case(32, RING, 0, 2.3),
     Case(32, RING, 0, 2.3, derives_last_lane=True),

@@ -16,6 +16,7 @@ import math
 from typing import Final
 
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
 
 from .peak import MAXIMUM_PLACES, kept_share
 from .sketch import rounding_noise
@@ -65,8 +66,7 @@ def kept_for(values: int, cohort: int, cohort_bits: float = COHORT_BITS, bits: i
 
 
 def _clients(cohort: int) -> int:
-    if type(cohort) is not int or cohort < 1:
-        raise InvalidParameters(f"a cohort is an integer of at least 1; got {cohort!r}")
+    require_integer("a cohort", cohort, 1)
     return cohort
 
 

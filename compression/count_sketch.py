@@ -29,6 +29,7 @@ from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, expand,
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.parameters import require_integer
 
 from .checks import inner_sum, require_floats
 from .public_stream import SEED_BYTES
@@ -61,12 +62,10 @@ class CountSketch:
     """Carries the table, row after row, with one ring element for each cell: fixed point, or a quantizer."""
 
     def __post_init__(self) -> None:
-        if type(self.rows) is not int or not 1 <= self.rows <= MAXIMUM_ROWS:
-            raise InvalidParameters(f"rows is an integer in 1..{MAXIMUM_ROWS}; got {self.rows!r}")
+        require_integer("rows", self.rows, 1, MAXIMUM_ROWS)
         if type(self.columns) is not int or self.columns.bit_count() != 1 or not 1 <= self.columns <= MAXIMUM_COLUMNS:
             raise InvalidParameters(f"columns is a power of two in 1..2^30; got {self.columns!r}")
-        if type(self.length) is not int or self.length < 1:
-            raise InvalidParameters(f"length is an integer of at least 1; got {self.length!r}")
+        require_integer("length", self.length, 1)
         if self.rows * segment_count(_HASHES, self.length) * SEGMENT_BYTES > KEY_LIMIT_BYTES:
             raise InvalidParameters(
                 f"{self.rows} rows of hashes for {self.length} coordinates exceed one key's stream; use fewer rows, or "

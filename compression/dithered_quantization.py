@@ -21,6 +21,7 @@ from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_para
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import capacity_between, reduce_into
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
 
 from .checks import require_finite, require_floats, require_sum
 from .public_stream import require_shape
@@ -54,13 +55,9 @@ class DitheredQuantization:
 
     def __post_init__(self) -> None:
         require_shape(self.shape)
-        for name, value, least, most in (
-            ("bits", self.bits, 1, MOST_BITS),
-            ("fine_bits", self.fine_bits, 1, MOST_FINE_BITS),
-            ("modulus_bits", self.modulus_bits, 2, _FLOAT_BITS - MOST_FINE_BITS),
-        ):
-            if type(value) is not int or not least <= value <= most:
-                raise InvalidParameters(f"{name} is an integer in {least}..{most}; got {value!r}")
+        require_integer("bits", self.bits, 1, MOST_BITS)
+        require_integer("fine_bits", self.fine_bits, 1, MOST_FINE_BITS)
+        require_integer("modulus_bits", self.modulus_bits, 2, _FLOAT_BITS - MOST_FINE_BITS)
         if type(self.scale) is not float or not isfinite(self.scale) or not self.scale >= _LEAST_SCALE:
             raise InvalidParameters(f"scale is a float of at least 2^-100; got {self.scale!r}")
         segment = RingSegment(self.modulus_bits, prod(self.shape), self.fine_bits)
@@ -130,8 +127,7 @@ class DitheredQuantization:
 
 def dithered_ring(bits: int, total_weight: int, fine_bits: int = DEFAULT_FINE_BITS) -> int:
     """Return the width of the narrowest ring that holds this total weight, rounding included."""
-    if type(total_weight) is not int or total_weight < 1:
-        raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
+    require_integer("a total weight", total_weight, 1)
     reach = total_weight * ((1 << (bits - 1 + fine_bits)) + RingSegment(1, 1, fine_bits).head_room)
     return max(2, reach.bit_length() + 1 - fine_bits)
 

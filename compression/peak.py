@@ -30,6 +30,7 @@ from secagg.contract.layout import MAXIMUM_CODEWORDS
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
 
 from .checks import not_finite, require_sum
 from .joined_rotation import Floats, JoinedRotation, Update
@@ -64,8 +65,7 @@ class PeakCode:
     """One segment of indices below 2d."""
 
     def __post_init__(self) -> None:
-        if type(self.places) is not int or not 1 <= self.places <= MAXIMUM_PLACES:
-            raise InvalidParameters(f"places is an integer in 1..{MAXIMUM_PLACES}; got {self.places!r}")
+        require_integer("places", self.places, 1, MAXIMUM_PLACES)
         if type(self.unit) is not float or not 2.0**-100 <= self.unit <= 2.0**100:
             raise InvalidParameters(f"unit is a float in 2^-100..2^100; got {self.unit!r}")
         encoded = self.rotation.encode() + struct.pack(">Id", self.places, self.unit)
@@ -106,11 +106,6 @@ class PeakCode:
             )
         signs = np.eye(self.places, dtype=np.int64)
         return ((CodewordTable(self.blocks, np.concatenate([signs, -signs])),),)
-
-    @property
-    def squared_sensitivity(self) -> int:
-        """By how much replacing one client moves the sum of signs, as a squared length: 2 in every block, squared."""
-        return 4 * self.blocks
 
     @property
     def largest_norm(self) -> float:

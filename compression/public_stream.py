@@ -19,6 +19,7 @@ from typing import Final
 from secagg.contract.layout import MAXIMUM_LENGTH
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
+from secagg.parameters import require_integer
 
 SEED_BYTES: Final = 32
 
@@ -38,8 +39,7 @@ class PublicStream:
     def __post_init__(self) -> None:
         if type(self.seed) is not bytes or len(self.seed) != SEED_BYTES:
             raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session")
-        if type(self.round_number) is not int or not 0 <= self.round_number < 1 << 64:
-            raise InvalidParameters(f"round_number is an integer in 0..2^64 - 1; got {self.round_number!r}")
+        require_integer("round_number", self.round_number, 0, (1 << 64) - 1)
         if type(self.tensor_name) is not str:
             raise Misuse(f"a tensor's name is a str; got {type(self.tensor_name).__name__}")
         try:

@@ -25,6 +25,7 @@ from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_up
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.errors import ContractViolation, InvalidParameters, Misuse
+from secagg.parameters import require_integer
 
 from .checks import inner_sum, require_finite, require_floats
 from .public_stream import PublicStream
@@ -122,8 +123,7 @@ def exact_sparsity(sparsity: Fraction | str) -> Fraction:
 
 def kept_count(size: int, sparsity: Fraction | str) -> int:
     """Return how many of ``size`` coordinates are kept: size - floor(sparsity * size), in exact arithmetic."""
-    if type(size) is not int or size < 1:
-        raise InvalidParameters(f"a size is an integer of at least 1; got {size!r}")
+    require_integer("a size", size, 1)
     return size - int(exact_sparsity(sparsity) * size)
 
 

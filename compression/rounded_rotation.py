@@ -20,6 +20,7 @@ from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_para
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import reduce_into
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
 from secagg.privacy.rounding import bound_for_ring, rounded, unrounded_norm
 
 from .checks import require_sum
@@ -57,8 +58,7 @@ class RoundedRotation:
     def __post_init__(self) -> None:
         if type(self.clip) is not float or not 2.0**-100 <= self.clip <= 2.0**100:
             raise InvalidParameters(f"clip is a float in 2^-100..2^100; got {self.clip!r}")
-        if type(self.clients) is not int or self.clients < 1:
-            raise InvalidParameters(f"clients is an integer of at least 1; got {self.clients!r}")
+        require_integer("clients", self.clients, 1)
         unrounded_norm(self.l2_bound, self.rotation.padded)
         encoded = self.rotation.encode()
         encoded += struct.pack(">dQBQ", self.clip, self.l2_bound, self.modulus_bits, self.clients)

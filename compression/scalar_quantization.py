@@ -27,6 +27,7 @@ from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, capacity, reduce_into
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
+from secagg.parameters import require_integer
 
 from .checks import not_finite, require_sum
 from .public_stream import require_shape
@@ -90,8 +91,7 @@ class ScalarQuantization:
 
     def __post_init__(self) -> None:
         require_shape(self.shape)
-        if type(self.bits) is not int or not LEAST_BITS <= self.bits <= MAXIMUM_BITS:
-            raise InvalidParameters(f"bits is an integer in {LEAST_BITS}..{MAXIMUM_BITS}; got {self.bits!r}")
+        require_integer("bits", self.bits, LEAST_BITS, MAXIMUM_BITS)
         capacity(self.bits, self.modulus_bits)
         if type(self.rounding) is not Rounding:
             raise Misuse(f"rounding is a Rounding; got {self.rounding!r}")
@@ -308,8 +308,7 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
 
 def modulus_bits_for(bits: int, total_weight: int) -> int:
     """Return the width of the narrowest ring that no sum of codes leaves: bits + ceil(log2(total_weight))."""
-    if type(total_weight) is not int or total_weight < 1:
-        raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
+    require_integer("a total weight", total_weight, 1)
     return bits + (total_weight - 1).bit_length()
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
 
 from .checks import require_sum
 from .joined_rotation import Floats, JoinedRotation, Update
@@ -50,13 +51,9 @@ class Sketch:
 
     def __post_init__(self) -> None:
         padded = self.rotation.padded
-        for name, value, least, most in (
-            ("kept", self.kept, 1, padded),
-            ("bits", self.bits, 1, MOST_BITS),
-            ("modulus_bits", self.modulus_bits, self.bits, _MOST_RING_BITS),
-        ):
-            if type(value) is not int or not least <= value <= most:
-                raise InvalidParameters(f"{name} is an integer in {least}..{most}; got {value!r}")
+        require_integer("kept", self.kept, 1, padded)
+        require_integer("bits", self.bits, 1, MOST_BITS)
+        require_integer("modulus_bits", self.modulus_bits, self.bits, _MOST_RING_BITS)
         if type(self.unit) is not float or not 2.0**-100 <= self.unit <= 2.0**100:
             raise InvalidParameters(f"unit is a float in 2^-100..2^100; got {self.unit!r}")
         encoded = self.rotation.encode() + struct.pack(">QBBd", self.kept, self.bits, self.modulus_bits, self.unit)

@@ -63,8 +63,8 @@ KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
         "masked",
         "spread",
     ),
-    lane_field: ("wraps", "reduce_once", "add", "subtract", "reduce"),
-    lane_group: ("ring_correction", "field_correction"),
+    lane_field: ("wraps", "reduce_once", "add", "subtract", "reduce", "field_correction"),
+    lane_group: ("ring_correction",),
     coefficients: one_message_kernels.NAMES,
 }
 EXPLAINED: Final[Mapping[str, str]] = {

@@ -197,8 +197,7 @@ class UnexpectedMessage(PeerError):
     ) -> None:
         message = f"expected {expected}, received {received}"
         super().__init__(message, reason=reason, culprits=culprits, round_name=round_name)
-        self.expected = expected
-        self.received = received
+        self.expected, self.received = expected, received
 
 
 class AuthenticationFailed(PeerError):
@@ -219,9 +218,7 @@ class ThresholdNotMet(SecAggError):
 
     def __init__(self, *, needed: int, present: int, what: str, round_name: str | None = None) -> None:
         super().__init__(f"{needed} {what} are needed and {present} are present", reason=Reason.THRESHOLD_NOT_MET)
-        self.needed = needed
-        self.present = present
-        self.round_name = round_name
+        self.needed, self.present, self.round_name = needed, present, round_name
 
 
 class CapacityExceeded(SecAggError):

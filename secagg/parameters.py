@@ -5,8 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from .errors import InvalidParameters
+
 LEAST_COHORT: Final = 2
 LEAST_THRESHOLD: Final = 2
+_NAMED_LIMITS: Final = {(1 << bits) - 1: f"2^{bits} - 1" for bits in (32, 64)}
 
 
 class Suite(StrEnum):
@@ -18,11 +21,7 @@ class Suite(StrEnum):
     @property
     def mask_key_bytes(self) -> int:
         """The length of an AES key that expands into a mask."""
-        match self:
-            case Suite.CLASSIC:
-                return 16
-            case Suite.HYBRID:
-                return 32
+        return {Suite.CLASSIC: 16, Suite.HYBRID: 32}[self]
 
 
 class SecurityMode(StrEnum):
@@ -32,3 +31,10 @@ class SecurityMode(StrEnum):
     """The server follows the protocol and is curious."""
     ACTIVE = "active"
     """The server may deviate at will; identities are certified by an authority that it does not control."""
+
+
+def require_integer(name: str, value: int, least: int, greatest: int | None = None) -> None:
+    """Refuse what is no integer in this range; a bool is none, and neither is NumPy's."""
+    if type(value) is not int or value < least or (greatest is not None and value > greatest):
+        limits = f"of at least {least}" if greatest is None else f"in {least}..{_NAMED_LIMITS.get(greatest, greatest)}"
+        raise InvalidParameters(f"{name} is an integer {limits}; got {value!r}")

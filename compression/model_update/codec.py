@@ -28,6 +28,7 @@ from secagg.contract.codewords import Tables, require_summed, summed_layout
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason
+from secagg.parameters import require_integer
 
 from .joined_tensors import Joined, joined
 from .merged_segments import Part, merged, merged_tables, summed_parts, tables_of
@@ -75,8 +76,7 @@ class ModelUpdate:
             raise Misuse("a model update is made from a tuple of at least one TensorScheme")
         if type(self.source) is not CalibrationSource:
             raise Misuse(f"source is a CalibrationSource; got {self.source!r}")
-        if type(self.epoch) is not int or not 0 <= self.epoch <= MAXIMUM_EPOCH:
-            raise InvalidParameters(f"epoch is an integer in 0..2^64 - 1; got {self.epoch!r}")
+        require_integer("epoch", self.epoch, 0, MAXIMUM_EPOCH)
         if len(set(self.names)) < len(self.tensors):
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
             raise InvalidParameters(f"{listed(twice)} stand twice in one model; rename them")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from secagg.compression.public_stream import SEED_BYTES, PublicStream, require_shape
 from secagg.contract import Aggregate
 from secagg.errors import InvalidParameters, Misuse
+from secagg.parameters import require_integer
 
 from .codec import CalibrationSource, ModelUpdate
 from .recipes import Recipe, Scheme
@@ -51,18 +52,12 @@ class RefreshSchedule:
     period: int = 1
 
     def __post_init__(self) -> None:
-        if type(self.period) is not int or self.period < 1:
-            raise InvalidParameters(f"a period is an integer of at least 1; got {self.period!r}")
+        require_integer("a period", self.period, 1)
 
     def epoch(self, round_number: int) -> int:
         """Return the epoch whose parameters a round uses."""
-        if type(round_number) is not int or round_number < 0:
-            raise InvalidParameters(f"round_number is an integer of at least 0; got {round_number!r}")
+        require_integer("round_number", round_number, 0)
         return round_number // self.period
-
-    def is_due(self, round_number: int) -> bool:
-        """Whether an epoch begins with this round."""
-        return self.epoch(round_number) * self.period == round_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -52,17 +52,23 @@ class Recipe(Protocol):
         ...
 
 
+class FitsEvery:
+    """The base of recipes for tensors of every shape."""
+
+    __slots__ = ()
+
+    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
+        """Fit every tensor."""
+        return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plain:
+class Plain(FitsEvery):
     """Fixed point in a wide ring, with the clip and the step that were chosen."""
 
     clip: float
     fraction_bits: int
     modulus_bits: int = 32
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> FixedPoint:  # noqa: ARG002
         """Return the same fixed point for every sample."""
@@ -72,7 +78,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantized:
+class Quantized(FitsEvery):
     """Scalar quantization with scales from the sample; if it holds zeros alone, the scales of the epoch before stay."""
 
     bits: int
@@ -82,10 +88,6 @@ class Quantized:
     rounding: Rounding = Rounding.NEAREST_EVEN
     wrapping_weight: int | None = None
     least_scale: float = LEAST_SCALE
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ScalarQuantization:
         """Return the quantizer whose codes reach over the sample's values."""
@@ -106,16 +108,12 @@ class Quantized:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dithered:
+class Dithered(FitsEvery):
     """Dithered quantization with the sample's largest value as its end; for protocols that mask, which round."""
 
     bits: int
     modulus_bits: int
     fine_bits: int = DEFAULT_FINE_BITS
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:
         """Return the quantizer whose ends are the sample's."""
@@ -162,15 +160,11 @@ class Codebooks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
+class Pruned(FitsEvery):
     """The coordinates that a common mask keeps; each epoch has another mask."""
 
     sparsity: Fraction | str
     inner: Recipe
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> RandomPruning:
         """Return the mask of the epoch, around what the inner recipe makes of the coordinates that it keeps."""
@@ -181,7 +175,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotated:
+class Rotated(FitsEvery):
     """A random rotation before the inner scheme; each epoch has other signs.
 
     Blocks are halved until what fills the last one adds at most an eighth to the tensor.
@@ -189,10 +183,6 @@ class Rotated:
 
     block_size: int
     inner: Recipe
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> RandomRotation:
         """Return the rotation of the epoch, around what the inner recipe makes of the rotated sample."""
@@ -210,16 +200,12 @@ class Rotated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sketched:
+class Sketched(FitsEvery):
     """A count sketch; its hashes stay the same in every epoch, because a server's memory of errors is kept in them."""
 
     rows: int
     columns: int
     inner: Recipe
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> CountSketch:
         """Return the sketch, around what the inner recipe makes of the sample's table."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.dithered_quantization import DitheredQuantization
-from secagg.compression.model_update.recipes import Sample, Scheme
+from secagg.compression.model_update.recipes import FitsEvery, Sample, Scheme
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.product_quantization import (
     Codebook,
@@ -111,7 +111,7 @@ def _unit_points(numbers: tuple[int, ...], count: int, block_size: int) -> npt.N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReachingQuantizer:
+class ReachingQuantizer(FitsEvery):
     """A recipe: scalar quantization whose greatest code stands for a given reach."""
 
     reach: float
@@ -119,10 +119,6 @@ class ReachingQuantizer:
     modulus_bits: int
     rounding: Rounding
     wrapping_weight: int | None
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ScalarQuantization:  # noqa: ARG002
         """Return the quantizer; no sample is asked for."""
@@ -138,17 +134,13 @@ class ReachingQuantizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReachingDither:
+class ReachingDither(FitsEvery):
     """A recipe: dithered quantization whose ends stand for a given reach."""
 
     reach: float
     bits: int
     modulus_bits: int
     fine_bits: int
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
-        return True
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:  # noqa: ARG002
         """Return the quantizer; no sample is asked for."""

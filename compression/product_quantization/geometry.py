@@ -13,6 +13,7 @@ from math import prod
 from typing import Final
 
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
 
 LEAST_ELEMENTS: Final = 10
 LEAST_CODEWORDS: Final = 2
@@ -28,11 +29,6 @@ class BlockGeometry:
     block_size: int
     blocks: int
     codewords: int
-
-    @property
-    def index_bits(self) -> int:
-        """How many bits the index of a codeword has: the logarithm of their number, rounded up."""
-        return (self.codewords - 1).bit_length()
 
 
 def block_geometry(shape: Sequence[int], requested_block_size: int, requested_codewords: int) -> BlockGeometry:
@@ -54,8 +50,7 @@ def block_size(shape: Sequence[int], requested: int) -> int:
     """
     if len(shape) <= 1 or any(type(size) is not int or size < 1 for size in shape):
         raise InvalidParameters(f"blocks are cut from two or more dimensions of at least 1; got {tuple(shape)}")
-    if type(requested) is not int or requested < 1:
-        raise InvalidParameters(f"a block size is an integer of at least 1; got {requested!r}")
+    require_integer("a block size", requested, 1)
     row = prod(shape[1:])
     return next(size for size in range(min(requested, row), 0, -1) if row % size == 0)
 

@@ -17,6 +17,7 @@ from secagg.contract.codewords import CodewordTable, Tables, require_summed
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, Misuse
+from secagg.parameters import require_integer
 
 from .codebook import EXACT_WEIGHT, Codebook
 from .geometry import block_geometry
@@ -180,8 +181,7 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     if getattr(sample, "dtype", np.dtype(bool)).kind != "f":
         raise Misuse("a sample is an array of floats in the shape of the tensor")
     geometry = block_geometry(sample.shape, block_size, codewords)
-    if type(stages) is not int or not 1 <= stages <= MAXIMUM_STAGES:
-        raise InvalidParameters(f"stages is an integer in 1..{MAXIMUM_STAGES}; got {stages!r}")
+    require_integer("stages", stages, 1, MAXIMUM_STAGES)
     if previous is not None and (previous.shape != sample.shape or len(previous.codebooks) != stages):
         raise InvalidParameters("the previous scheme is for another shape or number of stages; start without it")
     blocks = _blocks(sample, geometry.block_size)

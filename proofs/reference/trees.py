@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from questions import Question, listed
 from secagg.identifiers import CONTEXT_BYTES, ClientId
-from secagg.protocols.two_servers.lanes.groups import CounterStream, FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.streams import CounterStream
 from secagg.protocols.two_servers.point_functions.correction_words import NODE_BYTES, NODE_WORDS
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
 from secagg.protocols.two_servers.point_functions.kernels import root_into
@@ -25,7 +27,7 @@ SHAPES: Final = 50
 BLOCKS: Final = 12
 GROUPS: Final = (
     *map(RingLanes, (1, 5, 8, 13, 16, 24, 32, 47, 64)),
-    *map(FieldLanes, (127, 8191, 131071)),
+    *map(LaneField, (127, 8191, 131071)),
 )
 
 
@@ -77,7 +79,7 @@ def _tree(chance: random.Random, shape: PointFunctionShape) -> Question:
         roots.append((_roots(share) >> np.uint64(1)).tolist())
         rows.append(share.lanes(0, BLOCKS).tolist())
         correction = share.correction
-    is_field = isinstance(group, FieldLanes)
+    is_field = isinstance(group, LaneField)
     header = f"tree {shape.depth} {shape.leaf_lanes} {group.word.itemsize} {group.order:x} {is_field:d}"
     asked, due = [f"{header} {shape.codewords} {BLOCKS}"], list[str]()
     for block in range(BLOCKS):

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 import numpy as np
 
 from obligations import Obligation, altered_module
 from secagg.crypto.ring import Ring
-from secagg.protocols.two_servers.lanes import fields, groups
+from secagg.protocols.two_servers.lanes import fields
 from terms import Answer, Memory, Question, Term, Word, conjunction, z3
 
-Methods = Mapping[str, Any]
-Statement = Callable[[Methods, int], Question]
+Field = Callable[[int], Any]
+"""Makes the lanes of a modulus: ``LaneField``, or an altered one."""
+Statement = Callable[[Field, int], Question]
 FAMILY: Final = "lanes in place"
 PRODUCT_BITS: Final = 64
 _FACTOR: Final = object()
-LIBRARY: Final[Methods] = MappingProxyType({"LaneField": fields.LaneField, "FieldLanes": groups.FieldLanes})
 MUTANTS: Final = (
-    (fields, "total += wraps(total, self.bits)", "total += wraps(lanes, self.bits)"),
-    (fields, "total += wraps(total, self.bits)", "total += 0"),
-    (fields, "total += lanes", "total += total"),
-    (fields, "total &= self.word.type(self.modulus)", "total &= total"),
-    (fields, "return (words + 1) >> bits", "return words >> bits"),
-    (groups, "lanes ^ self.word.type(self.modulus)", "lanes"),
-    (groups, "self.bits, self.modulus**2)", "self.bits, 1)"),
+    ("total += wraps(total, self.bits)", "total += wraps(lanes, self.bits)"),
+    ("total += wraps(total, self.bits)", "total += 0"),
+    ("total += lanes", "total += total"),
+    ("total &= self.word.type(self.modulus)", "total &= total"),
+    ("return (words + 1) >> bits", "return words >> bits"),
+    ("lanes ^ self.word.type(self.modulus)", "lanes"),
+    ("self.bits, self.modulus**2)", "self.bits, 1)"),
 )
 """Tokens of the source, as they are and altered; of each altered module a statement must be refuted."""
 
@@ -38,28 +37,28 @@ def obligations() -> Iterator[Obligation]:
     for statement in STATEMENTS:
         for modulus in fields.MODULI:
             name = f"{statement.__name__.replace('_', ' ')}, q = {modulus}"
-            yield Obligation(FAMILY, name, partial(statement, LIBRARY, modulus))
-    for module, original, altered in MUTANTS:
+            yield Obligation(FAMILY, name, partial(statement, fields.LaneField, modulus))
+    for original, altered in MUTANTS:
         name = f"`{altered}` for `{original}`"
-        yield Obligation(FAMILY, name, partial(_ask_mutant, module, original, altered), Answer.REFUTED)
+        yield Obligation(FAMILY, name, partial(_ask_mutant, original, altered), Answer.REFUTED)
 
 
-def sums_are_of_the_field(methods: Methods, modulus: int) -> Question:
+def sums_are_of_the_field(field: Field, modulus: int) -> Question:
     """State that add_into leaves the sum modulo q, for a total below q and lanes of at most q; lanes stay."""
     total, lanes, left, right = _memory(modulus)
-    methods["LaneField"](modulus).add_into(total, lanes)
+    field(modulus).add_into(total, lanes)
     return _due(total, (left + right, modulus), lanes.term == right, [z3.ULT(left, modulus), z3.ULE(right, modulus)])
 
 
-def differences_are_of_the_field(methods: Methods, modulus: int) -> Question:
+def differences_are_of_the_field(field: Field, modulus: int) -> Question:
     """State that subtract_into leaves the difference modulo q, for lanes below q; what is subtracted stays."""
     total, lanes, left, right = _memory(modulus)
-    methods["FieldLanes"](modulus).subtract_into(total, lanes)
+    field(modulus).subtract_into(total, lanes)
     due = (left + modulus - right, modulus)
     return _due(total, due, lanes.term == right, [z3.ULT(left, modulus), z3.ULT(right, modulus)])
 
 
-def multiples_are_of_the_field(methods: Methods, modulus: int) -> Question:
+def multiples_are_of_the_field(field: Field, modulus: int) -> Question:
     """State that scale_into leaves r where the product of lanes and factor is k q + r, with k and r below q.
 
     A solver multiplies slowly, so the product is any such word, in the place of the one that is asked for.
@@ -67,7 +66,7 @@ def multiples_are_of_the_field(methods: Methods, modulus: int) -> Question:
     bits = modulus.bit_length()
     times, rest = Word.named("times", PRODUCT_BITS), Word.named("rest", PRODUCT_BITS)
     lanes = _Scaled(Word.named("lanes", Ring(bits).word_bits).term, (times << bits) - times + rest)
-    methods["FieldLanes"](modulus).scale_into(lanes, _FACTOR)
+    field(modulus).scale_into(lanes, _FACTOR)
     premises = [z3.ULT(times.term, modulus), z3.ULT(rest.term, modulus)]
     return Question(z3.ZeroExt(PRODUCT_BITS - lanes.bits, lanes.term) == rest.term, premises)
 
@@ -120,15 +119,10 @@ def _due(total: Memory, due: tuple[Term, int], unchanged: Term, premises: list[T
     return Question(conjunction(total.term == remainder, z3.ULT(total.term, modulus), unchanged), premises)
 
 
-def _ask_mutant(module: ModuleType, original: str, altered: str) -> Question:
+def _ask_mutant(original: str, altered: str) -> Question:
     """Ask for the conjunction of the statements at the smallest modulus, of altered methods."""
-    names = altered_module(module, original, altered)
-    field = names["LaneField"]
-    if module is fields:
-        names = altered_module(groups)
-        names["LaneField"] = field
-    methods = {"LaneField": field, "FieldLanes": names["FieldLanes"]}
-    questions = [statement(methods, fields.MODULI[0]) for statement in STATEMENTS]
+    field = altered_module(fields, original, altered)["LaneField"]
+    questions = [statement(field, fields.MODULI[0]) for statement in STATEMENTS]
     return Question(
         conjunction(*(z3.Implies(conjunction(*question.premises), question.goal) for question in questions))
     )

@@ -38,7 +38,7 @@ MUTANTS: Final = (
     (point_function, "uniform &= low_bits(WORD_BITS) - 1", "uniform &= low_bits(WORD_BITS)"),
     (lane_group, "((difference ^ negative) - negative)", "((difference ^ negative) + negative)"),
     (lane_group, "target - lanes_0 + lanes_1", "target + lanes_0 - lanes_1"),
-    (lane_group, "difference ^ (negative & low_bits(bits))", "difference ^ negative"),
+    (lane_field, "difference ^ (negative & low_bits(bits))", "difference ^ negative"),
     (lane_field, "return (words + 1) >> bits", "return words >> bits"),
     (lane_field, "(words & low_bits(shift)) + (words >> shift)", "(words & low_bits(shift)) ^ (words >> shift)"),
     (lane_field, "return reduce_once(left + (low_bits(bits) - right), bits)", "return left + (low_bits(bits) - right)"),
@@ -291,8 +291,8 @@ def library() -> Kernels:
             "masked",
             "spread",
         ],
-        ["reduce_once", "add", "subtract", "reduce"],
-        ["ring_correction", "field_correction"],
+        ["reduce_once", "add", "subtract", "reduce", "field_correction"],
+        ["ring_correction"],
     )
     modules = (point_function, lane_field, lane_group)
     return {name: getattr(module, name) for module, chosen in zip(modules, names, strict=True) for name in chosen}
@@ -309,14 +309,7 @@ def altered_kernels(module: ModuleType, original: str, altered: str) -> Kernels:
     names: dict[str, Any] = {**vars(module)}
     program = "from __future__ import annotations\n" + text.replace(original, altered)
     exec(program, names)  # noqa: S102 -- the library's own source
-    return {**library(), **{node.name: names[node.name] for node in kernels}, **_dependent(module, names)}
-
-
-def _dependent(module: ModuleType, names: Mapping[str, Any]) -> Kernels:
-    """Return the corrections again, over altered lanes of a field."""
-    if module is not lane_field:
-        return {}
-    return {"field_correction": lane_group.field_correction, "reduce": names["reduce"]}
+    return {**library(), **{node.name: names[node.name] for node in kernels}}
 
 
 def _ask_mutant(family: str, module: ModuleType, original: str, altered: str) -> Question:

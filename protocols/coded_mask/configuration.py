@@ -13,7 +13,7 @@ from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, Reason
 from secagg.fields import Message, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import AttemptContext
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.roles import Subject
 from secagg.wire import MessageKind
 
@@ -129,5 +129,4 @@ class Configuration(Message):
         payload.check()
         if payload.layout != self.layout:
             raise InvalidParameters("the update has another layout than the sum; encode it for this one")
-        if type(weight) is not int or not 1 <= weight <= self.maximum_weight:
-            raise InvalidParameters(f"a weight is an integer in 1..{self.maximum_weight}; got {weight!r}")
+        require_integer("a weight", weight, 1, self.maximum_weight)

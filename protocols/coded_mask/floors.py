@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer
 
 from .configuration import MAXIMUM_CLIENTS, Configuration
 
@@ -27,15 +27,11 @@ class Floors:
     """The work and the bytes of a client grow with it."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("assumed_corrupted", self.assumed_corrupted, 0),
-            ("minimum_cohort", self.minimum_cohort, LEAST_COHORT),
-            ("minimum_modulus_bits", self.minimum_modulus_bits, 1),
-            ("maximum_length", self.maximum_length, 1),
-            ("maximum_population", self.maximum_population, self.minimum_cohort),
-        ):
-            if type(value) is not int or value < least:
-                raise InvalidParameters(f"{name} is an integer of at least {least}; got {value!r}")
+        require_integer("assumed_corrupted", self.assumed_corrupted, 0)
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
+        require_integer("minimum_modulus_bits", self.minimum_modulus_bits, 1)
+        require_integer("maximum_length", self.maximum_length, 1)
+        require_integer("maximum_population", self.maximum_population, self.minimum_cohort)
 
     @classmethod
     def usual(cls, clients: int) -> Floors:

@@ -15,6 +15,7 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
+from secagg.parameters import require_integer
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.privacy_ledger import PrivacyLedger
@@ -194,5 +195,4 @@ def _require_fits(agreement: Agreement, terms: SumTerms, payload: Payload, model
         raise InvalidParameters("the update has another layout than the offer; encode it for this sum")
     if model != terms.model_digest:
         raise InvalidParameters("the update was trained from another model than the offer names")
-    if type(weight) is not int or not 1 <= weight <= most:
-        raise InvalidParameters(f"a weight is an integer in 1..{most}; got {weight!r}")
+    require_integer("a weight", weight, 1, most)

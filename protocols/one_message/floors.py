@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .configuration import Agreement
@@ -43,16 +43,12 @@ class Floors:
                 f"minimum_cohort is {self.minimum_cohort}; with {self.assumed_corrupted_clients} corrupted clients it "
                 f"is at least {self.assumed_corrupted_clients + 2}, or one honest input is the sum"
             )
-        for name, value, least in (
-            ("least_holders", self.least_holders, 2),
-            ("assumed_corrupted", self.assumed_corrupted, 0),
-            ("minimum_modulus_bits", self.minimum_modulus_bits, 1),
-            ("maximum_length", self.maximum_length, 1),
-            ("maximum_capacity", self.maximum_capacity, self.minimum_cohort),
-            ("least_security_bits", self.least_security_bits, 1),
-        ):
-            if type(value) is not int or value < least:
-                raise InvalidParameters(f"{name} is an integer of at least {least}; got {value!r}")
+        require_integer("least_holders", self.least_holders, 2)
+        require_integer("assumed_corrupted", self.assumed_corrupted, 0)
+        require_integer("minimum_modulus_bits", self.minimum_modulus_bits, 1)
+        require_integer("maximum_length", self.maximum_length, 1)
+        require_integer("maximum_capacity", self.maximum_capacity, self.minimum_cohort)
+        require_integer("least_security_bits", self.least_security_bits, 1)
 
     @classmethod
     def usual(cls, authority: bytes = NO_KEY) -> Floors:

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 
 from secagg.errors import InvalidParameters
 from secagg.fields import choice, nested, repeated, unsigned
+from secagg.parameters import require_integer
 
 from .lattice.estimator import SIGMA, security_bits
 from .lattice.ring_products import NORM_FACTOR
@@ -236,9 +237,7 @@ class Parameters:
         if self.degree not in DEGREES:
             raise InvalidParameters(f"the degree is one of {DEGREES}; got {self.degree!r}")
         for name, (least, greatest) in ranges.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= greatest:
-                raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")
+            require_integer(name, getattr(self, name), least, greatest)
         if self.degree % self.packing:
             raise InvalidParameters(f"packing divides the degree; {self.packing} does not divide {self.degree}")
         if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:

@@ -12,6 +12,7 @@ from secagg.crypto.hpke import ClassicSealingKey, sealing_key
 from secagg.crypto.secret import Confined, Secret, overwrite
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import require_integer
 from secagg.session.certificates import Authority, Certificate, SigningKey
 
 from .configuration import SERVERS, IndexingConfiguration
@@ -109,8 +110,7 @@ class Client(Confined):
             raise Misuse("an update is a Payload, which a codec encodes, for an IndexingConfiguration")
         if type(offers) is not tuple or len(offers) != SERVERS:
             raise Misuse("offers are those of server 0 and of server 1")
-        if type(round_number) is not int or not 0 <= round_number < 1 << (8 * ROUND_BYTES):
-            raise InvalidParameters(f"a round number is an integer in 0..2^64 - 1; got {round_number!r}")
+        require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
         self._require_fits(payload, configuration, weight, now)
         verified = self._verified(configuration, round_number, offers)
         keys = [

@@ -18,12 +18,12 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
 from secagg.fields import Field, Message, choice, encoded, fixed, listed, numbered, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Writer
 
 from .lanes.fields import LaneField
-from .lanes.groups import FieldLanes, LaneGroup, RingLanes
+from .lanes.groups import LaneGroup, RingLanes
 from .noise import ServerNoise
 from .one_hot.statement import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape, greatest_depth
@@ -129,17 +129,17 @@ class IndexingConfiguration(Message):
             )
 
     def _check_numbers(self) -> None:
-        _require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 24) - 1)
-        _require_range("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 24) - 1)
-        _require_range("maximum_rejections", self.maximum_rejections, 0, (1 << 32) - 1)
-        _require_range("expiry", self.expiry, 1, _LAST_SECOND)
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 24) - 1)
+        require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 24) - 1)
+        require_integer("maximum_rejections", self.maximum_rejections, 0, (1 << 32) - 1)
+        require_integer("expiry", self.expiry, 1, _LAST_SECOND)
         if type(self.weights) is not tuple or not 1 <= len(self.weights) <= _MAXIMUM_WEIGHTS:
             raise InvalidParameters(f"weights are a tuple of 1 to {_MAXIMUM_WEIGHTS} integers")
         for weight in self.weights:
-            _require_range("a weight", weight, 1, MAXIMUM_TOTAL_WEIGHT)
+            require_integer("a weight", weight, 1, MAXIMUM_TOTAL_WEIGHT)
         if list(self.weights) != sorted(set(self.weights)):
             raise InvalidParameters(f"weights are in ascending order, each once; got {self.weights}")
-        _require_range("maximum_cohort times the largest weight", self.maximum_total_weight, 1, MAXIMUM_TOTAL_WEIGHT)
+        require_integer("maximum_cohort times the largest weight", self.maximum_total_weight, 1, MAXIMUM_TOTAL_WEIGHT)
 
     def _check_segments(self) -> None:
         if len(self.layout.segments) > MAXIMUM_SEGMENTS:
@@ -156,7 +156,7 @@ class IndexingConfiguration(Message):
                     f"{MAXIMUM_CODEWORDS} and {MAXIMUM_BLOCKS} can be counted here"
                 )
             if self.depth is not None:
-                _require_range("depth", self.depth, 0, greatest_depth(segment.codewords))
+                require_integer("depth", self.depth, 0, greatest_depth(segment.codewords))
             # Made here once, so that what cannot be checked or counted is refused where it is configured.
             self.shape(segment)
             if self.is_checked:
@@ -185,7 +185,7 @@ class IndexingConfiguration(Message):
         Where nothing is counted no field has to hold the total, and lanes are those of a ring.
         """
         if self.is_checked and self.index_segments:
-            return FieldLanes(LaneField.for_total_weight(self.lane_weight).modulus)
+            return LaneField.for_total_weight(self.lane_weight)
         return RingLanes(self.lane_weight.bit_length())
 
     def shape(self, segment: IndexSegment) -> PointFunctionShape:
@@ -213,8 +213,3 @@ class IndexingConfiguration(Message):
     def ring_segments(self) -> tuple[RingSegment, ...]:
         """The segments that are summed."""
         return tuple(segment for segment in self.layout.segments if isinstance(segment, RingSegment))
-
-
-def _require_range(name: str, value: int, least: int, greatest: int) -> None:
-    if type(value) is not int or not least <= value <= greatest:
-        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

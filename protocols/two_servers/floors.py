@@ -9,7 +9,7 @@ from typing import cast
 
 from secagg.contract import Layout
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
@@ -43,13 +43,9 @@ class IndexingFloors:
         for key in (self.authority, *self.server_keys):
             if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
                 raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
-        for name, value, least in (
-            ("minimum_cohort", self.minimum_cohort, LEAST_COHORT),
-            ("maximum_length", self.maximum_length, 1),
-            ("maximum_weight", self.maximum_weight, 1),
-        ):
-            if type(value) is not int or value < least:
-                raise InvalidParameters(f"{name} is an integer of at least {least}; got {value!r}")
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
+        require_integer("maximum_length", self.maximum_length, 1)
+        require_integer("maximum_weight", self.maximum_weight, 1)
 
     def admit(self, configuration: IndexingConfiguration, *, layout: Layout, now: datetime) -> None:
         """Refuse a configuration that is weaker than these floors, or made for another codec than the client's.

@@ -23,6 +23,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import require_integer
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, owned_bytes
 
@@ -71,8 +72,7 @@ class IndexingServer(Confined):
             raise Misuse("a server has an IndexingConfiguration and a ServerId")
         if signing_key.public_key != configuration.server_keys[server.index]:
             raise InvalidParameters(f"the signing key is not the one that the configuration names for {server}")
-        if type(round_number) is not int or not 0 <= round_number < 1 << (8 * ROUND_BYTES):
-            raise InvalidParameters(f"a round number is an integer in 0..2^64 - 1; got {round_number!r}")
+        require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
         self.configuration = configuration
         self.server, self.peer = server, ServerId(1 - server.index)
         self.round_number = round_number

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from secagg.errors import InvalidParameters, SecAggError
+from secagg.errors import SecAggError
 
 from . import data, estimate, plot, sweep, train
 from .holder import add_holder_options
+from .lazily import when_run
 from .round import add_options as add_round_options
 from .two_servers_options import add_two_servers_options
 from .wire import options as wire_options
@@ -21,7 +22,6 @@ _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
 """The names in ``secagg.planning.paper.tables``, which is imported when it is needed."""
 _MODELS = ("celeba", "sent140", "femnist")
 """The names in ``secagg.cli.plan``, likewise."""
-_USUAL_DELTA = 1e-6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,12 +61,12 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("build/demo"),
         help="where the report and the picture go (default: %(default)s)",
     )
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=when_run("demo"))
     add_round_options(commands)
     sizes = commands.add_parser("sizes", help="the size cells of the paper's tables, computed, beside the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
-    sizes.set_defaults(run=_sizes)
+    sizes.set_defaults(run=when_run("sizes"))
     _add_plan_options(
         commands.add_parser(
             "plan",
@@ -121,7 +121,7 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--releases", type=int, help="beside --noise: sums with one client in them (default: 1)")
     command.add_argument("--delta", type=float, help="beside --noise: of epsilon (default: 1e-06)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    command.set_defaults(run=_plan)
+    command.set_defaults(run=when_run("plan"))
 
 
 def _add_enclave_options(command: argparse.ArgumentParser) -> None:
@@ -135,7 +135,7 @@ def _add_enclave_options(command: argparse.ArgumentParser) -> None:
     served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
-    served.set_defaults(run=_serve_enclave)
+    served.set_defaults(run=when_run("enclave serve"))
 
 
 def _add_flower_options(command: argparse.ArgumentParser) -> None:
@@ -151,66 +151,4 @@ def _add_flower_options(command: argparse.ArgumentParser) -> None:
     keys.add_argument(
         "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
-    keys.set_defaults(run=_flower_keys)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from .demo import run_demo
-
-    return run_demo(clients=options.clients, drop=options.drop, out=options.out)
-
-
-def _serve_enclave(options: argparse.Namespace) -> int:
-    from .enclave import serve_enclave
-
-    return serve_enclave(socket_path=options.socket, threads=options.threads, memory=options.memory)
-
-
-def _sizes(options: argparse.Namespace) -> int:
-    from .sizes import run_sizes
-
-    return run_sizes(table=options.table, as_json=options.json)
-
-
-def _plan(options: argparse.Namespace) -> int:
-    from secagg.compression.random_pruning import exact_sparsity
-    from secagg.parameters import Suite
-    from secagg.planning.planned_update import Learned, PlanRequest
-    from secagg.planning.seconds import Network
-
-    from .plan import run_plan, shapes_of
-
-    request = PlanRequest(
-        shapes=shapes_of(
-            model=options.model, file=options.shapes, blocks=options.blocks, block_size=options.block_size
-        ),
-        codewords=options.codewords,
-        block_size=options.block_size,
-        clients=options.clients,
-        learn=Learned(options.learn),
-        bits=options.bits,
-        cohort_bits=options.cohort_bits,
-        sparsity=exact_sparsity(options.sparsity),
-        suite=Suite[options.suite.upper()],
-    )
-    noise = None
-    if options.noise is not None:
-        from fractions import Fraction
-
-        from secagg.planning.noise_advice import PlannedNoise
-        from secagg.session.settings import parsed
-
-        releases = 1 if options.releases is None else options.releases
-        delta = _USUAL_DELTA if options.delta is None else options.delta
-        noise = PlannedNoise(parsed("--noise", Fraction, options.noise), releases, delta)
-    elif options.releases is not None or options.delta is not None:
-        raise InvalidParameters("--releases and --delta are about --noise; give --noise as well, or leave them out")
-    return run_plan(request, Network(options.megabits, options.latency), options.json, noise)
-
-
-def _flower_keys(options: argparse.Namespace) -> int:
-    from .flower import run_flower_keys
-
-    return run_flower_keys(
-        clients=options.clients, first=options.first, out=options.out, trial_servers=options.trial_servers
-    )
+    keys.set_defaults(run=when_run("flower keys"))

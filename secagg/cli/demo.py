@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +32,12 @@ CLIP_BITS: Final = 20
 """The bits of one clipped value."""
 
 
-def run_demo(*, clients: int, drop: int | None, out: Path) -> int:
+def run_demo(options: argparse.Namespace) -> int:
     """Mask, drop, recover and compare; write a report and a picture, and say where they are."""
+    clients, out = int(options.clients), Path(options.out)
     # In a full graph more than half of the clients must be there to recover anything, and one does not count: oneself.
     most_dropped = clients - clients // 2 - 2
-    drop = min(2, most_dropped) if drop is None else drop
+    drop: int = min(2, most_dropped) if options.drop is None else options.drop
     _check_cohort(clients, drop, most_dropped)
     out.mkdir(parents=True, exist_ok=True)
     codec = _codec_for(clients)

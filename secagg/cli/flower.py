@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from secagg.crypto.entropy import SystemCoins
@@ -13,11 +14,12 @@ from secagg.platforms.keys.server_pair import SERVERS_FILE, make_trial_pair, ser
 _MOST_CLIENTS = 100_000
 
 
-def run_flower_keys(*, clients: int, first: int, out: Path, trial_servers: bool = False) -> int:
+def run_flower_keys(options: argparse.Namespace) -> int:
     """Write an authority's key, a key for each client, and the roster; for a trial those of two servers besides.
 
     Keys that are there already stay.
     """
+    clients, first, out = int(options.clients), int(options.first), Path(options.out)
     if not 1 <= clients <= _MOST_CLIENTS or first < 0:
         raise InvalidParameters(f"--clients is in 1..{_MOST_CLIENTS} and --first is not negative")
     made, is_new = make_identities(out, map(ClientId, range(first, first + clients)), SystemCoins())
@@ -25,7 +27,7 @@ def run_flower_keys(*, clients: int, first: int, out: Path, trial_servers: bool 
         print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
     print(f"{out}/client-<id>.key: {made} new of {clients}; hand each client its own, and nobody else's")
     print(f"{out / ROSTER_FILE}: public; the server's secagg-roster names it")
-    if trial_servers:
+    if options.trial_servers:
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
         print("  because whoever has held both files is both servers; two operators use `secagg two-servers keys`")

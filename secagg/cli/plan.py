@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, cast
 
 from secagg.compression.byte_accounting import Shapes
+from secagg.compression.random_pruning import exact_sparsity
 from secagg.errors import InvalidParameters
+from secagg.parameters import Suite
 from secagg.planning.advice import advice
 from secagg.planning.costs import Comparison, Option, compare
 from secagg.planning.noise_advice import PlannedNoise
 from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
-from secagg.planning.planned_update import WHOLE_UPDATES, PlanRequest, shapes_of_blocks
+from secagg.planning.planned_update import WHOLE_UPDATES, Learned, PlanRequest, shapes_of_blocks
 from secagg.planning.seconds import Network, Seconds, seconds_of
+from secagg.session.settings import parsed
 
 from .figures import Column, in_bytes, in_seconds, table, writable
 
 MOST_BLOCKS: Final = 1 << 32
 _MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}
 _MOST_FILE_BYTES = 1 << 24
+_USUAL_DELTA = 1e-6
 
 
-def shapes_of(*, model: str | None, file: Path | None, blocks: int | None, block_size: int) -> Shapes:
+def shapes_of(options: argparse.Namespace) -> Shapes:
     """Return the shapes of the model that is named, described in a file, or given as a number of blocks.
 
     Raises:
         InvalidParameters: the file cannot be read or describes no model, or there is no such number of blocks.
     """
-    if model is not None:
-        return _MODELS[model]
-    if file is not None:
-        return _shapes_in(file)
-    if blocks is None or not 1 <= blocks <= MOST_BLOCKS:
-        raise InvalidParameters(f"--blocks is in 1..{MOST_BLOCKS}; got {blocks}")
-    return shapes_of_blocks(blocks, block_size)
+    if options.model is not None:
+        return _MODELS[options.model]
+    if options.shapes is not None:
+        return _shapes_in(options.shapes)
+    if options.blocks is None or not 1 <= options.blocks <= MOST_BLOCKS:
+        raise InvalidParameters(f"--blocks is in 1..{MOST_BLOCKS}; got {options.blocks}")
+    return shapes_of_blocks(options.blocks, options.block_size)
 
 
-def run_plan(request: PlanRequest, network: Network, report: Path | None, noise: PlannedNoise | None = None) -> int:
+def run_plan(options: argparse.Namespace) -> int:
     """Print the comparison and what follows from it."""
+    report, network = options.json, Network(options.megabits, options.latency)
+    request, noise = _request(options), _noise(options)
     if report is not None:
         writable(report)
     comparison = compare(request)
-    options = comparison.giving(request.learn)
+    offered = comparison.giving(request.learn)
     started = perf_counter()
-    rows = [_row(option, seconds_of(option, request.suite, network), request.clients) for option in options]
+    rows = [_row(option, seconds_of(option, request.suite, network), request.clients) for option in offered]
     measuring, said = perf_counter() - started, list(advice(request, comparison))
     if noise is not None:
         said += noise.advice(request.weights, request.clients)
@@ -60,6 +68,30 @@ def run_plan(request: PlanRequest, network: Network, report: Path | None, noise:
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _request(options: argparse.Namespace) -> PlanRequest:
+    return PlanRequest(
+        shapes=shapes_of(options),
+        codewords=options.codewords,
+        block_size=options.block_size,
+        clients=options.clients,
+        learn=Learned(options.learn),
+        bits=options.bits,
+        cohort_bits=options.cohort_bits,
+        sparsity=exact_sparsity(options.sparsity),
+        suite=Suite[options.suite.upper()],
+    )
+
+
+def _noise(options: argparse.Namespace) -> PlannedNoise | None:
+    if options.noise is not None:
+        releases = 1 if options.releases is None else options.releases
+        delta = _USUAL_DELTA if options.delta is None else options.delta
+        return PlannedNoise(parsed("--noise", Fraction, options.noise), releases, delta)
+    if options.releases is not None or options.delta is not None:
+        raise InvalidParameters("--releases and --delta are about --noise; give --noise as well, or leave them out")
+    return None
 
 
 def _shapes_in(file: Path) -> Shapes:

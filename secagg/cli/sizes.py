@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -22,10 +23,10 @@ _TITLES = {
 _RANKS = {"wire bytes": 1, "": 2}
 
 
-def run_sizes(*, table: str | None, as_json: bool) -> int:
+def run_sizes(options: argparse.Namespace) -> int:
     """Print one table or all of them; fail if a cell differs and nothing explains it."""
-    computed = [cell for chosen in ([Table(table)] if table else Table) for cell in cells(chosen)]
-    print(_as_json(computed) if as_json else "\n".join(_as_text(computed)))
+    computed = [cell for chosen in ([Table(options.table)] if options.table else Table) for cell in cells(chosen)]
+    print(_as_json(computed) if options.json else "\n".join(_as_text(computed)))
     return 0 if all(cell.match or cell.explanation for cell in computed) else 1
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
+
+from .lazily import when_run
 
 
 def add_two_servers_options(command: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def add_two_servers_options(command: argparse.ArgumentParser) -> None:
     )
     show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
     show.add_argument("file", type=Path)
-    show.set_defaults(run=_when_run("show"))
+    show.set_defaults(run=when_run("two-servers show"))
     erase = commands.add_parser(
         "erase",
         help="overwrite and remove the journal of a round that is given up",
@@ -37,7 +38,7 @@ def add_two_servers_options(command: argparse.ArgumentParser) -> None:
         "with that round afterwards. A round that was released has erased its journal by itself.",
     )
     erase.add_argument("--journal", type=Path, required=True, metavar="DIR", help="as for serve")
-    erase.set_defaults(run=_when_run("erase"))
+    erase.set_defaults(run=when_run("two-servers erase"))
 
 
 def _add_keys(command: argparse.ArgumentParser) -> None:
@@ -46,7 +47,7 @@ def _add_keys(command: argparse.ArgumentParser) -> None:
     command.add_argument("--peer", type=Path, metavar="FILE", help="the other operator's public file")
     command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.json)")
     command.add_argument("--trial", action="store_true", help="both operators' keys in one folder: protects nobody")
-    command.set_defaults(run=_when_run("make_keys"))
+    command.set_defaults(run=when_run("two-servers keys"))
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
@@ -69,13 +70,4 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
     command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
     command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
-    command.set_defaults(run=_when_run("serve"))
-
-
-def _when_run(name: str) -> Callable[[argparse.Namespace], int]:
-    def run(options: argparse.Namespace) -> int:
-        from . import two_servers
-
-        return int(getattr(two_servers, name)(options))
-
-    return run
+    command.set_defaults(run=when_run("two-servers serve"))

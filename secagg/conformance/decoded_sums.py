@@ -15,6 +15,7 @@ from secagg.errors import CapacityExceeded, ContractViolation, Misuse, SecAggErr
 
 from .candidate import Update
 from .norms import with_any_indices
+from .refusals import require_refused
 from .sums import MOST_CLIENTS
 from .trees import require_identical, require_weighted_sum
 from .trial import Trial, aggregate, decode, draw_seed, encode
@@ -76,11 +77,14 @@ def decoded_sums(trial: Trial) -> None:
         filled = _decode_summed(decoder, summed_aggregate(full, tables, capacity))
         require_weighted_sum(filled, alone[:1], [capacity], candidate.ulps)
         for name, spoiled, error in _spoiled(total, tables, largest):
-            _require_refused(decoder, spoiled, error, name)
+            require_refused(name, decoder.decode_summed, spoiled, by=(error,), done="decoded by decode_summed")
         if capacity < held:
             over = aggregate(decoder, payloads[:1], [capacity + 1])
             spoiled = summed_aggregate(over, tables, capacity + 1)
-            _require_refused(decoder, spoiled, CapacityExceeded, "one more than the capacity")
+            what = "one more than the capacity"
+            require_refused(
+                what, decoder.decode_summed, spoiled, by=(CapacityExceeded,), done="decoded by decode_summed"
+            )
 
     trial.search(holds, "decoded_sums")
 
@@ -127,13 +131,3 @@ def _spoiled(total: Aggregate, tables: Tables, largest: int) -> Iterator[tuple[s
     yield "sums that are labelled as histograms", replace(summed, layout=unlabelled), Misuse
     if tables:
         yield "an aggregate of histograms", total, Misuse
-
-
-def _require_refused(decoder: IndexedDecoder[Any], spoiled: Aggregate, by: type[SecAggError], name: str) -> None:
-    try:
-        decoder.decode_summed(spoiled)
-    except by:
-        return
-    except Exception as error:
-        raise ContractViolation(f"{name}: decode_summed raises {error!r} instead of {by.__name__}") from error
-    raise ContractViolation(f"{name}: decode_summed decodes what it must refuse by {by.__name__}")

@@ -13,8 +13,9 @@ from secagg.errors import ContractViolation, InvalidParameters, MalformedMessage
 from secagg.wire import MessageKind, Writer
 
 from .coins import InsecureCountedCoins
+from .refusals import require_refused
 from .trees import require_identical, require_same_form
-from .trial import Decoder, Trial, aggregate, decode, decode_alone, draw_seed, encode, encode_with
+from .trial import Trial, aggregate, decode, decode_alone, draw_seed, encode, encode_with
 
 HEADER_BYTES: Final = len(Writer(MessageKind.PAYLOAD).finish()) + DIGEST_BYTES
 """What a payload has on the wire beside its values: the header of every message and the layout's digest."""
@@ -133,17 +134,7 @@ def version(trial: Trial) -> None:
         decoder = candidate.make()
         total = aggregate(decoder, [encode(decoder, trial.update(data), draw_seed(data))])
         stale = Layout(total.layout.segments, bytes(byte ^ 255 for byte in total.layout.version))
-        _require_foreign(decoder, Aggregate(stale, total.values, 1, 1))
+        what, foreign = "an aggregate of the same segments and another version", Aggregate(stale, total.values, 1, 1)
+        require_refused(what, decoder.decode, foreign, by=(Misuse,), done="decoded")
 
     trial.search(holds, "version")
-
-
-def _require_foreign(decoder: Decoder, total: Aggregate) -> None:
-    what = "an aggregate of the same segments and another version is"
-    try:
-        decoder.decode(total)
-    except Misuse:
-        return
-    except Exception as error:
-        raise ContractViolation(f"{what} refused by {error!r} instead of Misuse") from error
-    raise ContractViolation(f"{what} decoded")

@@ -7,11 +7,12 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from secagg.contract import MAXIMUM_WEIGHT, Aggregate, IndexSegment, Payload, RingSegment
+from secagg.contract import MAXIMUM_WEIGHT, IndexSegment, Payload, RingSegment
 from secagg.crypto.ring import RingVector
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters
 
 from .candidate import Candidate
+from .refusals import require_refused
 from .trees import require_identical, require_weighted_sum, require_within
 from .trial import Decoder, Trial, aggregate, decode, decode_alone, draw_seed, encode
 
@@ -89,17 +90,9 @@ def _fill(candidate: Candidate, decoder: Decoder, payload: Payload) -> None:
     require_weighted_sum(filled, [decode_alone(decoder, payload)], [full], candidate.ulps)
     # No aggregate weighs more than the maximum; the contract itself refuses the next one.
     if full < MAXIMUM_WEIGHT:
-        _require_refused(decoder, aggregate(decoder, [payload], [full + 1]))
-
-
-def _require_refused(decoder: Decoder, over: Aggregate) -> None:
-    try:
-        decoder.decode(over)
-    except CapacityExceeded:
-        return
-    except Exception as error:
-        raise ContractViolation(f"one more client is refused by {error!r} instead of CapacityExceeded") from error
-    raise ContractViolation(f"one more than the capacity of {decoder.capacity} is decoded")
+        over = aggregate(decoder, [payload], [full + 1])
+        what = f"one more than the capacity of {decoder.capacity}"
+        require_refused(what, decoder.decode, over, by=(CapacityExceeded,), done="decoded")
 
 
 def _require_telling_extremes(candidate: Candidate, decoder: Decoder) -> None:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Final
 
 from secagg.errors import InvalidParameters, Reason
+from secagg.parameters import require_integer
 from secagg.privacy.noise import NoiseKind, require_variance
 
 from .sensitivity import rho_of_release
@@ -69,8 +70,7 @@ def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta:
     Security: the adjacency is that of the sensitivities. It is computed in floating point, to a relative error of
         10^-9 or so, and holds for a fixed number of releases and parameters that do not depend on what was released.
     """
-    if type(releases) is not int or releases < 1:
-        raise InvalidParameters(f"releases is an integer of at least 1; got {releases!r}")
+    require_integer("releases", releases, 1)
     if not 0 < delta < 1:
         raise InvalidParameters(f"delta is above 0 and below 1; got {delta!r}")
     if not parts:

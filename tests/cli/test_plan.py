@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def test_too_few_bits_for_a_cohort_are_warned_about(plan_of: Plan, capsys: pytes
 
 @pytest.mark.parametrize("model", ["celeba", "sent140", "femnist"])
 def test_every_model_that_is_offered_is_known(model: str) -> None:
-    assert parameter_count(shapes_of(model=model, file=None, blocks=None, block_size=9)) > 29_000
+    assert parameter_count(shapes_of(Namespace(model=model))) > 29_000
     assert main(["plan", "--model", model]) == 0
 
 

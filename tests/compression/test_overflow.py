@@ -43,17 +43,17 @@ def test_the_margin_is_sufficient_for_every_choice_of_codes(bits: int, clients: 
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-@pytest.mark.parametrize("clients", range(2, 34))
-def test_the_margin_is_tight(bits: int, clients: int) -> None:
-    narrower = modulus_bits_for(bits, clients) - 1
-    least = np.full((clients, 1), -(1 << (bits - 1)))
-    decoded, true = decoded_and_true(bits, narrower, least)
-    assert overflowed(true, narrower).tolist() == [True]
-    assert decoded.tolist() != true.tolist()
-    # Up to the capacity of the narrower ring nothing leaves it, and one client more is one too many.
-    just_fits = 1 << (narrower - bits)
-    assert overflow_share(np.array([-just_fits << (bits - 1)]), narrower) == 0.0
-    assert overflow_share(np.array([-(just_fits + 1) << (bits - 1)]), narrower) == 1.0
+def test_the_margin_is_tight(bits: int) -> None:
+    for clients in range(2, 34):
+        narrower = modulus_bits_for(bits, clients) - 1
+        least = np.full((clients, 1), -(1 << (bits - 1)))
+        decoded, true = decoded_and_true(bits, narrower, least)
+        assert overflowed(true, narrower).tolist() == [True]
+        assert decoded.tolist() != true.tolist()
+        # Up to the capacity of the narrower ring nothing leaves it, and one client more is one too many.
+        just_fits = 1 << (narrower - bits)
+        assert overflow_share(np.array([-just_fits << (bits - 1)]), narrower) == 0.0
+        assert overflow_share(np.array([-(just_fits + 1) << (bits - 1)]), narrower) == 1.0
 
 
 @pytest.mark.parametrize(("bits", "clients", "modulus_bits"), [(2, 5, 3), (2, 6, 2), (3, 4, 3), (3, 5, 4)])

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Union, cast, get_args, get_origin, get_type_hints
 
-from secagg.compression.dithered_quantization import MOST_FINE_BITS
-from secagg.compression.peak import MAXIMUM_PLACES
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.sketch import MOST_BITS
 from secagg.contract import IndexSegment
@@ -40,6 +38,7 @@ from .sections import (
     LocalTraining,
     Optimizer,
     PrivacySettings,
+    Range,
     Scheme,
     ServerSettings,
     Source,
@@ -58,21 +57,21 @@ class Configuration:
     """Everything that a run depends on."""
 
     name: str = "run"
-    seed: int = 0
-    rounds: int = 100
-    clients_per_round: int = 20
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    rounds: Annotated[int, Range(1, 10**7)] = 100
+    clients_per_round: Annotated[int, Range(2, 10**6)] = 20
     model: str = "stride"
     model_options: tuple[str, ...] = ()
     """Sizes of the model that are not its usual ones: "name=number"."""
     device: str = "cpu"
     engine: str = "auto"
     """``auto``: threads on a CPU, and on a GPU the fastest that the model permits."""
-    workers: int = 0
+    workers: Annotated[int, Range(0, 1024)] = 0
     """Threads that train clients; 0 for as many as there are cores."""
-    chunk: int = 0
+    chunk: Annotated[int, Range(0, 1 << 20)] = 0
     """Clients that a stacked engine trains at once; 0 for what suits the device."""
     bf16: bool = False
-    checkpoint_every: int = 25
+    checkpoint_every: Annotated[int, Range(1, 10**7)] = 25
     data: DataSettings = field(default_factory=DataSettings)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(batch=20, rate=0.1))
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -85,7 +84,8 @@ class Configuration:
     attack: AttackSettings = field(default_factory=AttackSettings)
 
     def __post_init__(self) -> None:
-        _require_ranges(self)
+        _require_within(self)
+        _require_sense(self)
 
     @property
     def model_sizes(self) -> dict[str, float]:
@@ -266,60 +266,24 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-def _require_ranges(run: Configuration) -> None:
-    compression, buffer = run.compression, run.asynchronous
-    for name, value, least, most in (
-        ("seed", run.seed, 0, 2**32 - 1),
-        ("rounds", run.rounds, 1, 10**7),
-        ("clients_per_round", run.clients_per_round, 2, 10**6),
-        ("workers", run.workers, 0, 1024),
-        ("chunk", run.chunk, 0, 1 << 20),
-        ("checkpoint_every", run.checkpoint_every, 1, 10**7),
-        ("data.clients", run.data.clients, 0, 10**7),
-        ("data.alpha", run.data.alpha, 1e-6, 1e6),
-        ("local.epochs", run.local.epochs, 1, 10**4),
-        ("local.batch", run.local.batch, 1, 10**6),
-        ("local.rate", run.local.rate, 1e-12, 1e6),
-        ("local.momentum", run.local.momentum, 0, 1),
-        ("local.weight_decay", run.local.weight_decay, 0, 1e6),
-        ("local.clip", 1 if run.local.clip is None else run.local.clip, 1e-12, 1e12),
-        ("local.proximal", run.local.proximal, 0, 1e6),
-        ("server.rate", run.server.rate, 1e-12, 1e6),
-        ("server.falling", run.server.falling, 0, 1),
-        ("server.averaged", run.server.averaged, 0, 10**6),
-        ("server.momentum", run.server.momentum, 0, 1),
-        ("server.second_momentum", run.server.second_momentum, 0, 1),
-        ("server.adaptivity", run.server.adaptivity, 1e-30, 1e6),
-        ("server.maximum_weight", run.server.maximum_weight, 1, 1 << 16),
-        ("compression.stages", compression.stages, 1, 8),
-        ("compression.cohort_bits", compression.cohort_bits, 1e-6, 1e6),
-        ("compression.length", compression.length, 2.0**-40, 2.0**40),
-        ("compression.places", compression.places, 0, MAXIMUM_PLACES),
-        ("compression.kept", compression.kept, 0, 1 << 40),
-        ("compression.rotation", compression.rotation, 0, 1 << 20),
-        ("compression.refresh", compression.refresh, 1, 10**7),
-        ("compression.fraction_bits", compression.fraction_bits, 1, 30),
-        ("compression.vector_bits", compression.vector_bits, 0, 16),
-        ("compression.fine_bits", compression.fine_bits, 0, MOST_FINE_BITS),
-        ("secagg.every", run.secagg.every, 1, 10**7),
-        ("secagg.threads", run.secagg.threads, 1, 1024),
-        ("dropouts.rate", run.dropouts.rate, 0, 0.95),
-        ("evaluation.every", run.evaluation.every, 1, 10**7),
-        ("evaluation.validation", run.evaluation.validation, 0, 0.9),
-        ("asynchronous.buffer", buffer.buffer, 0, 10**6),
-        ("asynchronous.concurrency", buffer.concurrency, 1, 10**7),
-        ("asynchronous.exponent", buffer.exponent, 0, 1),
-        ("asynchronous.maximum_staleness", buffer.maximum_staleness, 0, 10**4),
-        ("asynchronous.levels", buffer.levels, 1, 1 << 15),
-        ("asynchronous.spread", buffer.spread, 0, 1e6),
-        ("privacy.noise_multiplier", run.privacy.noise_multiplier, 0, 1e6),
-        ("privacy.delta", run.privacy.delta, 1e-30, 0.5),
-        ("privacy.epsilon", run.privacy.epsilon, 0, 1e9),
-        ("attack.share", run.attack.share, 0, 1),
-    ):
+def _ranges(section: type[Any]) -> dict[str, Range]:
+    hints = get_type_hints(section, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+def _require_within(section: Any, path: str = "") -> None:  # noqa: ANN401 -- a configuration, or one of its sections
+    for name, (least, most) in _ranges(type(section)).items():
+        value = getattr(section, name)
         # Written so that NaN is refused too.
-        if not least <= value <= most:
-            raise InvalidParameters(f"{name} is in {least}..{most}; got {value!r}")
+        if value is not None and not least <= value <= most:
+            raise InvalidParameters(f"{path}{name} is in {least}..{most}; got {value!r}")
+    for item in fields(section):
+        if is_dataclass(inner := getattr(section, item.name)):
+            _require_within(inner, f"{item.name}.")
+
+
+def _require_sense(run: Configuration) -> None:
+    compression = run.compression
     exact_sparsity(compression.sparsity)
     run.model_sizes  # noqa: B018 -- refuses what is no number
     if compression.rotation and compression.rotation & (compression.rotation - 1):

@@ -6,7 +6,7 @@ them changed is encoded and handed to a secure sum; and the server's optimiser m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -123,8 +123,3 @@ class FinishingEngine(Engine, Protocol):
 ModelFactory = Callable[[], torch.nn.Module]
 """Makes the model with its initial parameters, which follow from torch's seed at that moment."""
 Progress = Callable[[int, int], None]
-
-
-def clients_of(assignments: Iterable[Assignment]) -> list[int]:
-    """Return whose work this is."""
-    return [assignment.client for assignment in assignments]

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final, NamedTuple
+
+from secagg.compression.dithered_quantization import MOST_FINE_BITS
+from secagg.compression.peak import MAXIMUM_PLACES
 
 _MOST_OVER: Final = 2.0
+
+
+class Range(NamedTuple):
+    """Annotates a key: the least and the greatest value that it takes."""
+
+    least: float
+    most: float
 
 
 class Scheme(StrEnum):
@@ -107,9 +117,9 @@ class DataSettings:
     name: str = "fashion"
     root: str | None = None
     """The folder or file of data that are not bundled."""
-    clients: int = 200
+    clients: Annotated[int, Range(0, 10**7)] = 200
     """Among how many the examples are dealt out; of data with natural users the first so many, and 0 for all."""
-    alpha: float = 1.0
+    alpha: Annotated[float, Range(1e-6, 1e6)] = 1.0
     """Of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
     style: bool = False
     """Whether each client's images are altered in a way of its own."""
@@ -119,14 +129,14 @@ class DataSettings:
 class LocalTraining:
     """How a client trains."""
 
-    epochs: int = 1
-    batch: int = 32
-    rate: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
+    epochs: Annotated[int, Range(1, 10**4)] = 1
+    batch: Annotated[int, Range(1, 10**6)] = 32
+    rate: Annotated[float, Range(1e-12, 1e6)] = 0.1
+    momentum: Annotated[float, Range(0, 1)] = 0.0
+    weight_decay: Annotated[float, Range(0, 1e6)] = 0.0
+    clip: Annotated[float | None, Range(1e-12, 1e12)] = None
     """The largest L2 norm of what a client changed, over all parameters; None for no limit."""
-    proximal: float = 0.0
+    proximal: Annotated[float, Range(0, 1e6)] = 0.0
     """FedProx's mu."""
 
 
@@ -135,18 +145,18 @@ class ServerSettings:
     """How the model moves by the decoded mean."""
 
     optimizer: Optimizer = Optimizer.FEDAVG
-    rate: float = 1.0
-    falling: float = 0.0
+    rate: Annotated[float, Range(1e-12, 1e6)] = 1.0
+    falling: Annotated[float, Range(0, 1)] = 0.0
     """The share of the rounds, the last ones, over which the rate falls to a twentieth; 0 for none."""
-    averaged: int = 0
+    averaged: Annotated[int, Range(0, 10**6)] = 0
     """Over how many rounds, about, the model is averaged that is tested and kept; 0 for the last one."""
-    momentum: float = 0.9
+    momentum: Annotated[float, Range(0, 1)] = 0.9
     """Of FedAvgM, and the first of FedAdam."""
-    second_momentum: float = 0.99
-    adaptivity: float = 1e-3
+    second_momentum: Annotated[float, Range(0, 1)] = 0.99
+    adaptivity: Annotated[float, Range(1e-30, 1e6)] = 1e-3
     """What FedAdam adds to the root of the second moment."""
     weighting: Weighting = Weighting.EQUAL
-    maximum_weight: int = 8
+    maximum_weight: Annotated[int, Range(1, 1 << 16)] = 8
     """With weights by examples: the weight of the largest client."""
 
 
@@ -158,15 +168,15 @@ class CompressionSettings:
     """Its name, or "module:Name" or "path/to/file.py:Name" for one from outside."""
     outside: str = ""
     """What ``scheme`` was set to, where that names a scheme from outside."""
-    cohort_bits: float = 1.6
+    cohort_bits: Annotated[float, Range(1e-6, 1e6)] = 1.6
     """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
-    places: int = 0
+    places: Annotated[int, Range(0, MAXIMUM_PLACES)] = 0
     """Values of a block of the peak code; 0 for as many as ``cohort_bits`` says."""
-    kept: int = 0
+    kept: Annotated[int, Range(0, 1 << 40)] = 0
     """Values that a sketch sends, in ``bits`` bits; 0 for as many as ``cohort_bits`` says."""
     lengths: Lengths | None = None
     """By default ``median`` under the peak code, which few clients cannot move, and ``own`` under a sketch."""
-    length: float = 1.0
+    length: Annotated[float, Range(2.0**-40, 2.0**40)] = 1.0
     """With ``lengths = "fixed"``: how long every decoded update is taken to be."""
     bits: int = 6
     modulus_bits: int = 8
@@ -174,7 +184,7 @@ class CompressionSettings:
     """Whether sums may leave the ring, as they do in the paper wherever the margin is narrower than the cohort."""
     stochastic: bool = False
     """Whether scalar quantization rounds at random."""
-    fine_bits: int = 0
+    fine_bits: Annotated[int, Range(0, MOST_FINE_BITS)] = 0
     """Bits of a step below what is sent: scalar codes are rounded under the mask, where a protocol masks; 0 rounds
     them before."""
     sparsity: str = "0.9"
@@ -185,22 +195,22 @@ class CompressionSettings:
     """
     codewords: int = 64
     block_size: int = 4
-    stages: int = 1
+    stages: Annotated[int, Range(1, 8)] = 1
     """How many codebooks, each for what those before it left over."""
-    rotation: int = 0
+    rotation: Annotated[int, Range(0, 1 << 20)] = 0
     """Values of a block that is rotated before scalar quantization, a power of two; 0 for none."""
     calibration: Source | None = None
     """By default ``stat`` for scalar and ``prior`` for product quantization."""
-    refresh: int = 1
+    refresh: Annotated[int, Range(1, 10**7)] = 1
     """Rounds from one set of scales, codebooks or masks to the next."""
-    fraction_bits: int = 20
+    fraction_bits: Annotated[int, Range(1, 30)] = 20
     """Of what is sent in fixed point, in a ring of 32 bits; the range is what a cohort leaves."""
     layers: tuple[str, ...] = ()
     """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". Under ``prior`` there may be more
     codewords than a tensor of that size could teach."""
     is_lengthened: bool = False
     """Under ``prior``: whether decoded values are multiplied by what makes up for the energy that codewords lose."""
-    vector_bits: int = 0
+    vector_bits: Annotated[int, Range(0, 16)] = 0
     """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
     fixed point of 32 bits, which may be half of a well compressed update."""
 
@@ -229,20 +239,20 @@ class SumSettings:
     protocol: str = "pairwise"
     """One that is registered."""
     mode: SumMode = SumMode.IDEAL
-    every: int = 1
+    every: Annotated[int, Range(1, 10**7)] = 1
     """In real mode: every how many rounds the protocol runs; the sums between are computed in the clear."""
     hybrid: bool = False
     """Whether keys are agreed upon in the hybrid suite."""
     settings: tuple[str, ...] = ()
     """The protocol's own settings: "name=value"."""
-    threads: int = 1
+    threads: Annotated[int, Range(1, 1024)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutSettings:
     """How many of the sampled clients are lost, and where."""
 
-    rate: float = 0.0
+    rate: Annotated[float, Range(0, 0.95)] = 0.0
     stages: tuple[str, ...] = ()
     """Of the protocol, by name; by default the one that takes the updates and the last one."""
 
@@ -251,8 +261,8 @@ class DropoutSettings:
 class EvaluationSettings:
     """When the model is tested."""
 
-    every: int = 5
-    validation: float = 0.5
+    every: Annotated[int, Range(1, 10**7)] = 5
+    validation: Annotated[float, Range(0, 0.9)] = 0.5
     """The share of the test examples by which the best model is chosen; it is reported on the others."""
 
 
@@ -260,16 +270,16 @@ class EvaluationSettings:
 class AsynchronousSettings:
     """FedBuff; off unless ``buffer`` is above 0."""
 
-    buffer: int = 0
+    buffer: Annotated[int, Range(0, 10**6)] = 0
     """How many updates a step of the server takes."""
-    concurrency: float = 40.0
+    concurrency: Annotated[float, Range(1, 10**7)] = 40.0
     """How many clients are at work at a time, on average."""
-    exponent: float = 0.5
+    exponent: Annotated[float, Range(0, 1)] = 0.5
     """An update that is ``a`` steps old counts (1 + a)^-exponent."""
-    maximum_staleness: int = 20
-    levels: int = 16
+    maximum_staleness: Annotated[int, Range(0, 10**4)] = 20
+    levels: Annotated[int, Range(1, 1 << 15)] = 16
     """The weight of a fresh update; older ones have integers below."""
-    spread: float = 1.0
+    spread: Annotated[float, Range(0, 1e6)] = 1.0
     """The standard deviation of the half-normal part of a client's duration; its least duration is 1."""
 
     @property
@@ -285,10 +295,10 @@ class AsynchronousSettings:
 class PrivacySettings:
     """Noise of the enclave or of clients; off unless ``noise_multiplier`` is above 0. ``local.clip`` bounds updates."""
 
-    noise_multiplier: float = 0.0
+    noise_multiplier: Annotated[float, Range(0, 1e6)] = 0.0
     """The standard deviation of the noise, over what one client can change at most."""
-    delta: float = 1e-6
-    epsilon: float = 0.0
+    delta: Annotated[float, Range(1e-30, 0.5)] = 1e-6
+    epsilon: Annotated[float, Range(0, 1e9)] = 0.0
     """What a run may cost the client that is in most of its rounds; 0 for no limit."""
     zero_out: bool = False
     """Whether a neighbour has zeros in place of a client's update, and not any other update."""
@@ -312,7 +322,7 @@ class AttackSettings:
     """What some clients of every round do instead; off unless ``kind`` says otherwise."""
 
     kind: AttackKind = AttackKind.NONE
-    share: float = 0.2
+    share: Annotated[float, Range(0, 1)] = 0.2
     """Of the clients that upload in a round, rounded to whole ones; who they are follows from the seed."""
 
     @property

@@ -11,28 +11,33 @@ and IV are the halves of the 32 bytes from which the stream is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from secagg.crypto.ring import Ring, low_bits
-from secagg.crypto.secret import Confined, Secret, overwrite, require_secret
+from secagg.crypto.secret import Confined, Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.parameters import require_integer
+
+from .streams import WordStream
 
 MODULI: Final = (127, 8191, 131071)
-STREAM_KEY_BYTES: Final = 32
 ATTEMPTS: Final = 32
 """A uniform stream needs more for one of 2^64 lanes with probability below 2^-160."""
 _LIMIT_LANES: Final = 1 << 60
 """The streams of two attempts begin 2^64 blocks apart, so none reaches the next."""
 _CHUNK_LANES: Final = 1 << 15
-_KEY_BYTES = 16
-_BLOCK_BYTES = 16
+_WIDE = np.dtype("<u8")
+"""The word of products and row sums: (2^17)^2 and 4096 lanes of 17 bits are far below 2^64."""
 
 LaneVector = npt.NDArray[np.unsignedinteger[Any]]
+Retry = Callable[[int, npt.NDArray[np.intp]], LaneVector]
+"""Given an attempt and the positions of lanes that are still missing, return new words for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,7 @@ class LaneField:
         Raises:
             CapacityExceeded: there is none.
         """
-        if type(total_weight) is not int or total_weight < 1:
-            raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
+        require_integer("a total weight", total_weight, 1)
         for modulus in MODULI:
             if total_weight < modulus:
                 return cls(modulus)
@@ -61,6 +65,11 @@ class LaneField:
             f"a total weight of {total_weight} exceeds {MODULI[-1] - 1}, the most that checked lanes can count; use "
             "fewer clients or smaller weights"
         )
+
+    @property
+    def order(self) -> int:
+        """How many elements there are."""
+        return self.modulus
 
     @property
     def bits(self) -> int:
@@ -75,7 +84,7 @@ class LaneField:
     @property
     def word(self) -> np.dtype[np.unsignedinteger[Any]]:
         """The dtype of lanes in memory."""
-        return self.ring.word
+        return word_of(self.bits)
 
     def zeros(self, count: int) -> LaneVector:
         """Return lanes that are zero."""
@@ -101,10 +110,59 @@ class LaneField:
         total += wraps(total, self.bits)
         total &= self.word.type(self.modulus)
 
-    def subtract(self, left: LaneVector, right: LaneVector) -> LaneVector:
-        """Return the difference of two arrays of lanes."""
-        difference: LaneVector = subtract(left, right, self.bits)
-        return difference
+    def subtract_into(self, total: LaneVector, lanes: LaneVector) -> None:
+        """Subtract in place."""
+        # The complement of a lane is q minus it, and leaves the sum below 2q; one reduction settles both.
+        self.add_into(total, lanes ^ self.word.type(self.modulus))
+
+    def scale_into(self, lanes: LaneVector, factor: int) -> None:
+        """Multiply by a public integer in [0, q) in place."""
+        lanes[...] = reduce(lanes.astype(_WIDE) * factor, self.bits, self.modulus**2)
+
+    def reduce_into(self, total: LaneVector) -> None:
+        """Do nothing: sums are reduced as they are made."""
+
+    def column_sums(self, lanes: LaneVector) -> LaneVector:
+        """Return the sums over the first axis."""
+        sums: LaneVector = np.add.reduce(lanes, axis=0, dtype=_WIDE)
+        reduced: LaneVector = reduce(sums, self.bits, max(1, len(lanes)) * self.modulus)
+        return reduced.astype(self.word)
+
+    def correction(
+        self, target: LaneVector, lanes_0: LaneVector, lanes_1: LaneVector, negative: LaneVector
+    ) -> LaneVector:
+        """Return target - lanes_0 + lanes_1, negated where ``negative`` is all ones."""
+        corrected: LaneVector = field_correction(target, lanes_0, lanes_1, negative, self.bits)
+        return corrected
+
+    def stream(self, key: Secret) -> LaneStream:
+        """Return the uniform lanes that 32 bytes expand into."""
+        return LaneStream(self, key)
+
+    def settle(self, words: LaneVector, retry: Retry, into: LaneVector | None = None) -> None:
+        """Keep the lowest p bits of each word, and make anew those that are all ones, which are no lane.
+
+        Args:
+            into: where the lanes are written; by default over the words.
+        Raises:
+            MalformedMessage: a lane is missing after ``ATTEMPTS`` attempts; whoever chose the key is refused. That
+                happens to a uniform word with probability 2^-224 at most.
+        Security: Not constant time: how many attempts were made shows in time. They depend on pseudo-random words
+            alone, whose distribution is the same for every input.
+        """
+        modulus = self.word.type(self.modulus)
+        flat = np.bitwise_and(words, modulus, out=words if into is None else into).reshape(-1)
+        missing = np.flatnonzero(flat == modulus)
+        for attempt in range(1, ATTEMPTS):
+            if not missing.size:
+                return
+            again = retry(attempt, missing) & modulus
+            flat[missing] = again
+            missing = missing[again == modulus]
+        if missing.size:
+            raise MalformedMessage(
+                f"a key has no lane below {self.modulus} in {ATTEMPTS} attempts", reason=Reason.NOT_CANONICAL
+            )
 
     def packed_bytes(self, count: int) -> int:
         """Return how many bytes packed lanes have."""
@@ -139,9 +197,7 @@ class LaneStream(Confined):
 
         With the IV drawn from the same source as the key, guessing keys for many streams at once gains nothing.
         """
-        require_secret(key)
-        if len(key) != STREAM_KEY_BYTES:
-            raise InvalidParameters(f"lanes are expanded from {STREAM_KEY_BYTES} bytes; got {key!r}")
+        WordStream(field.word, key)  # It refuses what is no such key.
         self.field = field
         self._key = key
 
@@ -154,56 +210,24 @@ class LaneStream(Confined):
         if type(start) is not int or type(count) is not int or min(start, count) < 0 or start + count > _LIMIT_LANES:
             raise InvalidParameters(f"a range of lanes lies in 0..2^60; got {start!r} and {count!r} lanes from there")
         made = self.field.zeros(count)
-        words = _Words(self.field.word, self._key, min(count, _CHUNK_LANES))
-        try:
-            for first in range(0, count, _CHUNK_LANES):
-                self._fill(made[first : first + _CHUNK_LANES], start + first, words)
-        finally:
-            words.wipe()
+        words = WordStream(self.field.word, self._key)
+        for first in range(0, count, _CHUNK_LANES):
+            self._fill(made[first : first + _CHUNK_LANES], start + first, words)
         return made
 
-    def _fill(self, part: LaneVector, start: int, words: _Words) -> None:
-        modulus = self.field.word.type(self.field.modulus)
-        np.bitwise_and(words.of_attempt(0, start, part.size), modulus, out=part)
-        missing = np.flatnonzero(part == modulus)
-        for attempt in range(1, ATTEMPTS):
-            if not missing.size:
-                return
+    def _fill(self, part: LaneVector, start: int, words: WordStream) -> None:
+        def again(attempt: int, missing: npt.NDArray[np.intp]) -> LaneVector:
             # Only what lies between the first and the last missing lane is made again.
             first, last = int(missing[0]), int(missing[-1])
-            again = words.of_attempt(attempt, start + first, last - first + 1)[missing - first] & modulus
-            part[missing] = again
-            missing = missing[again == modulus]
-        if missing.size:
-            raise MalformedMessage(
-                f"a key has no lane below {self.field.modulus} in {ATTEMPTS} attempts", reason=Reason.NOT_CANONICAL
-            )
+            return words.lanes(start + first, last - first + 1, attempt)[missing - first]
+
+        self.field.settle(words.lanes(start, part.size), again, part)
 
 
-class _Words:
-    """The words of a key's attempts, made into one reused buffer."""
-
-    def __init__(self, word: np.dtype[np.unsignedinteger[Any]], key: Secret, most: int) -> None:
-        self._word = word
-        exposed = key.expose()
-        self._origin = int.from_bytes(exposed[_KEY_BYTES:], "big")
-        self._cipher = Cipher(algorithms.AES(exposed[:_KEY_BYTES]), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
-        size = most * word.itemsize + 2 * _BLOCK_BYTES
-        self._zeros = memoryview(bytes(size))
-        # The backend insists on room for one block more than it writes.
-        self._buffer = bytearray(size + _BLOCK_BYTES)
-
-    def of_attempt(self, attempt: int, start: int, count: int) -> LaneVector:
-        """Return words [start, start + count) of an attempt; they hold until the next call."""
-        block, skip = divmod(start * self._word.itemsize, _BLOCK_BYTES)
-        size = skip + count * self._word.itemsize
-        counter = (self._origin + (attempt << 64) + block) % (1 << (8 * _BLOCK_BYTES))
-        self._cipher.reset_nonce(counter.to_bytes(_BLOCK_BYTES, "big"))
-        self._cipher.update_into(self._zeros[:size], memoryview(self._buffer)[: size + _BLOCK_BYTES])
-        return np.frombuffer(self._buffer, dtype=self._word, count=count, offset=skip)
-
-    def wipe(self) -> None:
-        overwrite(self._buffer)
+@cache
+def word_of(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
+    """Return the dtype of lanes; asked for in every step of an evaluation."""
+    return Ring(bits).word
 
 
 # --- Kernels: no dtype, no branch and no index that depends on data ---------------------------------------------------
@@ -258,3 +282,9 @@ def reduce_signed(words: Words, bits: int, greatest: int) -> Words:
 def centre(words: Words, bits: int) -> Words:
     """Map signed words in [0, q) to their representatives in [-(q - 1) / 2, (q - 1) / 2]."""
     return words - (words >> (bits - 1)) * low_bits(bits)
+
+
+def field_correction(target: Words, lanes_0: Words, lanes_1: Words, negative: Words, bits: int) -> Words:
+    """Return target - lanes_0 + lanes_1, negated where ``negative`` is all ones: a complement is a lane's negative."""
+    difference = add(subtract(target, lanes_0, bits), lanes_1, bits)
+    return reduce_once(difference ^ (negative & low_bits(bits)), bits)

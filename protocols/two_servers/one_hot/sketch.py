@@ -15,8 +15,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from secagg.errors import InvalidParameters, Misuse
+from secagg.errors import Misuse
 from secagg.identifiers import ServerId
+from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.exact_product import Floats, Integers, exact_product, float_type
 from secagg.protocols.two_servers.lanes.extension_field import Elements
 from secagg.protocols.two_servers.lanes.fields import LaneVector, centre, reduce, reduce_signed
@@ -94,8 +95,7 @@ class _Sums:
 
     def compute(self, threads: int) -> tuple[Elements, Elements]:
         """Return sum_g L_g(tau) <r, y_ig> for every row, and sum_i rho_i y_igj for every column and codeword."""
-        if type(threads) is not int or threads < 1:
-            raise InvalidParameters(f"threads is an integer of at least 1; got {threads!r}")
+        require_integer("threads", threads, 1)
         shape, bits = self.shape, self.shape.base.bits
         per_row = np.empty((shape.rows, shape.field.degree), dtype=np.int64)
         edges = [shape.rows * index // threads for index in range(threads + 1)]

@@ -28,8 +28,10 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, require_secret
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
+from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.extension_field import Elements, EvaluationPoints, ExtensionField
-from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, STREAM_KEY_BYTES, LaneField, LaneStream, LaneVector
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, LaneField, LaneStream, LaneVector
+from secagg.protocols.two_servers.lanes.streams import STREAM_KEY_BYTES
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 16
@@ -67,13 +69,9 @@ class CheckShape:
     def __post_init__(self) -> None:
         base = LaneField(self.modulus)
         most_columns = min(MAXIMUM_COLUMNS, (base.modulus - 2) // 2, self.blocks)
-        for name, value, least, greatest in (
-            ("codewords", self.codewords, 2, MAXIMUM_CODEWORDS),
-            ("blocks", self.blocks, 1, MAXIMUM_BLOCKS),
-            ("columns", self.columns, 1, most_columns),
-        ):
-            if type(value) is not int or not least <= value <= greatest:
-                raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")
+        require_integer("codewords", self.codewords, 2, MAXIMUM_CODEWORDS)
+        require_integer("blocks", self.blocks, 1, MAXIMUM_BLOCKS)
+        require_integer("columns", self.columns, 1, most_columns)
         self.field  # noqa: B018 -- refuses a field that is too small
 
     @classmethod
@@ -84,8 +82,7 @@ class CheckShape:
         unless that takes more than ``POLYNOMIAL_BYTES``.
         """
         base = LaneField.for_total_weight(total_weight)
-        if type(blocks) is not int or not 1 <= blocks <= MAXIMUM_BLOCKS:
-            raise InvalidParameters(f"blocks is an integer in 1..{MAXIMUM_BLOCKS}; got {blocks!r}")
+        require_integer("blocks", blocks, 1, MAXIMUM_BLOCKS)
         affordable = (POLYNOMIAL_BYTES * 8 // (ExtensionField.over(base).degree * base.bits) - 1) // 2
         return cls(base.modulus, codewords, blocks, min(affordable, (base.modulus - 2) // 2, isqrt(blocks - 1) + 1))
 
@@ -151,9 +148,8 @@ class UploadContext:
     def __post_init__(self) -> None:
         if (type(self.attempt), type(self.client), type(self.shape)) != (AttemptContext, ClientId, CheckShape):
             raise Misuse("an upload is bound to an AttemptContext, a ClientId and a CheckShape")
-        for name, value, bits in (("round_number", self.round_number, 64), ("segment", self.segment, 32)):
-            if type(value) is not int or not 0 <= value < 1 << bits:
-                raise InvalidParameters(f"{name} is an integer in 0..2^{bits} - 1; got {value!r}")
+        require_integer("round_number", self.round_number, 0, (1 << 64) - 1)
+        require_integer("segment", self.segment, 0, (1 << 32) - 1)
         if type(self.weight) is not int or not 0 <= self.weight < self.shape.modulus:
             raise CapacityExceeded(
                 f"a weight is an integer in 0..{self.shape.modulus - 1}; got {self.weight!r}",

@@ -15,7 +15,7 @@ from secagg.contract.layout import IndexSegment
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ServerId
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.protocols.two_servers.configuration import SERVERS, IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.journal import Event, Journal
 from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES, ROUND_BYTES
@@ -53,14 +53,10 @@ class StandingFloors:
         for key in (self.authority, *self.server_keys):
             if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
                 raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
-        for name, value, least in (
-            ("minimum_cohort", self.minimum_cohort, LEAST_COHORT),
-            ("maximum_cohort", self.maximum_cohort, self.minimum_cohort),
-            ("maximum_lanes", self.maximum_lanes, 1),
-            ("maximum_weight", self.maximum_weight, 1),
-        ):
-            if type(value) is not int or value < least:
-                raise InvalidParameters(f"{name} is an integer of at least {least}; got {value!r}")
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
+        require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort)
+        require_integer("maximum_lanes", self.maximum_lanes, 1)
+        require_integer("maximum_weight", self.maximum_weight, 1)
         if not self.suites or not self.modes or self.maximum_lifetime <= timedelta(0):
             raise InvalidParameters("a standing server accepts at least one suite, one mode and some time to come")
 

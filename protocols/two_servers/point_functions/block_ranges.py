@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Final
 
-from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
 
 from .shape import RUN_BLOCKS, PointFunctionShape
 
@@ -19,18 +19,12 @@ CHUNK_BLOCKS: Final = 1 << 12
 """Blocks whose trees are generated at a time; it divides both a run and a group of blocks."""
 
 
-def require_threads(threads: int) -> None:
-    """Refuse a number of threads that is none."""
-    if type(threads) is not int or threads < 1:
-        raise InvalidParameters(f"threads is an integer of at least 1; got {threads!r}")
-
-
 def over_threads(shape: PointFunctionShape, blocks: int, threads: int, job: Callable[[int, int], None]) -> None:
     """Call ``job(first, stop)`` for ranges that make up all blocks, on at most so many threads.
 
     Without a tree, ranges meet where runs do, so that no run is made by two threads; with one, where chunks do.
     """
-    require_threads(threads)
+    require_integer("threads", threads, 1)
     parts = _cut(blocks, threads, CHUNK_BLOCKS if shape.depth else RUN_BLOCKS)
     if len(parts) == 1:
         job(0, blocks)

@@ -18,9 +18,11 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret, abandoned_on_error, draw_exactly
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.groups import CounterStream, Lanes
+from secagg.parameters import require_integer
+from secagg.protocols.two_servers.lanes.groups import Lanes
+from secagg.protocols.two_servers.lanes.streams import CounterStream
 
-from .block_ranges import CHUNK_BLOCKS, over_threads, require_threads
+from .block_ranges import CHUNK_BLOCKS, over_threads
 from .correction_words import NODE_BYTES, NODE_WORDS, CorrectionWords
 from .explicit_share import ExplicitShare, SeedShare
 from .grid import require_blocks, runs
@@ -76,7 +78,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
     """
     if type(shape) is not PointFunctionShape:
         raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
-    require_threads(threads)
+    require_integer("threads", threads, 1)
     place = _Place.of(shape, alpha, beta)
     binding = KeyBinding(context=context, client=client, nonce=bytes(draw_exactly(NONCE_BYTES, coins)))
     seed_0 = Secret.random("point function seed", SEED_BYTES, coins)

@@ -14,6 +14,7 @@ import numpy as np
 
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters, Misuse
+from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.groups import Lanes
 
 from .shape import MAXIMUM_BLOCKS, RUN_BLOCKS, PointFunctionShape
@@ -107,8 +108,7 @@ def runs(first: int, stop: int) -> Iterator[tuple[int, int]]:
 
 def require_blocks(blocks: int) -> None:
     """Refuse a number of blocks that is none."""
-    if type(blocks) is not int or not 1 <= blocks <= MAXIMUM_BLOCKS:
-        raise InvalidParameters(f"blocks is an integer in 1..{MAXIMUM_BLOCKS}; got {blocks!r}")
+    require_integer("blocks", blocks, 1, MAXIMUM_BLOCKS)
 
 
 def require_range(first: int, stop: int, least: int, greatest: int) -> None:

@@ -14,8 +14,8 @@ from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, require_secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
-from secagg.protocols.two_servers.lanes.fields import STREAM_KEY_BYTES
 from secagg.protocols.two_servers.lanes.groups import LaneGroup
+from secagg.protocols.two_servers.lanes.streams import STREAM_KEY_BYTES
 
 from .shape import PointFunctionShape
 from .tree_hash import KeyBinding

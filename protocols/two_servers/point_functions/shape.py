@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.two_servers.lanes.groups import AES_BLOCK_BYTES, FieldLanes, LaneGroup, RingLanes
+from secagg.parameters import require_integer
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.streams import AES_BLOCK_BYTES
 
 LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 12
@@ -40,12 +43,9 @@ class PointFunctionShape:
     """Whether the last lane is computed by the servers, per client; only at depth 0, and for unit vectors alone."""
 
     def __post_init__(self) -> None:
-        if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
-            raise InvalidParameters(
-                f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
-            )
-        if type(self.group) not in (RingLanes, FieldLanes):
-            raise Misuse(f"the group is RingLanes or FieldLanes; got {type(self.group).__name__}")
+        require_integer("codewords", self.codewords, LEAST_CODEWORDS, MAXIMUM_CODEWORDS)
+        if type(self.group) not in (RingLanes, LaneField):
+            raise Misuse(f"the group is RingLanes or a LaneField; got {type(self.group).__name__}")
         deepest = greatest_depth(self.codewords)
         if type(self.depth) is not int or not 0 <= self.depth <= deepest:
             raise InvalidParameters(f"{self.codewords} codewords have a depth in 0..{deepest}; got {self.depth!r}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from secagg.crypto.secret import Confined
 from secagg.errors import Misuse, Reason
+from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.groups import Lanes
 
-from .block_ranges import over_threads, require_threads
+from .block_ranges import over_threads
 from .generation import ServerShare
 from .grid import LaneGrid, require_range
 from .seeds import require_weight
@@ -43,7 +44,7 @@ class HistogramShare(Confined):
         self._require_ours(share)
         require_weight(weight, self.shape.group)
         total = self._usable()
-        require_threads(threads)
+        require_integer("threads", threads, 1)
         try:
             over_threads(
                 self.shape, self.blocks, threads, lambda first, stop: share.accumulate(total.part(first, stop), weight)

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import CONTEXT_BYTES, ClientId
-from secagg.protocols.two_servers.lanes.groups import AES_BLOCK_BYTES
+from secagg.protocols.two_servers.lanes.streams import AES_BLOCK_BYTES
 
 NONCE_BYTES: Final = 16
 GROUP_BLOCKS: Final = 1 << 14

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.two_servers.lanes.groups import Bytes, CounterStream, LaneGroup, Lanes
+from secagg.parameters import require_integer
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, Lanes
+from secagg.protocols.two_servers.lanes.streams import Bytes, CounterStream
 
 from .correction_words import NODE_BYTES, NODE_WORDS, CorrectionWords
 from .grid import LaneGrid, require_range
@@ -63,8 +65,8 @@ class TreeShare(Confined):
             raise InvalidParameters(f"a server index is 0 or 1; got {server_index!r}")
         if type(binding) is not KeyBinding or type(correction) is not CorrectionWords:
             raise Misuse("a tree's share is made from a KeyBinding, a seed and CorrectionWords")
-        if chunk_blocks is not None and (type(chunk_blocks) is not int or chunk_blocks < 1):
-            raise InvalidParameters(f"chunk_blocks is an integer of at least 1; got {chunk_blocks!r}")
+        if chunk_blocks is not None:
+            require_integer("chunk_blocks", chunk_blocks, 1)
         self.server_index = server_index
         self.binding = binding
         self.seed = seed

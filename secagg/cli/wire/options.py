@@ -7,25 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from secagg.cli import spreading
+from secagg.cli.lazily import when_run
 from secagg.session.registry import names
-
-
-def _serve(options: argparse.Namespace) -> int:
-    from .server import run_serve
-
-    return run_serve(options)
-
-
-def _contribute(options: argparse.Namespace) -> int:
-    from .client import run_contribute
-
-    return run_contribute(options)
-
-
-def _tunnel(options: argparse.Namespace) -> int:
-    from .between import run_tunnel
-
-    return run_tunnel(options)
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -58,7 +41,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
     spreading.add_options(serve)
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=when_run("serve"))
     contribute = commands.add_parser("contribute", help="add one update to the sum that a server holds")
     contribute.add_argument("url", metavar="URL", help="of the server")
     contribute.add_argument("--update", type=Path, required=True, metavar="FILE", help="values, as .npy")
@@ -71,7 +54,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     contribute.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
     contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
     _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
-    contribute.set_defaults(run=_contribute)
+    contribute.set_defaults(run=when_run("contribute"))
     tunnel = commands.add_parser("tunnel", help="mutual TLS between operators: a Unix socket here stands for one there")
     side = tunnel.add_mutually_exclusive_group(required=True)
     side.add_argument("--listen", metavar="HOST:PORT", help="for the other operator; a helper listens at --socket")
@@ -79,7 +62,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     tunnel.add_argument("--socket", type=Path, required=True, metavar="PATH", help="the Unix socket on this side")
     tunnel.add_argument("--peer", type=Path, required=True, metavar="FILE", help="the other operator's certificate")
     _add_credentials(tunnel, is_required=True)
-    tunnel.set_defaults(run=_tunnel)
+    tunnel.set_defaults(run=when_run("tunnel"))
 
 
 def _add_common(command: argparse.ArgumentParser, what: str) -> None:

@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from secagg.conformance.refusals import require_refused
 from secagg.contract import Layout
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ServerSession, Turnout
 
 from .messages import rehearsals
-from .rehearsal import Rehearsal, SessionCandidate, require_refused, two_copies
+from .rehearsal import Rehearsal, SessionCandidate, two_copies
 
 
 def wrong_order(candidate: SessionCandidate) -> None:

@@ -8,11 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from secagg.conformance.refusals import require_refused
 from secagg.errors import ContractViolation, PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.roles import LateUpdate, Released, Update
 
-from .rehearsal import MODEL, Rehearsal, SessionCandidate, require_refused
+from .rehearsal import MODEL, Rehearsal, SessionCandidate
 
 _STAGES: Final = 16
 """No session has more."""

@@ -11,7 +11,7 @@ import numpy as np
 from secagg.contract import Payload, ideal_aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
-from secagg.errors import ContractViolation, PeerError, SecAggError
+from secagg.errors import ContractViolation, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.registry import Clock, ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
@@ -171,24 +171,6 @@ class Rehearsal:
             return
         if self.candidate.notices_alterations:
             self.require_exact(released, released.counted)
-
-
-def require_refused(
-    what: str, call: Callable[..., object], *arguments: object, by: tuple[type[Exception], ...] = (PeerError,)
-) -> None:
-    """Hold a call to being refused by an error of its kind.
-
-    Raises:
-        ContractViolation: nothing refuses it, or another error does.
-    """
-    try:
-        call(*arguments)
-    except by:
-        return
-    except Exception as error:
-        names = " or ".join(kind.__name__ for kind in by)
-        raise ContractViolation(f"{what} is refused by {error!r} instead of {names}") from error
-    raise ContractViolation(f"{what} is taken")
 
 
 def two_copies(suspended: Secret) -> tuple[Secret, Secret]:

@@ -20,9 +20,8 @@ from secagg.compression.byte_accounting import (
 )
 from secagg.contract.layout import Layout
 
-from . import printed as paper_printed
 from .models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
-from .printed import PrintedRow
+from .printed import PrintedRow, printed_rows
 
 KILOBYTE: Final = 1024
 
@@ -51,13 +50,7 @@ class Quantity(StrEnum):
         return self in (Quantity.UPLINK_KB, Quantity.CODEBOOKS_KB)
 
 
-PRINTED: Final[Mapping[Table, tuple[PrintedRow, ...]]] = {
-    Table.SQ: paper_printed.SCALAR_QUANTIZATION,
-    Table.SQ_UNWEIGHTED: paper_printed.SCALAR_QUANTIZATION_UNWEIGHTED,
-    Table.PRUNING: paper_printed.PRUNING,
-    Table.PQ: paper_printed.PRODUCT_QUANTIZATION,
-    Table.CODEBOOKS: paper_printed.CODEBOOKS,
-}
+PRINTED: Final[Mapping[Table, tuple[PrintedRow, ...]]] = {table: printed_rows(table) for table in Table}
 WHOLE_MODELS: Final[Mapping[str, Shapes]] = {"CelebA": CELEBA, "Sent140": SENT140, "FEMNIST": FEMNIST_1_CHANNEL}
 """The models of the uncompressed updates that every ratio is relative to, and of quantized and pruned ones."""
 MODELS_WITH_CODEBOOKS: Final[Mapping[str, Shapes]] = {**WHOLE_MODELS, "FEMNIST": FEMNIST_3_CHANNEL}

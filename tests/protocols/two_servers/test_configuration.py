@@ -19,7 +19,8 @@ from secagg.protocols.two_servers.configuration import (
     IndexingConfiguration,
     SharingMode,
 )
-from secagg.protocols.two_servers.lanes.groups import FieldLanes, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import RingLanes
 from secagg.protocols.two_servers.noise import ServerNoise
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
 
@@ -366,7 +367,7 @@ def test_checked_lanes_are_of_the_smallest_field_above_the_total(
     cohort: int, weights: tuple[int, ...], modulus: int
 ) -> None:
     made = configuration(maximum_cohort=cohort, weights=weights)
-    assert made.group == FieldLanes(modulus)
+    assert made.group == LaneField(modulus)
     assert made.maximum_total_weight == cohort * weights[-1] < modulus
     for _, segment in made.index_segments:
         assert made.check_shape(segment).modulus == modulus

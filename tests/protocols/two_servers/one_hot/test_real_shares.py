@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from secagg.errors import PeerMisbehaved
-from secagg.protocols.two_servers.lanes.groups import FieldLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import CheckShape
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
@@ -34,7 +34,7 @@ SHARES = pytest.mark.parametrize(
 def upload_of(plain: ModuleType, modulus: int, depth: int, *, derives_last_lane: bool, blocks: int) -> Any:
     shape = CheckShape(modulus, 12, blocks, 7)
     points = PointFunctionShape(
-        codewords=12, group=FieldLanes(modulus), depth=depth, derives_last_lane=derives_last_lane
+        codewords=12, group=LaneField(modulus), depth=depth, derives_last_lane=derives_last_lane
     )
     coins, context = InsecureSeededCoins(b"real shares"), plain.a_context(shape)
     assignments = plain.unit_matrix(shape).argmax(axis=1)

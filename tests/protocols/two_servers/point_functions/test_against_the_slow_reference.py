@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
 from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
@@ -22,7 +23,7 @@ from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
 Share = Callable[..., tuple[ServerShare, ServerShare]]
 Modules = Callable[[str], ModuleType]
 
-GROUPS = [RingLanes(1), RingLanes(7), RingLanes(13), RingLanes(17), RingLanes(64), FieldLanes(127), FieldLanes(131071)]
+GROUPS = [RingLanes(1), RingLanes(7), RingLanes(13), RingLanes(17), RingLanes(64), LaneField(127), LaneField(131071)]
 CASES = [
     pytest.param(codewords, group, depth, id=f"k={codewords}-{group}-depth={depth}")
     for codewords in (2, 3, 8, 11)
@@ -81,7 +82,7 @@ def test_every_alpha_gives_the_words_and_lanes_of_the_slow_reference(
     compare(slow_reference, share(shape, alpha, beta), alpha, beta, range(codewords))
 
 
-@pytest.mark.parametrize("group", [RingLanes(7), RingLanes(33), FieldLanes(127), FieldLanes(8191)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(7), RingLanes(33), LaneField(127), LaneField(8191)], ids=str)
 @pytest.mark.parametrize("derives", [False, True])
 def test_the_explicit_share_is_the_one_of_the_slow_reference(
     group: LaneGroup, *, derives: bool, share: Share, slow_reference: Modules
@@ -158,7 +159,7 @@ def test_the_slow_tree_reproduces_the_public_vector_and_its_keys_evaluate(
             assert total == values
 
 
-@pytest.mark.parametrize("group", [RingLanes(7), RingLanes(17), FieldLanes(127)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(7), RingLanes(17), LaneField(127)], ids=str)
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_batch_under_the_hash_of_the_vectors_is_the_slow_tree_under_it(
     group: LaneGroup, depth: int, share: Share, slow_reference: Modules, xof: ModuleType

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions import tree_share
 from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
@@ -30,7 +31,7 @@ Reconstruct = Callable[[ServerShare, ServerShare], npt.NDArray[np.int64]]
 
 GROUPS: list[LaneGroup] = [
     *(RingLanes(bits) for bits in (1, 7, 8, 13, 16, 17, 32, 33)),
-    *(FieldLanes(modulus) for modulus in (127, 8191, 131071)),
+    *(LaneField(modulus) for modulus in (127, 8191, 131071)),
 ]
 SHAPES = [
     PointFunctionShape(codewords=codewords, group=group, depth=depth)
@@ -39,9 +40,9 @@ SHAPES = [
     for depth in range(greatest_depth(codewords) + 1)
 ]
 EXPLICIT = PointFunctionShape(codewords=6, group=RingLanes(7), depth=0)
-DERIVING = PointFunctionShape(codewords=6, group=FieldLanes(127), depth=0, derives_last_lane=True)
+DERIVING = PointFunctionShape(codewords=6, group=LaneField(127), depth=0, derives_last_lane=True)
 TREE = PointFunctionShape(codewords=20, group=RingLanes(17), depth=2)
-FIELD_TREE = PointFunctionShape(codewords=20, group=FieldLanes(127), depth=1)
+FIELD_TREE = PointFunctionShape(codewords=20, group=LaneField(127), depth=1)
 FOUR = [EXPLICIT, DERIVING, TREE, FIELD_TREE]
 MANY_BLOCKS = GROUP_BLOCKS + 5000
 
@@ -55,7 +56,7 @@ def test_every_alpha_is_found_by_both_servers_together(
 
 
 @pytest.mark.parametrize("codewords", [256, 1000, 4096])
-@pytest.mark.parametrize("group", [RingLanes(7), FieldLanes(8191)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(7), LaneField(8191)], ids=str)
 def test_large_codebooks_at_their_default_depth(
     codewords: int, group: LaneGroup, share: Share, reconstruct: Reconstruct
 ) -> None:
@@ -162,7 +163,7 @@ def test_parts_that_were_evaluated_alone_are_added_where_they_belong(share: Shar
     assert (total.rows() == mine.lanes(0, blocks)).all()
 
 
-@pytest.mark.parametrize("group", [RingLanes(7), FieldLanes(127)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(7), LaneField(127)], ids=str)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_many_sums_stay_below_the_order(group: LaneGroup, depth: int, share: Share) -> None:
     shape = PointFunctionShape(codewords=4, group=group, depth=depth)
@@ -281,7 +282,7 @@ def test_a_sum_that_holds_part_of_a_share_is_given_up(share: Share, monkeypatch:
         total.add(shares[0], threads=0)
     assert total.rows().any()
     held = total._total  # noqa: SLF001 -- what must not remain  # pyright: ignore[reportPrivateUsage]
-    add_into, calls = FieldLanes.add_into, list[int]()
+    add_into, calls = LaneField.add_into, list[int]()
 
     def fails_late(*arguments: Any) -> None:
         calls.append(1)
@@ -289,7 +290,7 @@ def test_a_sum_that_holds_part_of_a_share_is_given_up(share: Share, monkeypatch:
             raise MemoryError
         add_into(*arguments)
 
-    monkeypatch.setattr(FieldLanes, "add_into", fails_late)
+    monkeypatch.setattr(LaneField, "add_into", fails_late)
     with pytest.raises(MemoryError):
         total.add(shares[0])
     monkeypatch.undo()

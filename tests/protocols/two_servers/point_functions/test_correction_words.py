@@ -8,7 +8,8 @@ import pytest
 
 from secagg.contract.layout import IndexSegment, Layout
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions import correction_words
 from secagg.protocols.two_servers.point_functions import grid as lane_grid
 from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
@@ -23,7 +24,7 @@ Share = Callable[..., tuple[ServerShare, ServerShare]]
 SHAPES = [
     PointFunctionShape(codewords=codewords, group=group, depth=depth)
     for codewords, depth in ((8, 3), (11, 2), (40, 1))
-    for group in (RingLanes(7), RingLanes(8), RingLanes(17), RingLanes(64), FieldLanes(127), FieldLanes(131071))
+    for group in (RingLanes(7), RingLanes(8), RingLanes(17), RingLanes(64), LaneField(127), LaneField(131071))
 ]
 BLOCKS = 13
 
@@ -74,7 +75,7 @@ def test_another_length_is_refused_before_anything_is_allocated(
         # 3 levels of 13 blocks are 78 bits of difference and 2 to fill the byte; 13 lanes of 7 bits are 91 and 5.
         (PointFunctionShape(codewords=8, group=RingLanes(7), depth=3), 3 * 13 * 16 + 9),
         (PointFunctionShape(codewords=8, group=RingLanes(7), depth=3), -1),
-        (PointFunctionShape(codewords=8, group=FieldLanes(127), depth=3), -1),
+        (PointFunctionShape(codewords=8, group=LaneField(127), depth=3), -1),
     ],
     ids=str,
 )
@@ -88,7 +89,7 @@ def test_a_bit_that_fills_a_byte_is_zero(shape: PointFunctionShape, position: in
 
 @pytest.mark.parametrize("modulus", [127, 8191, 131071])
 def test_a_lane_of_the_field_has_one_encoding(modulus: int, share: Share) -> None:
-    shape = PointFunctionShape(codewords=8, group=FieldLanes(modulus), depth=1)
+    shape = PointFunctionShape(codewords=8, group=LaneField(modulus), depth=1)
     encoded = bytearray(tree(share, shape, 8).correction.encode())
     # 32 lanes fill their bytes; all of them are q here.
     encoded[-4 * shape.group.bits :] = b"\xff" * (4 * shape.group.bits)
@@ -125,7 +126,7 @@ def test_any_altered_bit_changes_some_servers_lanes_and_the_digest(shape: PointF
             correction = CorrectionWords.decode(altered, shape, BLOCKS)
         except MalformedMessage:
             # The altered lane became q; no other change of one bit can be refused.
-            assert isinstance(shape.group, FieldLanes)
+            assert isinstance(shape.group, LaneField)
             continue
         assert correction.digest != mine.correction.digest
         changed = [
@@ -135,7 +136,7 @@ def test_any_altered_bit_changes_some_servers_lanes_and_the_digest(shape: PointF
         assert any(changed)
 
 
-@pytest.mark.parametrize("group", [RingLanes(7), RingLanes(16), FieldLanes(127)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(7), RingLanes(16), LaneField(127)], ids=str)
 @pytest.mark.parametrize("derives", [False, True])
 def test_explicit_shares_survive_their_encoding_and_have_one(group: LaneGroup, *, derives: bool, share: Share) -> None:
     shape = PointFunctionShape(codewords=5, group=group, depth=0, derives_last_lane=derives)

@@ -5,7 +5,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from secagg.protocols.two_servers.lanes.groups import field_correction, ring_correction
+from secagg.protocols.two_servers.lanes.fields import field_correction
+from secagg.protocols.two_servers.lanes.groups import ring_correction
 from secagg.protocols.two_servers.point_functions.kernels import (
     control_bits,
     correction_of,

@@ -12,8 +12,9 @@ import pytest
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.fields import ATTEMPTS
-from secagg.protocols.two_servers.lanes.groups import CounterStream, FieldLanes, RingLanes
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, LaneField
+from secagg.protocols.two_servers.lanes.groups import RingLanes
+from secagg.protocols.two_servers.lanes.streams import CounterStream
 from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
 from secagg.protocols.two_servers.point_functions.seeds import lanes_key, roots_key
@@ -57,7 +58,7 @@ def test_streams_differ_across_everything_that_they_are_bound_to() -> None:
         ring,
         PointFunctionShape(codewords=9, group=RingLanes(7), depth=1),
         PointFunctionShape(codewords=8, group=RingLanes(8), depth=1),
-        PointFunctionShape(codewords=8, group=FieldLanes(127), depth=1),
+        PointFunctionShape(codewords=8, group=LaneField(127), depth=1),
         PointFunctionShape(codewords=8, group=RingLanes(7), depth=2),
         PointFunctionShape(codewords=8, group=RingLanes(7), depth=0),
         PointFunctionShape(codewords=8, group=RingLanes(7), depth=0, derives_last_lane=True),
@@ -147,7 +148,7 @@ class Stubborn(AesHash):
                 target[: nodes.nbytes] = ones.view(np.uint8)
 
 
-FIELD_TREE = PointFunctionShape(codewords=16, group=FieldLanes(127), depth=1)
+FIELD_TREE = PointFunctionShape(codewords=16, group=LaneField(127), depth=1)
 
 
 def stubborn(share: Share, succeeds_at: int | None) -> TreeShare:
@@ -178,7 +179,7 @@ def test_each_attempt_has_a_key_of_its_own(share: Share) -> None:
 @pytest.mark.parametrize("modulus", [127, 8191])
 def test_lanes_of_leaves_are_uniform_over_the_field(modulus: int, share: Share) -> None:
     """All residues are about equally frequent in one server's share."""
-    shape = PointFunctionShape(codewords=64, group=FieldLanes(modulus), depth=2)
+    shape = PointFunctionShape(codewords=64, group=LaneField(modulus), depth=2)
     blocks = 20_000
     rows = share(shape, np.zeros(blocks, dtype=int))[0].lanes(0, blocks)
     counts = np.bincount(rows.reshape(-1), minlength=modulus)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.two_servers.lanes.groups import FieldLanes, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import RingLanes
 from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
 from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
 from secagg.protocols.two_servers.point_functions.shape import (
@@ -49,7 +50,7 @@ def test_the_cost_model_is_the_published_table(row: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("codewords", [2, 3, 5, 31, 33, 100, 4095])
-@pytest.mark.parametrize("group", [RingLanes(1), RingLanes(9), RingLanes(64), FieldLanes(8191)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(1), RingLanes(9), RingLanes(64), LaneField(8191)], ids=str)
 def test_no_depth_is_cheaper_than_the_default(codewords: int, group: Any) -> None:
     depths = range(greatest_depth(codewords) + 1)
     cheapest = PointFunctionShape.cheapest(codewords, group, unit_vectors=False)
@@ -57,7 +58,7 @@ def test_no_depth_is_cheaper_than_the_default(codewords: int, group: Any) -> Non
 
 
 @pytest.mark.parametrize("codewords", [5, 32, 100])
-@pytest.mark.parametrize("group", [RingLanes(7), FieldLanes(131071)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(7), LaneField(131071)], ids=str)
 def test_the_bytes_on_the_wire_are_the_bits_of_the_model(codewords: int, group: Any) -> None:
     blocks = 1000
     for depth in range(greatest_depth(codewords) + 1):
@@ -92,4 +93,4 @@ def test_a_ring_that_is_none_is_refused(modulus_bits: Any) -> None:
     with pytest.raises(InvalidParameters):
         RingLanes(modulus_bits)
     with pytest.raises(InvalidParameters):
-        FieldLanes(modulus_bits)
+        LaneField(modulus_bits)

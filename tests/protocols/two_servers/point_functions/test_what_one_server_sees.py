@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from secagg.protocols.two_servers.lanes.groups import FieldLanes, LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField
+from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.protocols.two_servers.point_functions.tree_hash import LEFT, AesHash, Role, node_key
@@ -51,7 +52,7 @@ def view(mine: TreeShare) -> Bits:
     )
 
 
-@pytest.mark.parametrize("group", [RingLanes(8), RingLanes(7), FieldLanes(127)], ids=str)
+@pytest.mark.parametrize("group", [RingLanes(8), RingLanes(7), LaneField(127)], ids=str)
 @pytest.mark.parametrize("server", [0, 1])
 def test_every_bit_of_the_view_is_as_frequent_for_one_alpha_as_for_another(
     group: LaneGroup, server: int, share: Share
