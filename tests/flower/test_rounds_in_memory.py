@@ -623,7 +623,7 @@ def test_why_clients_left_is_in_the_reply(folders: Path, kind: str) -> None:
     chosen = settings_of(folders, "pairwise", evaluation_metrics="loss")
     grid = plugin.SecAggGrid(inner, settings=chosen)  # type: ignore[arg-type]
     reply = next(iter(grid.send_and_receive(inner.messages(MODEL, kind))))
-    told = dict(reply.content.config_records["secagg.left"].items())
+    told = {name: str(text) for name, text in reply.content.config_records["secagg.left"].items()}
     assert list(told) == ["advertise keys", "share keys", "masked input", "unmasking"]
     assert "(1 left: training)" in told["masked input"]
     assert all("left" not in text for name, text in told.items() if name != "masked input")

@@ -59,8 +59,8 @@ class ClientRound:
                 "the server asks for an update in the clear; wrap its grid in SecAggGrid, or remove SecAggMod",
                 reason=Reason.BELOW_FLOOR,
             )
-        record = record_in(message.content)
-        received, terms = message_in(record), Terms.parsed(record)
+        told = record_in(message.content)
+        received, terms = message_in(told), Terms.parsed(told)
         state: OpenState | None = None
         suspended: Secret | None = None
         if terms is not None:
@@ -80,8 +80,9 @@ class ClientRound:
             if rest is not None:
                 with rest:
                     state = state or self._states.begin()
-                    kept = {"sealed": state.seal(rest), **begun.terms.record}
-                    context.state[STATE_RECORD] = ConfigRecord(kept)
+                    record = ConfigRecord({**begun.terms.record})
+                    record["sealed"] = state.seal(rest)
+                    context.state[STATE_RECORD] = record
                     state = None
             return Message(with_record(answer), reply_to=message)
         finally:
@@ -121,7 +122,7 @@ class ClientRound:
 
 def forget(context: Context, states: StateDirectory) -> None:
     """Leave nothing of a session in a node's state, nor the key to it."""
-    record = context.state.config_records.get(STATE_RECORD, {})
+    record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     if record:
         context.state[STATE_RECORD] = ConfigRecord()
     if isinstance(sealed := record.get("sealed"), bytes):
@@ -130,7 +131,7 @@ def forget(context: Context, states: StateDirectory) -> None:
 
 def _take(context: Context) -> tuple[bytes, Terms]:
     """Take the sealed client out of the state, with the terms; what is gone on from must not stay there."""
-    record = context.state.config_records.get(STATE_RECORD, {})
+    record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     sealed, terms = record.get("sealed"), Terms.parsed(record)
     if not isinstance(sealed, bytes) or terms is None:
         raise Misuse(
