@@ -105,7 +105,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # The rounds of a run are counted in the process of its server.
     from secagg.flower.app import server_grid  # noqa: PLC0415 -- needs Flower
 
-    monkeypatch.setattr(server_grid, "_ROUNDS", dict[int, Any]())
+    monkeypatch.setattr(server_grid, "_ROUNDS", dict[int, int]())
     make_identities(tmp_path / "keys", map(ClientId, range(CLIENTS)), SystemCoins())
     return tmp_path
 

@@ -8,9 +8,9 @@ the same way where ``secagg-evaluation-metrics`` names metrics of it; everything
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from secagg.platforms.settings import SecAggSettings
 from .records import LEFT_RECORD, LEGACY_ARRAYS, metric_record
 from .server_round import GridRound
 
-_ROUNDS: Final = dict[int, Iterator[int]]()
+_ROUNDS, _COUNTING = dict[int, int](), Lock()
 """How many rounds each run of this process had; a client refuses a number twice, so a run's grids count together."""
 
 
@@ -93,9 +93,10 @@ class SecAggGrid(Grid):
         is_legacy = key == LEGACY_ARRAYS
         if is_evaluation and is_legacy:
             raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
-        # A client retains no round of another run, so only rounds of one run are counted together, in one step.
+        # A client retains no round of another run, so only rounds of one run are counted together.
         run = self._inner.run.run_id
-        number = next(_ROUNDS.setdefault(run, count(1)))
+        with _COUNTING:
+            _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
         task = self._rounds.begun(
             sent,
