@@ -36,7 +36,7 @@ BUDGETS = {
     "secagg/simulation": 580,
     "secagg/short": 770,
     "secagg/scale": 1_840,
-    "training": 7_730,
+    "training": 7_780,
     "secagg/platforms": 3_720,
     "secagg/flower": 870,
     "secagg/transport": 1_850,
