@@ -11,19 +11,20 @@ FLOWER := build/flower/$(FLWR)/.venv
 NVFLARE_VERSION ?= 2.9.0
 NVFLARE := build/nvflare/$(NVFLARE_VERSION)/.venv
 FLOWER_TORCH := build/flower/$(FLWR)-torch/.venv
+NVFLARE_TORCH := build/nvflare/$(NVFLARE_VERSION)-torch/.venv
 PUBLISHING := build/publishing/.venv
 PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
 # Tests that need nothing but the development environment.
-HERE := not gpu and not site and not wire and not scale and not flower and not flower_torch and not nvflare
+HERE := not gpu and not site and not wire and not scale and not flower and not flower_torch and not nvflare and not nvflare_torch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
-  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch scoreboard test-long \
-  wire site scale vectors clean
+  bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch scoreboard \
+  test-long wire site scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
@@ -89,6 +90,9 @@ nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an 
 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own
 	$(FLOWER_TORCH)/bin/python -m pytest -p no:randomly -m flower_torch tests/flower
+
+nvflare-torch: $(NVFLARE_TORCH)/.installed  ## run an NVFlare job with PyTorch, in an environment of its own
+	$(NVFLARE_TORCH)/bin/python -m pytest -p no:randomly -m nvflare_torch tests/nvflare
 
 wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport
@@ -158,6 +162,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(FLOWER_TORCH)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER_TORCH)
 	$(FLOWER_TORCH)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e . \
+	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
+	touch $@
+
+$(NVFLARE_TORCH)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(NVFLARE_TORCH)
+	$(NVFLARE_TORCH)/bin/python -m pip install --disable-pip-version-check "nvflare==$(NVFLARE_VERSION)" -e . \
 	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
 	touch $@
 

@@ -62,7 +62,7 @@ def check(interpreter: str, dependencies: str, tests: list[str]) -> tuple[int, s
         pip = (sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check")
         subprocess.run([*pip, "install", "--no-compile", "-c", held, *bounded(dependencies)], check=True)  # noqa: S603
         # Warnings of a dependency that another version of Python or of the dependency gives are not this library's.
-        chosen = "not gpu and not flower and not flower_torch"
+        chosen = "not gpu and not flower and not flower_torch and not nvflare_torch"
         command = [str(python), "-m", "pytest", "-q", "-W", "default", "-m", chosen]
         folders = [f"tests/{folder}" for folder in tests]
         child = subprocess.run(  # noqa: S603 - the command is the one above

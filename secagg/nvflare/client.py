@@ -24,21 +24,19 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from secagg.compression.outside import outside_factory
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
-from secagg.platforms.client_round import Node, NodeRound
-from secagg.platforms.floors import PARTITION, NodeSettings
-from secagg.platforms.leaving import TrainingFailed
-from secagg.platforms.logs import LOG
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.platforms.client_round import Node, NodeRound, begun_app
+from secagg.platforms.floors import PARTITION
+from secagg.platforms.leaving import TrainingFailed, log_leaving
 from secagg.platforms.model_tensors import Arrays
-from secagg.platforms.pairwise_plug import floors_of
-from secagg.platforms.terms import RECORD
+from secagg.platforms.settings import PREFIX
+from secagg.platforms.terms import RECORD, Terms, message_in
 from secagg.platforms.trained_update import Trained, Training
 from secagg.session.roles import ClientSession, LateUpdate, Update
 from secagg.session.sealed_state import StateDirectory
 
-from .records import arrays_in, carrying, client_of, message_in, refusal, terms_in, with_message
+from .records import arrays_in, carrying, client_of, refusal
 
 COMPONENT: Final = "secagg"
 """The id of the component that filters and executor share."""
@@ -82,17 +80,11 @@ class SecAggClient(FLComponent):
             floors: by the names of ``NodeSettings``.
             scheme: a scheme from outside, as the server's compression names it; no other is imported.
         Raises:
-            InvalidParameters: a floor that protects nobody, or a scheme that cannot be imported.
+            InvalidParameters: a floor that there is not or that protects nobody, or a scheme that cannot be imported.
         """
         super().__init__()
         self.floors, self.scheme = dict(floors or {}), scheme
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in self.floors.items()}
-        try:
-            self._settings = NodeSettings(**cast("dict[str, Any]", given))
-        except TypeError as error:
-            raise InvalidParameters(f"a floor has no such name: {error}") from None
-        floors_of(self._settings)
-        self._outside = {} if scheme is None else {scheme: outside_factory(scheme)}
+        self._settings, self._outside = begun_app(self.floors, scheme)
         self._open: _Open | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -113,7 +105,7 @@ class SecAggClient(FLComponent):
         Raises:
             SecAggError: this client leaves.
         """
-        return self._answer(self._found(shareable, fl_ctx), message_in(shareable))
+        return self._answer(self._found(shareable, fl_ctx), message_in(shareable.get(RECORD)))
 
     def kept(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Take the protocol's record out of a task, whose rest is the app's, and keep it until training is done.
@@ -127,8 +119,11 @@ class SecAggClient(FLComponent):
                 reason=Reason.BELOW_FLOOR,
             )
         found = self._found(shareable, fl_ctx)
-        found.message, begun = message_in(shareable), found.begun
-        found.training = Training(begun.terms, begun.update, begun.charges, _model_in(shareable)[0], found.train)
+        message, begun = message_in(shareable.get(RECORD)), found.begun
+        # Scripts may train in place.
+        sent = {name: np.array(values) for name, values in _model_in(shareable)[0].items()}
+        found.training = Training(begun.terms, begun.update, begun.charges, sent, found.train)
+        found.message = message
         del shareable[RECORD]
         return shareable
 
@@ -147,16 +142,13 @@ class SecAggClient(FLComponent):
     def _answer(self, found: _Open, message: bytes) -> Shareable:
         if found.session is None:
             digest = found.training.model_digest if found.training else None
-            found.session = found.begun.member(message).join(found.begun.subject(digest), LateUpdate(found.made))
-        answer = found.session.answer(message)
-        for fault in found.session.faults:
-            LOG.warning("%s: %s", found.session.client, fault)
-        LOG.debug("%s: answered a message of round %d", found.session.client, found.begun.terms.round_number)
-        return carrying(with_message(answer, client=found.session.client, signature=found.begun.signature(answer)))
+            subject = found.begun.terms.subject(found.begun.update, digest)
+            found.session = found.begun.member(message).join(subject, LateUpdate(found.made))
+        return carrying(found.begun.answer(found.session, message))
 
     def _found(self, shareable: Shareable, fl_ctx: FLContext) -> _Open:
         """Return the session that a message belongs to; the first one of a session brings its terms."""
-        terms = terms_in(shareable)
+        terms = Terms.parsed(shareable.get(RECORD))
         if terms is None:
             if self._open is None:
                 raise Misuse(
@@ -167,10 +159,6 @@ class SecAggClient(FLComponent):
             return self._open
         # A session that was never finished ends as another one begins.
         self.leave()
-        if terms.task.rpartition(" ")[0] != task_of(fl_ctx):
-            raise InvalidParameters(
-                f"the server says {terms.task!r}, and this is {task_of(fl_ctx)!r}", reason=Reason.BELOW_FLOOR
-            )
         begun = self._node(fl_ctx).begun(terms)
         begun.require_open()
         self._open = _Open(begun)
@@ -183,6 +171,7 @@ class SecAggClient(FLComponent):
             settings=self._settings.raised_by(config),
             config=config,
             client=client_of(fl_ctx.get_identity_name()),
+            run=task_of(fl_ctx),
             states=StateDirectory(run / COMPONENT, coins=SystemCoins()),
             outside=self._outside,
         )
@@ -199,7 +188,11 @@ class SecAggFilter(Filter):
         """
         client = _client(fl_ctx)
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
-            return client.kept(shareable, fl_ctx)
+            try:
+                return client.kept(shareable, fl_ctx)
+            except Exception:
+                client.leave()
+                raise
         if shareable.get_return_code() != ReturnCode.OK:
             client.leave()
             return make_reply(shareable.get_return_code())
@@ -228,12 +221,9 @@ def task_of(fl_ctx: FLContext) -> str:
 
 
 def _left(client: SecAggClient, error: Exception) -> Shareable:
-    """Log why, here alone, and tell the server that this client left, with a code."""
+    """Tell the server that this client left, with a code."""
     client.leave()
-    if isinstance(error, SecAggError | OSError):
-        LOG.warning("this client left the round: %s", error)
-    else:
-        LOG.exception("a message could not be answered")
+    log_leaving(error)
     return refusal(error)
 
 
@@ -256,9 +246,13 @@ def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
     path = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / SITE_FILE
     if path.exists():
         try:
-            config |= cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
-            raise InvalidParameters(f"{path} is no JSON object of floors") from None
+            given: object = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            given = None
+        floors = cast("dict[str, Any]", given if isinstance(given, dict) else {"": None})
+        if unknown := [key for key in floors if not key.startswith(PREFIX)]:
+            raise InvalidParameters(f"{path} holds floors by keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}")
+        config |= floors
     return config
 
 

@@ -18,7 +18,8 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
-from secagg.platforms.leaving import StageCount
+from secagg.platforms.leaving import StageCount, stages_said
+from secagg.platforms.model_tensors import restored
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 
@@ -125,9 +126,17 @@ class SecureFedAvg(FedAvg):
             meta={
                 "contributors": means.contributors,
                 "examples": self._rounds.examples(means),
-                "left": {name: str(count) for name, count in self.stages},
+                "left": stages_said(self.stages),
             },
         )
+
+    def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
+        """Update the model; NVFlare makes floats of whole numbers on the way, which are what they were again."""
+        before, after = arrays_in(model.params), arrays_in(aggr_result.params)
+        kept = {name: restored(array, before[name].dtype) for name, array in after.items() if name in before}
+        aggr_result.params = {**aggr_result.params, **like(model.params, kept)}
+        updated: FLModel = super().update_model(model, aggr_result)
+        return updated
 
     def shareable_of(self, model: FLModel) -> Shareable:
         """Return a model as NVFlare sends it."""

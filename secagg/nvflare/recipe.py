@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Final
 
 from nvflare.app_common.workflows.fedavg import FedAvg
@@ -51,17 +52,24 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     """
     checked = SecAggSettings(**settings)
     SecAggClient(floors, scheme)
-    if not poll > 0:
-        raise InvalidParameters(f"poll is a positive number of seconds; got {poll!r}")
+    if checked.evaluated_names:
+        raise InvalidParameters("sites do nothing but train here; leave evaluation_metrics out")
+    for name, value, is_valid in (
+        ("poll", poll, 0 < poll < inf),
+        ("training_timeout", training_timeout, 0 <= training_timeout < inf),
+        ("training_patience", training_patience, training_patience is None or 0 <= training_patience < inf),
+    ):
+        if not is_valid:
+            raise InvalidParameters(f"{name} is a number of seconds, or of times, that is not negative; got {value!r}")
     recipe._ensure_client_apps_prepared()  # noqa: SLF001 -- NVFlare makes them as late as this, and has no other door
     job: Any = recipe._job  # noqa: SLF001 -- a job has no list of its apps
     apps: dict[str, Any] = job._deploy_map  # noqa: SLF001 -- the same
     sites = [app for app in apps.values() if isinstance(app, ClientApp)]
     if _SERVER not in apps or not sites:
         raise InvalidParameters("the recipe has no server or no client yet; make it secure when it is complete")
-    workflow = _only_workflow(apps[_SERVER].app_config.workflows)
+    workflow = _only_workflow(apps[_SERVER].app_config.workflows, checked.metric_names)
     plain = workflow.controller
-    count = invited or plain.num_clients
+    count = plain.num_clients if invited is None else invited
     checked.tolerated_dropouts(count)
     names = [name for name in get_component_init_parameters(plain) if name not in {"self", "args", "kwargs"}]
     kept = {name: _attribute(plain, name) for name in names if hasattr(plain, name) or hasattr(plain, f"_{name}")}
@@ -86,7 +94,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     LOG.warning("what scripts log as analytics still travels in the clear; name in `metrics` what is to be a mean")
 
 
-def _only_workflow(workflows: list[Any]) -> Any:  # noqa: ANN401 -- NVFlare's own record
+def _only_workflow(workflows: list[Any], metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own record
     """Return the workflow of a job of one FedAvg, which needs the mean alone.
 
     Raises:
@@ -108,6 +116,12 @@ def _only_workflow(workflows: list[Any]) -> Any:  # noqa: ANN401 -- NVFlare's ow
     ):
         if getattr(plain, name):
             raise InvalidParameters(f"{name} {why}, which nobody sees here; leave it out")
+    stop: Any = plain.stop_condition
+    if stop is not None and stop[0] not in metrics:
+        raise InvalidParameters(
+            f"stop_cond waits for {stop[0]!r}, which no sum holds: name it in metrics, such as "
+            f"secure(recipe, metrics={stop[0]!r})"
+        )
     return workflows[0]
 
 

@@ -15,16 +15,16 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.platforms.leaving import Left, code_of, code_said
-from secagg.platforms.terms import RECORD, Terms, malformed, parsed_client
+from secagg.platforms.terms import RECORD, Record
 
 STAGE_TASK: Final = "secagg"
 """The task of a stage without updates; the stage with updates is the recipe's own task."""
 _LEFT: Final = "secagg-left"
-_CODES: Final = {
-    ReturnCode.TASK_DATA_FILTER_ERROR: Left.TERMS,
-    ReturnCode.EXECUTION_EXCEPTION: Left.TRAINING,
-    ReturnCode.EXECUTION_RESULT_ERROR: Left.TRAINING,
-}
+_CODES: Final = (
+    (ReturnCode.TASK_DATA_FILTER_ERROR, Left.TERMS),
+    (ReturnCode.EXECUTION_EXCEPTION, Left.TRAINING),
+    (ReturnCode.EXECUTION_RESULT_ERROR, Left.TRAINING),
+)
 """What NVFlare's own codes mean here; a client's log says more."""
 
 
@@ -34,71 +34,11 @@ def client_of(site: str) -> ClientId:
     return ClientId(int.from_bytes(digest[:CLIENT_ID_BYTES], "big"))
 
 
-def with_message(
-    message: bytes, *, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
-) -> dict[str, object]:
-    """Return the record that carries one message of the protocol."""
-    record: dict[str, object] = {"message": message}
-    if client is not None:
-        record |= {"client": client.encode(), "signature": signature}
-    if terms is not None:
-        record |= {"terms": terms.small, "parameters": terms.parameters}
-    return record
-
-
-def carrying(record: Mapping[str, object], content: Shareable | None = None) -> Shareable:
+def carrying(record: Record, content: Shareable | None = None) -> Shareable:
     """Return a record in what NVFlare sends, beside a model where there is one."""
     shareable = Shareable() if content is None else content
     shareable[RECORD] = dict(record)
     return shareable
-
-
-def message_in(shareable: Shareable) -> bytes:
-    """Return the protocol's message.
-
-    Raises:
-        MalformedMessage: there is none.
-    """
-    message = _field(shareable, "message")
-    if not isinstance(message, bytes) or not message:
-        raise malformed("message")
-    return message
-
-
-def terms_in(shareable: Shareable) -> Terms | None:
-    """Return the terms, if the message is the first of a session.
-
-    Raises:
-        MalformedMessage: a field is missing or of another type.
-    """
-    return Terms.parsed(_field(shareable, "terms"), _field(shareable, "parameters"))
-
-
-def client_in(shareable: Shareable) -> ClientId:
-    """Return who an answer says it is of.
-
-    Raises:
-        MalformedMessage: it does not say so.
-    """
-    return parsed_client(_field(shareable, "client"))
-
-
-def signature_in(shareable: Shareable) -> bytes:
-    """Return the signature of who an answer says it is of; nothing where there is none."""
-    found = _field(shareable, "signature")
-    return found if isinstance(found, bytes) else b""
-
-
-def record_bytes(record: Mapping[str, object]) -> int:
-    """Return how many bytes of the protocol a record carries, or that in what NVFlare sends."""
-    inner = record.get(RECORD)
-    fields = inner if isinstance(inner, dict) else record
-    return sum(len(value) for value in cast("dict[str, object]", fields).values() if isinstance(value, bytes | str))
-
-
-def _field(shareable: Shareable, name: str) -> object:
-    record: object = shareable.get(RECORD)
-    return cast("dict[str, object]", record).get(name) if isinstance(record, dict) else None
 
 
 def refusal(error: Exception) -> Shareable:
@@ -114,7 +54,8 @@ def failure_in(reply: Shareable) -> Left | None:
     if code == ReturnCode.OK:
         return None
     said = reply.get_header(_LEFT)
-    return code_said(said) if said else _CODES.get(code, Left.OTHER)
+    # A site may say anything, such as what has no hash.
+    return code_said(said) if said else next((left for known, left in _CODES if known == code), Left.OTHER)
 
 
 def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:

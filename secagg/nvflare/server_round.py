@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -14,27 +13,13 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from secagg.contract import Aggregate
-from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
-from secagg.platforms.leaving import StageCount
-from secagg.platforms.logs import LOG
+from secagg.platforms.leaving import Left
 from secagg.platforms.round_task import RoundTask
-from secagg.platforms.server_round import FOR_EVER, Answer, ServerRound
-from secagg.platforms.terms import Terms
-from secagg.session.patience import Patience
-from secagg.session.roles import ServerSession, Stage
+from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
+from secagg.platforms.terms import RECORD, Record
 
-from .records import (
-    STAGE_TASK,
-    carrying,
-    client_in,
-    client_of,
-    failure_in,
-    message_in,
-    record_bytes,
-    signature_in,
-    with_message,
-)
+from .records import STAGE_TASK, carrying, client_of, failure_in
 
 _LOOK: Final = 0.5
 Heard = SimpleQueue[tuple[str, Shareable]]
@@ -53,13 +38,9 @@ class SiteRound(ServerRound[str]):
         training_patience: float | None,
     ) -> None:
         """Hold everything for one round; ``run`` once."""
-        super().__init__(task, SystemCoins())
+        super().__init__(task, training=training_timeout or FOR_EVER, training_patience=training_patience)
         self._controller, self._model = controller, model
-        self._waits = self.limits(
-            exchange=task.settings.stage_timeout,
-            training=training_timeout or FOR_EVER,
-            training_patience=training_patience,
-        )
+        self._tasks, self._heard = dict[str, Task](), Heard()
 
     def run(self, sites: list[str]) -> Aggregate:
         """Carry a session through.
@@ -69,41 +50,34 @@ class SiteRound(ServerRound[str]):
         """
         return self.carried({site: client_of(site) for site in sites})
 
-    def exchanged(
-        self, session: ServerSession, stage: Stage, messages: Mapping[str, bytes], terms: Terms | None
-    ) -> StageCount:
-        """Give each site its task, and wait for results, which come in threads of NVFlare's."""
-        records = {site: with_message(message, terms=terms) for site, message in messages.items()}
-        began, count, heard = time.monotonic(), StageCount(sent=len(records)), Heard()
-        count.bytes_down = sum(map(record_bytes, records.values()))
-        patience, waiting = Patience(stage, self._waits, time.monotonic), set(records)
-        tasks = [self._sent(stage, site, record, heard) for site, record in records.items()]
-        try:
-            while waiting and (left := patience.left(session.turnout)):
-                if self._controller.abort_signal.triggered:
-                    raise Misuse("the job was aborted")
-                try:
-                    site, reply = heard.get(timeout=min(left, _LOOK))
-                except Empty:
-                    for site in [site for site in waiting if self._controller.get_client_disconnect_time(site)]:
-                        LOG.warning("%s is lost", site)
-                        self.drop(session, site, count)
-                        waiting.discard(site)
-                    continue
-                waiting.discard(site)
-                if (code := failure_in(reply)) is not None:
-                    LOG.debug("%s left: %s", site, code)
-                    self.drop(session, site, count, code)
-                else:
-                    self.take(session, site, partial(_answer, reply), count)
-        finally:
-            for sent in tasks:
-                if sent.completion_status is None:
-                    self._controller.cancel_task(sent)
-        count.seconds = time.monotonic() - began
-        return count
+    def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:
+        """Give each site its task, whose results come in threads of NVFlare's."""
+        # What is late for the stage before goes into the queue of that one.
+        heard = self._heard = Heard()
+        for site, record in records.items():
+            self._tasks[site] = self._sent(site, record, heard, takes_update=takes_update)
+        return list(records)
 
-    def _sent(self, stage: Stage, site: str, record: Mapping[str, object], heard: Heard) -> Task:
+    def heard(self, seconds: float) -> Iterator[tuple[str, Reply]]:
+        """Wait for a result; sites that NVFlare holds for dead are lost."""
+        if self._controller.abort_signal.triggered:
+            raise Misuse("the job was aborted")
+        try:
+            site, reply = self._heard.get(timeout=min(seconds, _LOOK))
+            yield site, partial(_read, reply)
+        except Empty:
+            for site in self._tasks:
+                if self._controller.get_client_disconnect_time(site):
+                    yield site, lambda: None
+
+    def end_stage(self) -> None:
+        """Take the tasks back that nobody has answered."""
+        while self._tasks:
+            _, sent = self._tasks.popitem()
+            if sent.completion_status is None:
+                self._controller.cancel_task(sent)
+
+    def _sent(self, site: str, record: Record, heard: Heard, *, takes_update: bool) -> Task:
         def hear(client_task: ClientTask, fl_ctx: FLContext) -> None:
             del fl_ctx
             heard.put((client_task.client.name, client_task.result))
@@ -111,13 +85,14 @@ class SiteRound(ServerRound[str]):
 
         controller = self._controller
         task = Task(
-            name=controller.task_name if stage.takes_update else STAGE_TASK,
-            data=carrying(record, controller.shareable_of(self._model) if stage.takes_update else None),
+            name=controller.task_name if takes_update else STAGE_TASK,
+            data=carrying(record, controller.shareable_of(self._model) if takes_update else None),
             result_received_cb=hear,
         )
         controller.send(task=task, fl_ctx=controller.fl_ctx, targets=[site])
         return task
 
 
-def _answer(reply: Shareable) -> Answer:
-    return Answer(message_in(reply), client_in(reply), signature_in(reply), record_bytes(reply))
+def _read(reply: Shareable) -> Answer | Left:
+    code = failure_in(reply)
+    return Answer.of(reply.get(RECORD)) if code is None else code

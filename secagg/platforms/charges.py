@@ -18,7 +18,7 @@ from typing import Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
-from secagg.session.durable import replace, require_own_folder
+from secagg.session.durable import hold, replace, require_own_folder
 from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
 from secagg.session.sealed_state import StateDirectory
 
@@ -41,9 +41,7 @@ class Charges:
         Raises:
             InvalidParameters: others may look into its folder.
         """
-        folder = _durable_folder()
-        require_own_folder(folder)
-        return cls(folder / f"{public_key.hex()}.spent", is_strict=is_strict)
+        return cls(durable_file(public_key, "spent"), is_strict=is_strict)
 
     @classmethod
     def of_node(cls, states: StateDirectory, node: int) -> Charges:
@@ -98,9 +96,7 @@ class NewestEpoch:
         Raises:
             InvalidParameters: others may look into its folder.
         """
-        folder = _durable_folder()
-        require_own_folder(folder)
-        self._path = folder / f"{public_key.hex()}.epoch"
+        self._path = durable_file(public_key, "epoch")
 
     @property
     def number(self) -> int:
@@ -109,19 +105,26 @@ class NewestEpoch:
 
     def reach(self, number: int) -> None:
         """Remember an epoch for good."""
-        if number > self.number:
-            replace(self._path, str(number).encode())
+        # Processes of one client may have read an older number at once.
+        with self._path.with_suffix(".lock").open("ab") as lock:
+            hold(lock.fileno())
+            if number > self.number:
+                replace(self._path, str(number).encode())
 
 
-def privacy_file(public_key: bytes) -> Path:
-    """Return where a client with a key keeps what it has spent of its privacy budget.
+def durable_file(public_key: bytes, kind: str) -> Path:
+    """Return where a client with a key keeps something for good, over all runs.
 
     Raises:
         InvalidParameters: others may look into its folder.
     """
-    folder = _durable_folder()
+    if named := os.environ.get(DIRECTORY_VARIABLE):
+        folder = Path(named)
+    else:
+        state = os.environ.get("XDG_STATE_HOME")
+        folder = (Path(state) if state else Path.home() / ".local" / "state") / "secagg"
     require_own_folder(folder)
-    return folder / f"{public_key.hex()}.privacy"
+    return folder / f"{public_key.hex()}.{kind}"
 
 
 def _require_open(spent: SpentUpdates, task: bytes, number: int) -> None:
@@ -130,10 +133,3 @@ def _require_open(spent: SpentUpdates, task: bytes, number: int) -> None:
             f"round {number} was uploaded for before, or one after it; an update goes into one sum alone",
             reason=Reason.ALREADY_ANSWERED,
         )
-
-
-def _durable_folder() -> Path:
-    if named := os.environ.get(DIRECTORY_VARIABLE):
-        return Path(named)
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "secagg"

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from secagg.compression.model_update import ModelUpdate, decode_parameters
-from secagg.compression.outside import Factory
+from secagg.compression.outside import Factory, outside_factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
+from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.session.roles import Member, Subject
+from secagg.session.roles import ClientSession, Member
 from secagg.session.sealed_state import StateDirectory
 
 from .charges import Charges
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity
+from .logs import LOG
+from .pairwise_plug import floors_of
 from .plugs import NodeSide, plug_of
-from .terms import Terms
+from .terms import Record, Terms, record_of
 
 _LATCHES: Final = "latches"
 _HOLDINGS: Final = "holdings"
+
+
+def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettings, dict[str, Factory]]:
+    """Return the floors of an app, and the scheme from outside that it brings.
+
+    Raises:
+        InvalidParameters: a floor that there is not, is of another type or protects nobody; a scheme that is none.
+    """
+    known = [item.name for item in fields(NodeSettings)]
+    if unknown := [name for name in floors if name not in known]:
+        raise InvalidParameters(f"{unknown[0]} is no floor of a client; there are {', '.join(known)}")
+    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in floors.items()}
+    settings = NodeSettings(**given)
+    floors_of(settings)
+    return settings, {} if scheme is None else {scheme: outside_factory(scheme)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +52,8 @@ class Node:
     """The operator's own keys."""
     client: ClientId
     """Who it is where clients have no keys."""
+    run: str
+    """What the platform calls its run; a server may say more, such as the number of its own process."""
     states: StateDirectory
     outside: Mapping[str, Factory]
     """Schemes from outside that the app itself brings, by name."""
@@ -43,8 +63,12 @@ class Node:
         """Look at the terms of a session.
 
         Raises:
-            InvalidParameters: a floor is above them.
+            InvalidParameters: a floor is above them, or they are of another run.
         """
+        if not f"{terms.task} ".startswith(f"{self.run} "):
+            raise InvalidParameters(
+                f"the server says {terms.task!r}, and this is {self.run!r}", reason=Reason.BELOW_FLOOR
+            )
         self.settings.require_protocol(terms.protocol)
         update = decode_parameters(terms.parameters, outside=self.outside)
         identity = self.settings.load_identity(self.config) if terms.is_certified else None
@@ -92,20 +116,15 @@ class NodeRound:
         )
         return plug_of(self.terms.protocol).member(side)
 
-    def signature(self, answer: bytes) -> bytes:
-        """Sign an answer, so that none in this client's name counts that is not its own; nothing without a key."""
-        if self.identity is None:
-            return b""
-        return self.identity.signing_key.sign(Label.PLATFORM_ANSWER, self.terms.digest, answer)
+    def answer(self, session: ClientSession, message: bytes) -> Record:
+        """Return the record that answers a message.
 
-    def subject(self, model_digest: bytes | None) -> Subject:
-        """Return what this client expects the session to be about."""
-        return Subject(
-            task=self.terms.task.encode(),
-            round_number=self.terms.round_number,
-            layout=self.update.layout,
-            capacity=self.update.capacity,
-            tables=self.update.tables,
-            terms=self.terms.digest,
-            model_digest=model_digest,
-        )
+        It is signed where the client has a key, so that none in its name counts that is not its own.
+        """
+        answer = session.answer(message)
+        for fault in session.faults:
+            LOG.warning("%s: %s", session.client, fault)
+        LOG.debug("%s: answered a message of round %d", session.client, self.terms.round_number)
+        key = None if self.identity is None else self.identity.signing_key
+        signature = b"" if key is None else key.sign(Label.PLATFORM_ANSWER, self.terms.digest, answer)
+        return record_of(answer, session.client, signature=signature)

@@ -45,35 +45,29 @@ def opened(side: ServerSide) -> ServerSession:
         maximum_weight=side.settings.heaviest,
     )
     configuration = settings.plan(side.subject, Authority(side.authority), side.clock())
-    path = side.settings.enclave_socket
-    if path:
+    connection: RemoteEnclave | SimulatedEnclave
+    if path := side.settings.enclave_socket:
         try:
-            remote = side.resources.enter_context(RemoteEnclave(Path(path), timeout=side.settings.stage_timeout))
+            connection = side.resources.enter_context(RemoteEnclave(Path(path), timeout=side.settings.stage_timeout))
         except OSError as error:
             raise InvalidParameters(
                 f"{PREFIX}enclave-socket is {path}, and nothing answers there ({error}); start "
                 f"`secagg enclave serve --socket {path}`"
             ) from None
-        offer, evidence = remote.start(configuration)
-        helpers = EnclaveHelpers(
-            configuration=configuration,
-            connection=remote,
-            offer=offer,
-            evidence=evidence,
-            certificates=side.certificates,
-        )
+        offer, evidence = connection.start(configuration)
     else:
         LOG.warning(
             "a simulated enclave protects no client from this server; %senclave-socket names a real one", PREFIX
         )
-        enclave = SimulatedEnclave(configuration, coins=side.coins)
-        helpers = EnclaveHelpers(
-            configuration=configuration,
-            connection=enclave,
-            offer=enclave.offer,
-            evidence=enclave.evidence,
-            certificates=side.certificates,
-        )
+        connection = SimulatedEnclave(configuration, coins=side.coins)
+        offer, evidence = connection.offer, connection.evidence
+    helpers = EnclaveHelpers(
+        configuration=configuration,
+        connection=connection,
+        offer=offer,
+        evidence=evidence,
+        certificates=side.certificates,
+    )
     return open_session(side.subject, settings, side.invited, helpers)
 
 
@@ -97,14 +91,14 @@ class NodeJudge:
         return SimulatedJudge().judge(evidence, binding, now)
 
     def _hardware(self) -> Judge:
-        if self.own is not None:
-            return self.own
-        if self.settings.enclave_policy is None:
+        if self.settings.enclave_policy is not None:
+            return load_judge(Path(self.settings.enclave_policy))
+        if self.own is None:
             raise InvalidParameters(
                 f"this client pins no enclave; give the node {PREFIX}enclave-policy, or SecAggMod(enclave_judge=...)",
                 reason=Reason.BELOW_FLOOR,
             )
-        return load_judge(Path(self.settings.enclave_policy))
+        return self.own
 
 
 def member(side: NodeSide) -> EnclaveMember:

@@ -16,13 +16,24 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
-from secagg.privacy.client_noise import NoiseSettings
+from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
 from secagg.session.privacy_ledger import PrivacyLedger
 
-from .charges import privacy_file
+from .charges import durable_file
 from .keys.identities import ClientIdentity, client_file, load_identity
 from .noise import noise_settings
-from .settings import ENCLAVE, MODES, NOISED, PREFIX, PROTOCOLS, SUITES, TWO_SERVERS
+from .settings import (
+    ENCLAVE,
+    MODES,
+    NOISED,
+    ONE_MESSAGE,
+    PAIRWISE,
+    PREFIX,
+    PROTOCOLS,
+    SUITES,
+    TWO_SERVERS,
+    require_types,
+)
 
 PARTITION: Final = "partition-id"
 Kind = TypeVar("Kind")
@@ -40,7 +51,13 @@ _NOISE: Final = ("noise", "norm", "epsilon", "delta")
 _OF_MASKS: Final = (
     *("minimum_threshold", "minimum_modulus_bits", "maximum_population", "assumed_corrupted", "privacy_bits"),
 )
-"""Floors that nothing in an enclave or between two servers could be held to."""
+_LACKING: Final[Mapping[str, tuple[str, ...]]] = {
+    PAIRWISE: (),
+    ENCLAVE: _OF_MASKS,
+    TWO_SERVERS: _OF_MASKS,
+    ONE_MESSAGE: ("minimum_threshold", "privacy_bits"),
+}
+"""Floors that nothing in a protocol could be held to; one that was registered besides is held to none."""
 _ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")
 
 
@@ -57,24 +74,37 @@ class NodeSettings:
     assumed_corrupted: int = 1
     privacy_bits: int = 40
     identity: str | None = None
+    """This client's key file, or a folder of them for simulations, where the partition's number names the client; for
+    active mode, the enclave, two servers and one message."""
     protocols: tuple[str, ...] = PROTOCOLS
+    """Those that this client takes part in; one that was registered besides has to be named."""
     maximum_weight: int = 1
-    """How much an update may count in an enclave; with two servers every client counts once."""
+    """How much an update may count in an enclave; with two servers every client counts once, and masks have no limit.
+    """
     allow_simulated_enclave: bool = False
+    """Whether to seal to a program that nobody vouches for; for simulations and tests."""
     enclave_policy: str | None = None
+    """The measurements that this client accepts, a file; see ``secagg.platforms.keys``."""
     allow_simulated_second_server: bool = False
+    """Whether to believe a server that is both servers; for simulations and tests."""
     servers: str | None = None
+    """A file with the keys of the two servers that this client believes to be in two hands."""
     minimum_holders: int = 4
+    """How many holders a sum of one message has at least."""
     assumed_corrupted_holders: int = 1
-    """How many holders may work together with the server."""
+    """How many holders may work together with the server; 4 stand one that does, of 3 none may."""
     allow_repeats: bool = False
     """Whether an update, or one of a model of before, may be uploaded in another run; for simulations run again."""
     noise: float = 0.0
     norm: float = 0.0
-    """What this client adds its share of, and clips to; a session with other noise, or with none, is refused."""
+    """The deviation of the noise that all clients add together, over what one can change, and the largest norm of this
+    client's change, to which it is clipped; a session with other noise, or with none, is refused."""
     epsilon: float = 0.0
-    delta: float = 1e-6
+    delta: float = USUAL_DELTA
     """What all sums together may cost this client that it is ever in; 0 for any number of sums."""
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
     def raised_by(self, node_config: Mapping[str, Any]) -> NodeSettings:
         """Return the stricter of these floors and those of the node.
@@ -97,8 +127,10 @@ class NodeSettings:
             elif name in _NAMED and type(value) is str:
                 changed[name] = value
             elif name in _NOISE and type(value) in {int, float}:
-                own = float(getattr(self, name)) or value
-                changed[name] = float(max(value, own) if name == "noise" else min(value, own))
+                own = float(getattr(self, name))
+                # Of all but noise less is stricter, and 0 is none at all. A NaN stays what it is, and is refused.
+                least = min((value, own), key=lambda one: one or math.inf)
+                changed[name] = max(value, own) if name == "noise" else least
             elif name in _ALLOWED and type(value) is bool:
                 changed[name] = value and getattr(self, name)
             else:
@@ -138,9 +170,9 @@ class NodeSettings:
                 f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}",
                 reason=Reason.BELOW_FLOOR,
             )
-        usual = NodeSettings()
-        changed = [name for name in _OF_MASKS if self._is_stricter(name, getattr(usual, name))]
-        if protocol in {ENCLAVE, TWO_SERVERS} and changed:
+        usual, lacking = NodeSettings(), _LACKING.get(protocol, (*_RAISED, *_LOWERED))
+        changed = [name for name in lacking if self._is_stricter(name, getattr(usual, name))]
+        if changed:
             key = PREFIX + changed[0].replace("_", "-")
             raise InvalidParameters(
                 f"this client insists on {key}, which {protocol} does not have, so that it would act nowhere; leave it "
@@ -179,6 +211,8 @@ class NodeSettings:
             InvalidParameters: the budget is none, there is no noise that it could pay for, or nothing to keep it under.
         """
         if not self.epsilon:
+            if self.delta != USUAL_DELTA:
+                raise InvalidParameters(f"{PREFIX}delta is of {PREFIX}epsilon, which is 0; set both, or none")
             return None
         budget = PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
         if not self.noise:
@@ -189,7 +223,7 @@ class NodeSettings:
                 f"by: take {PREFIX}mode = 'active' or one message, or take the budget away",
                 reason=Reason.BELOW_FLOOR,
             )
-        return PrivacyLedger(budget, owner=public_key, path=privacy_file(public_key))
+        return PrivacyLedger(budget, owner=public_key, path=durable_file(public_key, "privacy"))
 
     def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
         """Read this client's key file.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from secagg.errors import CapacityExceeded, Misuse, Reason, SecAggError
+
+from .logs import LOG
 
 _KILO: Final = 1000
 
@@ -17,17 +19,11 @@ class Left(StrEnum):
     """Why a client left, as far as the server is told. Each is as much as the server could have tried out anyway."""
 
     TERMS = "terms"
-    """The server's offer is below this client's floors, or about something else than the server says."""
     WEIGHT = "weight"
-    """The update weighs more than secagg-maximum-weight."""
     RANGE = "range"
-    """The update holds NaN, or an integer that changed by more than its bound."""
     REPEAT = "repeat"
-    """The client has no session to go on with, or uploaded for this round, or this update, before."""
     TRAINING = "training"
-    """Training failed, or returned something else than it should."""
     OTHER = "other"
-    """Something else; the client's own log says what."""
 
 
 ADVICE: Final[Mapping[Left, str]] = {
@@ -38,7 +34,7 @@ ADVICE: Final[Mapping[Left, str]] = {
     Left.TRAINING: "training failed there, or returned other tensors or metrics than it should",
     Left.OTHER: "their own logs say why",
 }
-"""What a server's log says of a code."""
+"""What a code means, as a server's log says it."""
 
 
 class TrainingFailed(Misuse):
@@ -66,9 +62,22 @@ def code_of(error: Exception) -> Left:
             return Left.OTHER
 
 
+def log_leaving(error: Exception) -> None:
+    """Say why a client leaves, in its own log alone."""
+    if isinstance(error, SecAggError | OSError):
+        LOG.warning("this client left the round: %s", error)
+    else:
+        LOG.exception("this client left the round: a message could not be read")
+
+
 def code_said(said: object) -> Left:
     """Return the code that a client sent; that of anything else is the last one."""
     return next((code for code in Left if code == said), Left.OTHER)
+
+
+def stages_said(stages: Iterable[tuple[str, StageCount]]) -> dict[str, str]:
+    """Return what each stage carried, and why clients left, for who asked for the round."""
+    return {name: str(count) for name, count in stages}
 
 
 @dataclass(slots=True)

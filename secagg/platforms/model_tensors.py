@@ -44,6 +44,8 @@ def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = ()) -> tuple[str,
     Raises:
         InvalidParameters: a tensor is neither of floats nor of integers; or there is nothing to sum.
     """
+    if idle := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in sent)]:
+        raise InvalidParameters(f"secagg-tensors names {idle[0]}, and the model has {', '.join(list(sent)[:8])}")
     chosen = [name for name in sent if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
     for name in chosen:
         if sent[name].dtype.kind not in "fiub":
@@ -127,13 +129,8 @@ def restored(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return changed
 
 
-def values_digest(values: Arrays) -> bytes:
-    """Return what an update is known by, before it is rounded at random."""
-    return model_digest(values)
-
-
 def model_digest(sent: Arrays) -> bytes:
-    """Return the digest of a model as it was sent: names, dtypes, shapes and values."""
+    """Return the digest of a model, or of an update that is not rounded yet: names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name, array in sent.items():
         described = f"{len(name.encode())}:{name}:{array.dtype.str}:{array.shape}:".encode()

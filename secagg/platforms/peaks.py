@@ -6,7 +6,7 @@ than half of the clients cannot scale the model. See ``secagg.compression.peak``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final, cast
@@ -20,7 +20,6 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.recipes import Sample, Scheme
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.peak import NORM_LEVELS, PeakCode, length_levels, level_votes
-from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.errors import MalformedMessage, Reason
 
@@ -34,33 +33,29 @@ LENGTHS: Final = "secagg/lengths"
 Values = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peaks:
-    """A recipe: the peak code of a round, under the scales that follow from known lengths."""
-
-    places: int
-    known: KnownLengths
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- a recipe's
-        """Fit every vector."""
-        return True
-
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> PeakCode:  # noqa: ARG002
-        """Return the code under the round's rotation."""
-        return PeakCode(rotation=self.known.rotation(place), places=self.places)
-
-
 @dataclass(frozen=True, slots=True)
-class Votes:
-    """A recipe: one vote for each length."""
+class Made:
+    """A recipe: whatever is made of a tensor's place, which fits every shape."""
+
+    made: Callable[[PublicStream], Scheme]
 
     def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- a recipe's
-        """Fit every count of lengths."""
+        """Fit every shape."""
         return True
 
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:  # noqa: ARG002
-        """Return the scheme of the votes."""
-        return level_votes(place.shape[0])
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:  # noqa: ARG002
+        """Return the scheme."""
+        return self.made(place)
+
+
+def peaks(places: int, known: KnownLengths) -> Made:
+    """Return the recipe of a round's peak code, under the scales that follow from known lengths."""
+    return Made(lambda place: PeakCode(rotation=known.rotation(place), places=places))
+
+
+def votes() -> Made:
+    """Return the recipe of one vote for each length."""
+    return Made(lambda place: level_votes(place.shape[0]))
 
 
 def known_lengths(sent: Arrays, joined: Sequence[str], lengths: Sequence[float]) -> KnownLengths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from secagg.errors import Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.session.registry import find
-from secagg.session.roles import ServerSession, Subject
+from secagg.session.roles import ServerSession
 
 from .keys.identities import Roster, load_roster
 from .logs import LOG
@@ -100,18 +100,9 @@ class RoundTask:
         """
         update = self.update
         find(self.settings.protocol).require_segments(update.layout)
-        subject = Subject(
-            task=self.task.encode(),
-            round_number=self.round_number,
-            layout=update.layout,
-            capacity=update.capacity,
-            tables=update.tables,
-            terms=self.terms.digest,
-            model_digest=model_digest(self.sent),
-        )
         side = ServerSide(
             settings=self.settings,
-            subject=subject,
+            subject=self.terms.subject(update, model_digest(self.sent)),
             population=population,
             invited=invited if self.roster is None else None,
             roster=self.roster,
@@ -169,6 +160,20 @@ class RoundTask:
         )
 
 
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(slots=True)
+class Known:
+    """What a server knows of one model from the rounds before."""
+
+    told: Mapping[str, float] | None = None
+    """Scales that clients told."""
+    lengths: tuple[float, ...] = ()
+    dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict[str, np.dtype[Any]])
+    """As the model was sent at first."""
+
+
 class Rounds:
     """A server's rounds, one after another: scales, dtypes, and what was said once."""
 
@@ -189,9 +194,8 @@ class Rounds:
         self._has_said = set[str]()
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._factory = outside_factory(settings.outside) if settings.outside else None
-        self._told: Mapping[str, float] | None = None
-        self._lengths: tuple[float, ...] = ()
-        self._dtypes = dict[str, np.dtype[Any]]()
+        self._known = dict[Shapes, Known]()
+        """Of each model that is trained here: there may be several, and tensors of one name in them."""
 
     def begun(  # noqa: PLR0913 -- what a round is about
         self, sent: Arrays, *, clients: int, task: str, number: int, weighted_by: str, is_evaluation: bool = False
@@ -206,12 +210,14 @@ class Rounds:
         settings.tolerated_dropouts(clients)
         choice = SchemeChoice(settings, clients * settings.heaviest, self._factory, clients)
         joined = () if is_evaluation else choice.joined(sent)
-        # Another model may be sent in a later round, of which nothing is known.
-        lengths = self._lengths if len(self._lengths) == 1 + len(joined) else ()
+        known = self._known_of(sent)
+        if known.told is None and settings.is_calibrated and not is_evaluation:
+            LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
+        lengths = known.lengths if joined else ()
         update = (
             choice.of_metrics()
             if is_evaluation
-            else choice.parameters(sent, seed=self._seed, epoch=number, told=self._known_scales(), lengths=lengths)
+            else choice.parameters(sent, seed=self._seed, epoch=number, told=known.told, lengths=lengths)
         )
         weights = "each client's weight" if find(settings.protocol).reveals_weights else "their total weight"
         self.say_once(
@@ -233,7 +239,8 @@ class Rounds:
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
         """Return the model that results from a round of training; its scales are those of the next one."""
-        self._told, self._lengths = means.told, means.lengths
+        known = self._known_of(task.sent)
+        known.told, known.lengths = means.told, means.lengths
         return applied(task.sent, means.tensors)
 
     def examples(self, means: Means) -> int:
@@ -245,7 +252,8 @@ class Rounds:
 
         Strategies multiply every tensor by floats, so integers and booleans come back from them as floats.
         """
-        return {name: restored(array, self._dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
+        dtypes = self._known_of(sent).dtypes
+        return {name: restored(array, dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
 
     def say_once(self, sentence: str) -> None:
         """Warn, if that was not said before."""
@@ -253,7 +261,5 @@ class Rounds:
             self._has_said.add(sentence)
             LOG.warning("%s", sentence)
 
-    def _known_scales(self) -> Mapping[str, float] | None:
-        if self._told is None and self.settings.is_calibrated:
-            LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
-        return self._told
+    def _known_of(self, sent: Arrays) -> Known:
+        return self._known.setdefault(tuple((name, array.shape) for name, array in sent.items()), Known())

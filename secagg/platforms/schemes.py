@@ -24,11 +24,9 @@ from secagg.compression.model_update import (
     TensorScheme,
     UpdatePlan,
 )
-from secagg.compression.model_update.recipes import Sample, Scheme
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.model_update.told_scales import ReachingQuantizer, ScaledCodebooks, length, reach
 from secagg.compression.outside import Factory, OutsideScheme
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.contract.layout import RingSegment, Segment
@@ -40,7 +38,7 @@ from secagg.errors import InvalidParameters
 
 from .model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
 from .noise import bits_with_noise, bound_in_steps
-from .peaks import LENGTHS, UPDATE, Peaks, Votes, known_lengths, votes_shape
+from .peaks import LENGTHS, UPDATE, Made, known_lengths, peaks, votes, votes_shape
 from .settings import PREFIX, SecAggSettings
 
 TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
@@ -60,26 +58,13 @@ _COINS: Final = Ring(32)
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FromOutside:
-    """A recipe: a scheme of a factory from outside."""
-
-    name: str
-    factory: Factory
-    cohort: int
-
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- a recipe's
-        return True
-
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> OutsideScheme:  # noqa: ARG002
-        return OutsideScheme(
-            name=self.name,
-            values=place.size,
-            cohort=self.cohort,
-            seed=place.seed,
-            epoch=place.round_number,
-            factory=self.factory,
+def from_outside(name: str, factory: Factory, cohort: int) -> Made:
+    """Return the recipe of a scheme of a factory from outside."""
+    return Made(
+        lambda place: OutsideScheme(
+            name=name, values=place.size, cohort=cohort, seed=place.seed, epoch=place.round_number, factory=factory
         )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +105,11 @@ class SchemeChoice:
         if joined:
             shapes[UPDATE] = (sum(sent[name].size for name in joined),)
         if joined and self.factory is not None:
-            chosen[UPDATE] = _FromOutside(name=settings.compression, factory=self.factory, cohort=self.total_weight)
+            chosen[UPDATE] = from_outside(settings.compression, self.factory, self.total_weight)
         elif joined:
             known = known_lengths(sent, joined, lengths)
-            chosen[UPDATE] = Peaks(places=settings.places_for(self.clients), known=known)
-            shapes[LENGTHS], chosen[LENGTHS] = votes_shape(joined), Votes()
+            chosen[UPDATE] = peaks(settings.places_for(self.clients), known)
+            shapes[LENGTHS], chosen[LENGTHS] = votes_shape(joined), votes()
         scaled = told_names(shapes, sent) if settings.is_calibrated else ()
         if scaled:
             kind = "secagg/length" if settings.codebook else "secagg/reach"

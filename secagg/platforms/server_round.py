@@ -1,29 +1,30 @@
 """One round on a platform's server: open a session, carry its messages, and return the sum.
 
-It knows no protocol and no platform; a platform's own round sends the messages of a stage and hands its answers over.
+It knows no protocol and no platform; a platform's own round sends the messages of a stage and says what came back.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from secagg.contract import Aggregate
-from secagg.crypto.entropy import Coins
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.errors import PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.certificates import verify_signature
-from secagg.session.patience import Limits
+from secagg.session.patience import Limits, Patience
 from secagg.session.roles import ServerSession, Stage
 
 from .leaving import Left, StageCount
 from .logs import LOG
 from .round_task import RoundTask
-from .terms import Terms
+from .terms import Record, client_in, malformed, message_in, record_bytes, record_of, signature_in
 
 Node = TypeVar("Node", bound=Hashable)
 _LEAST_PATIENCE: Final = 5.0
@@ -35,29 +36,61 @@ class Answer:
     """What a node answered."""
 
     message: bytes
-    client: ClientId | None
-    """Who it says that it is of, where clients have keys."""
+    client: ClientId
+    """Who it says that it is of."""
     signature: bytes
     """The client's, over the terms and the message."""
     size: int
+
+    @classmethod
+    def of(cls, record: object) -> Answer:
+        """Read a record of another party.
+
+        Raises:
+            MalformedMessage: it is none.
+        """
+        return cls(message_in(record), client_in(record), signature_in(record), record_bytes(record))
+
+
+Reply = Callable[[], Answer | Left | None]
+"""Reads what came of a node: an answer, why it left, or nothing where its platform lost it."""
 
 
 class ServerRound(ABC, Generic[Node]):
     """One session over a platform's nodes."""
 
-    def __init__(self, task: RoundTask, coins: Coins) -> None:
-        """Hold everything for one round; ``carried`` once."""
-        self.task, self._coins, self._about = task, coins, task.terms.digest
+    def __init__(
+        self,
+        task: RoundTask,
+        *,
+        first: float | None = None,
+        training: float = FOR_EVER,
+        training_patience: float | None = None,
+    ) -> None:
+        """Hold everything for one round; ``carried`` once.
+
+        Args:
+            first: the seconds for the first stage, where they are not those of every stage.
+            training: the seconds for the stage that trains.
+            training_patience: once enough have trained, the others get so many times as long.
+        """
+        self.task, self._about = task, task.terms.digest
+        self._first, self._training, self._training_patience = first, training, training_patience
         self._nodes = dict[ClientId, Node]()
         self._own = dict[Node, ClientId]()
         self.stages = list[tuple[str, StageCount]]()
         """What each stage carried, so far."""
 
     @abstractmethod
-    def exchanged(
-        self, session: ServerSession, stage: Stage, messages: Mapping[Node, bytes], terms: Terms | None
-    ) -> StageCount:
-        """Send to each node its message, and hand over every answer as soon as it is there; ``terms`` go first."""
+    def send(self, records: Mapping[Node, Record], *, takes_update: bool) -> Iterable[Node]:
+        """Send each node its record, beside the model where updates are due; return whom something was sent to."""
+
+    @abstractmethod
+    def heard(self, seconds: float) -> Iterable[tuple[Node, Reply]]:
+        """Return what came back, after so many seconds at most."""
+
+    def end_stage(self) -> None:
+        """Take no more answers of the stage."""
 
     def carried(self, nodes: Mapping[Node, ClientId]) -> Aggregate:
         """Carry a session through.
@@ -72,7 +105,7 @@ class ServerRound(ABC, Generic[Node]):
         self._own = dict(nodes)
         try:
             with ExitStack() as resources:
-                session = self.task.opened(len(nodes), frozenset(nodes.values()), self._coins, resources)
+                session = self.task.opened(len(nodes), frozenset(nodes.values()), SystemCoins(), resources)
                 resources.callback(session.abort)
                 try:
                     self._run_stages(session)
@@ -85,28 +118,26 @@ class ServerRound(ABC, Generic[Node]):
             LOG.error("round %d failed, and nothing of it was learned: %s", self.task.round_number, error)
             raise
 
-    def limits(self, *, exchange: float, training: float, training_patience: float | None = None) -> Limits:
-        """Return how long to wait for a stage, in seconds."""
-        patience = self.task.settings.stage_patience
-        return Limits(
-            exchange=exchange,
-            training=training,
-            patience=patience,
-            training_patience=training_patience,
-            least=_LEAST_PATIENCE,
-        )
-
     def _run_stages(self, session: ServerSession) -> None:
-        terms: Terms | None = self.task.terms
+        is_first = True
         while (stage := session.stage) is not None:
-            if terms is not None:
-                messages = dict.fromkeys(self._own, session.invitation)
+            if is_first:
+                messages: Mapping[Node, bytes | None] = dict.fromkeys(self._own, session.invitation)
             else:
-                due = {node: session.message_to(client) for client, node in self._nodes.items()}
-                messages = {node: message for node, message in due.items() if message is not None}
+                messages = {node: session.message_to(client) for client, node in self._nodes.items()}
             if stage.takes_update:
                 self.task.say_noise(session)
-            count = self.exchanged(session, stage, messages, terms)
+            settings = self.task.settings
+            limits = Limits(
+                exchange=settings.stage_timeout if self._first is None or not is_first else self._first,
+                training=self._training,
+                patience=settings.stage_patience,
+                training_patience=self._training_patience,
+                least=_LEAST_PATIENCE,
+            )
+            terms = self.task.terms if is_first else None
+            records = {node: record_of(message, terms=terms) for node, message in messages.items() if message}
+            count = self._exchanged(session, stage, records, Patience(stage, limits, time.monotonic))
             self.stages.append((stage.name, count))
             LOG.info("round %d, %s: %s", self.task.round_number, stage.name, count)
             for sentence in count.advice:
@@ -114,16 +145,40 @@ class ServerRound(ABC, Generic[Node]):
             if stage.takes_update:
                 self.task.require_threshold(len(self._own), count.received)
             session.close_stage()
-            terms = None
+            is_first = False
 
-    def take(self, session: ServerSession, node: Node, read: Callable[[], Answer], count: StageCount) -> bool:
-        """Hand an answer over; whether it was taken.
-
-        Args:
-            read: takes the answer out of what the platform carried; raises where it is none.
-        """
+    def _exchanged(
+        self, session: ServerSession, stage: Stage, records: Mapping[Node, Record], patience: Patience
+    ) -> StageCount:
+        """Send to each node its message, and hand over every answer as soon as it is there."""
+        began = time.monotonic()
+        count = StageCount(sent=len(records), bytes_down=sum(map(record_bytes, records.values())))
         try:
-            answer = read()
+            waiting = {*self.send(records, takes_update=stage.takes_update)}
+            for node in records.keys() - waiting:
+                LOG.warning("node %s could not be sent to", node)
+                self._drop(session, node)
+            while waiting and (left := patience.left(session.turnout)):
+                for node, read in self.heard(left):
+                    if node in waiting:
+                        waiting.discard(node)
+                        self._take(session, node, read, count)
+        finally:
+            self.end_stage()
+        count.seconds = time.monotonic() - began
+        return count
+
+    def _take(self, session: ServerSession, node: Node, read: Reply, count: StageCount) -> None:
+        """Hand over what came of a node, which can be anything."""
+        try:
+            answer = _readable(read)
+            if not isinstance(answer, Answer):
+                if answer is None:
+                    LOG.warning("node %s is lost", node)
+                else:
+                    count.left[answer] += 1
+                self._drop(session, node)
+                return
             count.took(answer.size)
             client = self._introduced(node, answer)
             session.receive(client, answer.message)
@@ -131,15 +186,12 @@ class ServerRound(ABC, Generic[Node]):
             count.refused += 1
             culprits = ", ".join(map(str, error.culprits)) if isinstance(error, PeerError) else ""
             LOG.warning("node %s is left out: %s%s", node, error, f" (to blame: {culprits})" if culprits else "")
-            return False
+            return
         self._nodes[client] = node
         count.received += 1
-        return True
 
-    def drop(self, session: ServerSession, node: Node, count: StageCount, code: Left | None = None) -> None:
-        """Await a node no more: it left with a code, or its platform lost it."""
-        if code is not None:
-            count.left[code] += 1
+    def _drop(self, session: ServerSession, node: Node) -> None:
+        """Await a node no more."""
         for client in [client for client, known in self._nodes.items() if known == node]:
             session.drop(client)
         if self.task.roster is None and node in self._own:
@@ -152,17 +204,28 @@ class ServerRound(ABC, Generic[Node]):
         """
         client = self._own.get(node)
         if client is None:
-            raise _not_eligible(None, "was invited under this name; a platform's nodes are those that it named")
+            raise not_eligible("nobody", "was invited under this name; a platform's nodes are those that it named")
         if (roster := self.task.roster) is not None:
-            if answer.client is None or answer.client not in roster.clients:
-                raise _not_eligible(answer.client, "is not on the roster; hand out a new one, or remove the node")
-            client, key = answer.client, roster.certificates[answer.client].public_key
+            client = answer.client
+            if client not in roster.clients:
+                raise not_eligible(client, "is not on the roster; hand out a new one, or remove the node")
+            key = roster.certificates[client].public_key
             verify_signature(key, answer.signature, Label.PLATFORM_ANSWER, self._about, answer.message)
         if self._nodes.get(client, node) != node:
-            raise _not_eligible(client, "is answered for by two nodes; give each node a key of its own")
+            raise not_eligible(client, "is answered for by two nodes; give each node a key of its own")
         return client
 
 
-def _not_eligible(client: ClientId | None, sentence: str) -> PeerMisbehaved:
-    culprits = set[ClientId]() if client is None else {client}
-    return PeerMisbehaved(f"{client or 'nobody'} {sentence}", reason=Reason.NOT_ELIGIBLE, culprits=culprits)
+def _readable(read: Reply) -> Answer | Left | None:
+    try:
+        return read()
+    except SecAggError:
+        raise
+    except Exception:  # noqa: BLE001 -- what another party sent can be wrong in any way
+        raise malformed("answer") from None
+
+
+def not_eligible(client: object, sentence: str) -> PeerMisbehaved:
+    """Return why an answer does not count."""
+    culprits = {client} if isinstance(client, ClientId) else set[ClientId]()
+    return PeerMisbehaved(f"{client} {sentence}", reason=Reason.NOT_ELIGIBLE, culprits=culprits)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Final, cast
+from types import NoneType
+from typing import Any, Final
 
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.peak import MOST_SUMMED_PLACES
@@ -114,95 +115,77 @@ class SecAggSettings:
     holder_sockets: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("protocol", registry.names()),
-            ("mode", MODES),
-            ("graph", GRAPHS),
-            ("suite", SUITES),
-            ("weighting", WEIGHTINGS),
-        ):
-            if getattr(self, name) not in choices:
-                raise _invalid(name, f"is one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        for name, is_valid, rule in _RULES:
-            if not is_valid(getattr(self, name)):
-                raise _invalid(name, f"{rule}; got {getattr(self, name)!r}")
-        self._check_compression()
+        require_types(self)
         for name, parsed in _LISTS:
             object.__setattr__(self, parsed, _listed(name, getattr(self, name)))
             object.__setattr__(self, name, ",".join(getattr(self, parsed)))
-        if self.is_certified and not self.roster:
-            raise _invalid(
-                "roster",
-                "names the roster file in active mode, for an enclave, two servers and one message; make one with "
-                "`secagg flower keys`",
-            )
-        for name, usual, *protocols in _BELONGING:
-            if getattr(self, name) != usual and self.protocol not in protocols:
-                owners = " or ".join(map(repr, protocols))
-                raise _invalid(
-                    name, f"belongs to {PREFIX}protocol = {owners}; leave it out, or change {PREFIX}protocol"
-                )
-        if self.privacy_bits and self.graph != "sparse":
-            raise _invalid("privacy_bits", f"is for {PREFIX}graph = 'sparse'; leave it out, or change {PREFIX}graph")
-        self._check_helpers()
-        self._check_noise()
-
-    def _check_noise(self) -> None:
-        if bool(self.noise) != bool(self.norm):
-            raise _invalid(
-                "norm", f"is the norm that clients clip to where {PREFIX}noise is above 0; set both, or none"
-            )
-        if not self.noise:
-            return
-        for name, is_wrong, sentence in (
-            (
-                "noise",
-                self.protocol not in NOISED,
-                f"is for {PREFIX}protocol = {' or '.join(map(repr, NOISED))}, whose clients add it; change that",
-            ),
-            ("weighting", self.weighting != "uniform", "is 'uniform' with noise, which a weight would multiply"),
-            ("compression", self.compression != FIXED_POINT, "is fixed-point with noise, which codes have no room for"),
-            ("metrics", bool(self.metric_names), "are sums without noise of their own; leave them out"),
-            ("evaluation_metrics", bool(self.evaluated_names), "are sums without noise; leave them out"),
-        ):
+        for name, is_wrong, sentence in self._checks():
             if is_wrong:
                 raise _invalid(name, sentence)
 
-    def _check_helpers(self) -> None:
-        if self.protocol == ONE_MESSAGE and not self.epoch:
-            raise _invalid("epoch", "names the record of who holds; have one signed with `secagg holder record`")
-        if self.protocol != TWO_SERVERS:
-            return
-        if self.weighting != "uniform":
-            raise _invalid(
-                "weighting",
-                "is 'uniform' with two servers, which leave a weight out that few clients have, as those of the most "
-                f"examples would; got {self.weighting!r}",
-            )
+    def _checks(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield what may be wrong, whether it is, and what to say then; what follows relies on what came before."""
+        for name, choices in (("protocol", registry.names()), *_CHOICES):
+            value = getattr(self, name)
+            yield name, value not in choices, f"is one of {', '.join(choices)}; got {value!r}"
+        for name, is_valid, rule in _RULES:
+            value = getattr(self, name)
+            yield name, not is_valid(value), f"{rule}; got {value!r}"
+        yield from self._checks_of_compression()
+        yield (
+            "roster",
+            self.is_certified and not self.roster,
+            "names the roster file in active mode, for an enclave, two servers and one message; make one with " + _KEYS,
+        )
+        for name, usual, *protocols in _BELONGING:
+            owners = " or ".join(map(repr, protocols))
+            sentence = f"belongs to {PREFIX}protocol = {owners}; leave it out, or change {PREFIX}protocol"
+            yield name, getattr(self, name) != usual and self.protocol not in protocols, sentence
+        for name, unset, other, due in _READ_BESIDE:
+            is_ignored = getattr(self, name) != unset and getattr(self, other) != due
+            yield name, is_ignored, f"is for {_key(other)} = {due!r}; leave it out, or change {_key(other)}"
+        is_one, is_two = self.protocol == ONE_MESSAGE, self.protocol == TWO_SERVERS
+        yield "epoch", is_one and not self.epoch, "names the record of who holds; have one signed with " + _RECORD
+        yield (
+            "weighting",
+            is_two and self.weighting != "uniform",
+            "is 'uniform' with two servers, which leave out a weight that few clients have, as the largest may be",
+        )
         for name in ("servers", "server_keys"):
-            if bool(getattr(self, name)) != bool(self.second_server):
-                raise _invalid(
-                    name, f"names a file beside {PREFIX}second-server, and is left out where that is simulated"
-                )
+            is_alone = is_two and bool(getattr(self, name)) != bool(self.second_server)
+            yield name, is_alone, f"names a file beside {PREFIX}second-server, and is left out where that is simulated"
+        yield (
+            "norm",
+            bool(self.noise) != bool(self.norm),
+            f"is the norm that clients clip to where {PREFIX}noise is above 0; set both, or none",
+        )
+        if self.noise:
+            whose = f"is for {PREFIX}protocol = {' or '.join(map(repr, NOISED))}, whose clients add it; change that"
+            yield "noise", self.protocol not in NOISED, whose
+            yield "weighting", self.weighting != "uniform", "is 'uniform' with noise, which a weight would multiply"
+            is_coded = self.compression != FIXED_POINT
+            yield "compression", is_coded, "is fixed-point with noise, which codes have no room for"
+            for name in ("metrics", "evaluation_metrics"):
+                yield name, bool(getattr(self, name)), "are sums without noise of their own; leave them out"
 
-    def _check_compression(self) -> None:
+    def _checks_of_compression(self) -> Iterator[tuple[str, bool, str]]:
         if self.outside is not None:
             return
         found = _COMPRESSION.fullmatch(self.compression)
         limits = {"bits": SCALAR_BITS, "places": range(1, MOST_SUMMED_PLACES + 1)}
-        if found is None or any(found[part] and int(found[part]) not in limit for part, limit in limits.items()):
-            raise _invalid(
-                "compression",
-                "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, pq or "
-                f"pq-64x8 and the like, peak or peak-1 to peak-{MOST_SUMMED_PLACES} where indices are counted, or "
-                f"module:Name for a scheme from outside; got {self.compression!r}",
-            )
-        if (self.codebook is not None or self.has_peaks) and self.protocol in (PAIRWISE, ONE_MESSAGE):
-            raise _invalid(
-                "compression",
-                f"is {self.compression}, which sends indices, and {self.protocol} sums vectors alone; change "
-                f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9",
-            )
+        is_none = found is None or any(found[part] and int(found[part]) not in limit for part, limit in limits.items())
+        sentence = (
+            "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, pq or "
+            f"pq-64x8 and the like, peak or peak-1 to peak-{MOST_SUMMED_PLACES} where indices are counted, or "
+            f"module:Name for a scheme from outside; got {self.compression!r}"
+        )
+        yield "compression", is_none, sentence
+        has_indices = self.codebook is not None or self.has_peaks
+        sentence = (
+            f"is {self.compression}, which sends indices, and {self.protocol} sums vectors alone; change "
+            f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9"
+        )
+        yield "compression", has_indices and self.protocol in (PAIRWISE, ONE_MESSAGE), sentence
 
     @property
     def is_certified(self) -> bool:
@@ -261,18 +244,14 @@ class SecAggSettings:
         Raises:
             InvalidParameters: naming the key, and what it should be.
         """
-        known, given = {_key(item.name): item for item in fields(cls) if item.init}, dict[str, Any]()
-        for key, value in run_config.items():
-            if not key.startswith(PREFIX):
-                continue
-            item = known.get(key)
-            if item is None:
+        known = {_key(item.name): item.name for item in fields(cls) if item.init}
+        given = {key: value for key, value in run_config.items() if key.startswith(PREFIX)}
+        for key in given:
+            if key not in known:
                 near = get_close_matches(key.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], n=1)
                 advice = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"
                 raise InvalidParameters(f"{key} is no setting of secure aggregation; {advice}")
-            default: object = cast("object", item.default)
-            given[item.name] = _converted(key, value, type(default))
-        return cls(**given)
+        return cls(**{known[key]: value for key, value in given.items()})
 
     def tolerated_dropouts(self, invited: int) -> int:
         """Return how many of the invited may drop out.
@@ -339,22 +318,54 @@ def _listed(name: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _converted(key: str, value: object, kind: type[Any]) -> Any:  # noqa: ANN401 -- of the field's type
-    """Return a value as its field's type; TOML writes whole floats like integers."""
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        names = {str: "a string", int: "an integer", float: "a number"}
-        raise InvalidParameters(f"{key} is {names[kind]}; got {value!r}")
-    return value
+def require_types(settings: Any) -> None:  # noqa: ANN401 -- a dataclass of settings
+    """Refuse values of other types than their fields have; TOML writes whole floats like integers.
+
+    Raises:
+        InvalidParameters: naming the key, and what it should be.
+    """
+    for item in fields(settings):
+        if not item.init:
+            continue
+        value: object = getattr(settings, item.name)
+        if item.type == "float" and type(value) is int:
+            object.__setattr__(settings, item.name, float(value))
+            continue
+        kinds, name = _KINDS[str(item.type)]
+        parts: tuple[object, ...] = value if isinstance(value, tuple) else ()
+        if type(value) not in kinds or any(type(part) is not str for part in parts):
+            raise _invalid(item.name, f"is {name}; got {value!r}")
 
 
+def _zero_or(least: float, most: float = math.inf) -> tuple[Callable[[Any], bool], str]:
+    said = f"is 0 or at least {least}" if most == math.inf else f"is 0 or lies in {least}..{most}"
+    return lambda value: value == 0 or least <= value <= most, said
+
+
+_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "str": ((str,), "a string"),
+    "int": ((int,), "an integer"),
+    "float": ((float,), "a number"),
+    "bool": ((bool,), "true or false"),
+    "str | None": ((str, NoneType), "a string"),
+    "str | tuple[str, ...]": ((str, tuple), "a string or a tuple of strings"),
+    "tuple[str, ...]": ((tuple,), "a tuple of strings"),
+}
 _LISTS: Final = (
     ("metrics", "metric_names"),
     ("evaluation_metrics", "evaluated_names"),
     ("tensors", "tensor_patterns"),
     ("holders", "holder_sockets"),
 )
+_KEYS, _RECORD = "`secagg flower keys`", "`secagg holder record`"
+_CHOICES: Final = (("mode", MODES), ("graph", GRAPHS), ("suite", SUITES), ("weighting", WEIGHTINGS))
+_READ_BESIDE: Final = (
+    ("privacy_bits", 0, "graph", "sparse"),
+    ("maximum_weight", 1 << 16, "weighting", "examples"),
+    ("weight_unit", 1, "weighting", "examples"),
+    ("cohort_bits", COHORT_BITS, "compression", "peak"),
+)
+"""What acts beside one value of another setting alone, and what it is where it is left out."""
 _BELONGING: Final = (
     ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
     ("graph", "full", PAIRWISE),
@@ -370,26 +381,14 @@ _BELONGING: Final = (
 """What some protocols alone have, its value where it is left out, and which ones."""
 _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("threshold", lambda value: 0.0 <= value <= 1.0, "is a part of the clients, in 0.0..1.0"),
-    ("minimum_cohort", lambda value: value == 0 or value >= LEAST_COHORT, f"is 0 or at least {LEAST_COHORT}"),
+    ("minimum_cohort", *_zero_or(LEAST_COHORT)),
+    ("privacy_bits", *_zero_or(CURIOUS_PRIVACY_BITS)),
+    ("modulus_bits", *_zero_or(_LEAST_RING, _GREATEST_RING)),
+    ("noise", *_zero_or(_LEAST_NOISE, _MOST_NOISE)),
     ("corrupted", lambda value: value >= 0, "is not negative"),
-    (
-        "privacy_bits",
-        lambda value: value == 0 or value >= CURIOUS_PRIVACY_BITS,
-        f"is 0 or at least {CURIOUS_PRIVACY_BITS}",
-    ),
-    (
-        "modulus_bits",
-        lambda value: value == 0 or _LEAST_RING <= value <= _GREATEST_RING,
-        f"is 0 or lies in {_LEAST_RING}..{_GREATEST_RING}",
-    ),
     ("fraction_bits", lambda value: 1 <= value <= _MOST_FRACTION_BITS, f"lies in 1..{_MOST_FRACTION_BITS}"),
     ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("cohort_bits", lambda value: 0.0 < value <= _MOST_COHORT_BITS, f"is above 0.0, and at most {_MOST_COHORT_BITS}"),
-    (
-        "noise",
-        lambda value: value == 0 or _LEAST_NOISE <= value <= _MOST_NOISE,
-        f"is 0 or in {_LEAST_NOISE}..{_MOST_NOISE}",
-    ),
     ("norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
     ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("maximum_weight", lambda value: 1 <= value < 1 << 32, "is at least 1, and below 2^32"),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Final, cast
 
+from secagg.compression.model_update import ModelUpdate
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.session.roles import Subject
 
 RECORD: Final = "secagg"
 """The name under which both ends of a platform keep what is the protocol's."""
+Record = dict[str, str | bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +45,39 @@ class Terms:
         """All but the parameters, as text."""
         return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
 
+    def subject(self, update: ModelUpdate, model_digest: bytes | None) -> Subject:
+        """Return what a session under these terms is about, as either end expects it."""
+        return Subject(
+            task=self.task.encode(),
+            round_number=self.round_number,
+            layout=update.layout,
+            capacity=update.capacity,
+            tables=update.tables,
+            terms=self.digest,
+            model_digest=model_digest,
+        )
+
+    @property
+    def record(self) -> Record:
+        """What ``parsed`` reads."""
+        return {"terms": self.small, "parameters": self.parameters}
+
     @property
     def digest(self) -> bytes:
         """The digest of all but the parameters."""
         return hashlib.sha256(bind(Label.PLATFORM_TERMS, self.small.encode())).digest()
 
     @classmethod
-    def parsed(cls, small: object, parameters: object) -> Terms | None:
-        """Read the terms of another party, if there are any.
+    def parsed(cls, record: object) -> Terms | None:
+        """Read the terms in a record of another party, if there are any: they come with the first message.
 
         Raises:
             MalformedMessage: a field is missing or of another type.
         """
-        if not small:
+        if not (small := _field(record, "terms")):
             return None
         try:
-            given = cast("dict[str, object]", json.loads(str(small)))
+            given, parameters = cast("dict[str, object]", json.loads(str(small))), _field(record, "parameters")
             for name in ("metrics", "joined", "lengths"):
                 given[name] = tuple(cast("list[object]", given[name]))
             terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
@@ -79,15 +100,60 @@ class Terms:
         return terms
 
 
-def parsed_client(named: object) -> ClientId:
-    """Read which client an answer says it is of.
+def record_of(
+    message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
+) -> Record:
+    """Return the record that carries one message of the protocol.
+
+    Args:
+        client: who answers, and with a key its signature.
+    """
+    record: Record = {"message": message}
+    if client is not None:
+        record |= {"client": client.encode(), "signature": signature}
+    if terms is not None:
+        record |= terms.record
+    return record
+
+
+def message_in(record: object) -> bytes:
+    """Return the protocol's message.
+
+    Raises:
+        MalformedMessage: there is none.
+    """
+    found = _field(record, "message")
+    if not isinstance(found, bytes) or not found:
+        raise malformed("message")
+    return found
+
+
+def client_in(record: object) -> ClientId:
+    """Return which client an answer says it is of.
 
     Raises:
         MalformedMessage: it does not say so.
     """
+    named = _field(record, "client")
     if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
         raise malformed("client")
     return ClientId(int.from_bytes(named, "big"))
+
+
+def signature_in(record: object) -> bytes:
+    """Return the signature of who an answer says it is of; nothing where there is none."""
+    found = _field(record, "signature")
+    return found if isinstance(found, bytes) else b""
+
+
+def record_bytes(record: object) -> int:
+    """Return how many bytes of the protocol a record carries."""
+    fields = cast("Mapping[str, object]", record).values() if isinstance(record, Mapping) else ()
+    return sum(len(value) for value in fields if isinstance(value, bytes | str))
+
+
+def _field(record: object, name: str) -> object:
+    return cast("Mapping[str, object]", record).get(name) if isinstance(record, Mapping) else None
 
 
 def malformed(name: str) -> MalformedMessage:

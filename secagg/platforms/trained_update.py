@@ -18,7 +18,7 @@ from secagg.session.roles import Update
 from .charges import Charges
 from .leaving import TooHeavy, TrainingFailed
 from .logs import LOG
-from .model_tensors import METRICS, TENSOR, Arrays, differences, model_digest, values_digest
+from .model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
 from .peaks import with_votes
 from .schemes import COARSE, clipped_share, integer_bound, rounded_at_random, steps_in, with_joined, with_told
 from .terms import Terms
@@ -84,7 +84,7 @@ class Training:
             LOG.warning("this update's changes are about %.2g steps, and the rest is noise; %s", steps, FINER)
         # Values that are rounded at random differ each time, so the ledger knows them as training returned them.
         self.charges.charge(
-            self.terms.task.encode(), self.terms.round_number, values_digest(values), model if summed else NO_MODEL
+            self.terms.task.encode(), self.terms.round_number, model_digest(values), model if summed else NO_MODEL
         )
         coins = SystemCoins()
         payload = self.update.encode(rounded_at_random(self.update, values, coins), coins)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
 from secagg.crypto.labels import Label, bind
-from secagg.errors import MalformedMessage, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Reason
 
 from .durable import sync_folder
 
@@ -24,7 +25,9 @@ class ChainedFile:
     """The records of an open file, which this process has locked."""
 
     def __init__(self, descriptor: int, path: Path, *, header: bytes, body_bytes: int) -> None:
-        """Use a file that was opened and not read; a new one begins with the header."""
+        """Use a file that was opened and not read, and that others may not write to; a new one has a header."""
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
+            raise InvalidParameters(f"others may write to the ledger {path}; chmod it to 600")
         self._descriptor, self._path, self._header, self._body_bytes = descriptor, path, header, body_bytes
         self._link = hashlib.sha256(bind(Label.SPENT_LINK, header)).digest()
 

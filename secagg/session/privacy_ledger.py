@@ -147,9 +147,11 @@ class PrivacyLedger(Confined):
         return written
 
     def _read(self, body: bytes) -> Loss:
-        if not all(map(isfinite, numbers := _BODY.unpack(body))):
+        loss = Loss(*_BODY.unpack(body))
+        # A bound of a divergence is positive at every order; the offset alone may be below 0.
+        if not all(map(isfinite, loss.numbers)) or min(loss.slope, loss.more, loss.most) < 0:
             raise MalformedMessage(f"{self._path} holds a loss that is no number", reason=Reason.NOT_CANONICAL)
-        return Loss(*numbers)
+        return loss
 
     def __repr__(self) -> str:
         return f"<PrivacyLedger{'' if self._path is None else f' in {self._path}'}, {self.budget}>"

@@ -416,7 +416,7 @@ def test_a_ledger_counts_with_its_own_neighbours_whatever_the_noise_is_made_for(
     assert strict.spent == own_noise().loss(Adjacency.REPLACE).epsilon(1e-6) > 1.5 * own_noise().epsilon(1e-6)
 
 
-@pytest.mark.parametrize("number", [math.nan, -math.inf])
+@pytest.mark.parametrize("number", [math.nan, -math.inf, -1.0])
 def test_a_record_that_is_no_loss_is_refused(
     ledger: Callable[[], PrivacyLedger], tmp_path: Path, number: float
 ) -> None:
@@ -452,4 +452,9 @@ def test_no_record_is_taken_out_or_changed(ledger: Callable[[], PrivacyLedger], 
 
 def test_a_file_is_its_users_alone(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
     ledger().charge(own_noise())
-    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
+    path = tmp_path / "ledger"
+    assert path.stat().st_mode & 0o777 == 0o600
+    for mode in (0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(InvalidParameters, match="others may write to the ledger"):
+            ledger().charge(own_noise())

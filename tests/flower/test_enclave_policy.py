@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from secagg.errors import InvalidParameters, PeerMisbehaved
+from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
 from secagg.platforms.enclave_plug import NodeJudge
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys.enclave_policy import load_judge
@@ -85,3 +85,14 @@ def test_simulated_evidence_is_accepted_only_where_the_code_says_so() -> None:
             evidence, bytes(64), datetime.now(UTC)
         )
     NodeJudge(replace(NODE, allow_simulated_enclave=True), None).judge(evidence, bytes(64), datetime.now(UTC))
+
+
+def test_the_policy_of_an_operator_takes_the_place_of_the_apps_judge(tmp_path: Path) -> None:
+    class Believer:
+        def judge(self, *_: object) -> None:
+            raise AssertionError("an app that believes anybody was asked")
+
+    raised = NODE.raised_by({"secagg-enclave-policy": str(policy(tmp_path, {"format": "nitro", "accepted": [PINS]}))})
+    judge = NodeJudge(raised, Believer())  # type: ignore[arg-type]
+    with pytest.raises(SecAggError):
+        judge.judge(Evidence(EvidenceFormat.NITRO, b"a document"), bytes(64), datetime.now(UTC))

@@ -12,7 +12,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.floors import NodeSettings
-from secagg.platforms.keys.identities import load_identity, load_roster, make_identities
+from secagg.platforms.keys.identities import load_authority, load_identity, load_roster, make_identities
+from secagg.session.certificates import issue_certificate
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +68,33 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o640)
     with pytest.raises(InvalidParameters, match="chmod 600"):
         load_identity(path)
+
+
+def test_an_authoritys_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    make_identities(tmp_path, [ClientId(0)], SystemCoins())
+    path = tmp_path / "authority.key"
+    load_authority(path)
+    path.chmod(0o644)
+    for use in (lambda: load_authority(path), lambda: make_identities(tmp_path, [ClientId(1)], SystemCoins())):
+        with pytest.raises(InvalidParameters, match="chmod 600"):
+            use()
+    assert not (tmp_path / "client-1.key").exists()
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_roster_with_two_keys_of_a_client_or_one_of_two_is_refused(tmp_path: Path, *, is_other: bool) -> None:
+    """A client that counts twice would make cohorts of fewer people than they say."""
+    make_identities(tmp_path, [ClientId(0)], SystemCoins())
+    authority = load_authority(tmp_path / "authority.key")
+    path = tmp_path / "roster.json"
+    roster = json.loads(path.read_text(encoding="utf-8"))
+    key = bytes.fromhex(roster["clients"][0]["public_key"]) if is_other else bytes(range(32))
+    client = ClientId(9 if is_other else 0)
+    certificate = issue_certificate(authority, client, key)
+    entry = {"id": client.value, "public_key": key.hex(), "certificate": certificate.signature.hex()}
+    path.write_text(json.dumps({**roster, "clients": [*roster["clients"], entry]}), encoding="utf-8")
+    with pytest.raises(InvalidParameters, match="lists a client or a key twice"):
+        load_roster(path)
 
 
 def test_a_roster_with_a_client_that_nobody_certified_is_refused(tmp_path: Path) -> None:

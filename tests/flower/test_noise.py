@@ -101,8 +101,8 @@ def test_a_client_that_insists_on_noise_leaves_a_protocol_whose_clients_add_none
     [
         ({"norm": 0.0}, "secagg-norm"),
         ({"noise": 0.0}, "secagg-norm"),
-        ({"noise": float("nan")}, "secagg-noise is 0 or in"),
-        ({"noise": 1e9}, "secagg-noise is 0 or in"),
+        ({"noise": float("nan")}, "secagg-noise is 0 or lies in"),
+        ({"noise": 1e9}, "secagg-noise is 0 or lies in"),
         ({"weighting": "examples"}, "secagg-weighting"),
         ({"compression": "scalar-8"}, "secagg-compression"),
         ({"compression": "pruning-0.9"}, "secagg-compression"),

@@ -85,10 +85,18 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
         secure(recipe(tmp_path, min_clients=2))
     with pytest.raises(InvalidParameters, match="secagg-clip is a positive number"):
         secure(recipe(tmp_path), clip=-1.0)
-    with pytest.raises(InvalidParameters, match="poll is a positive number"):
-        secure(recipe(tmp_path), poll=0.0)
-    with pytest.raises(InvalidParameters, match="a floor has no such name"):
+    for given in ({"poll": 0.0}, {"training_timeout": -1.0}, {"training_patience": float("nan")}):
+        with pytest.raises(InvalidParameters, match=f"{next(iter(given))} is a number of seconds"):
+            secure(recipe(tmp_path), **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameters, match="sites do nothing but train here"):
+        secure(recipe(tmp_path), evaluation_metrics="loss")
+    with pytest.raises(InvalidParameters, match="0 clients are too few"):
+        secure(recipe(tmp_path), invited=0)
+    with pytest.raises(InvalidParameters, match="least is no floor of a client; there are minimum_cohort"):
         secure(recipe(tmp_path), floors={"least": 3})
+    with pytest.raises(InvalidParameters, match="stop_cond waits for 'accuracy', which no sum holds"):
+        secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="loss")
+    secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="accuracy")
     evaluated = recipe(tmp_path)
     add_cross_site_evaluation(evaluated)
     with pytest.raises(InvalidParameters, match="cross-site evaluation hands single models on"):

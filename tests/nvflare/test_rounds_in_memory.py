@@ -19,7 +19,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, ThresholdNotMet
+from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.nvflare.client import SITE_FILE
 from secagg.nvflare.records import STAGE_TASK, arrays_in, failure_in, like
@@ -192,9 +192,17 @@ def test_an_operator_raises_the_floors_of_a_job(folder: Path, caplog: pytest.Log
     _, means = made.run(MODEL)
     assert means.contributors == SITES - 1
     assert "this client left the round" in caplog.text
-    (made.sites["site-5"].local / SITE_FILE).write_text("[")
-    made.run({name: values + 1 for name, values in MODEL.items()})
-    assert "is no JSON object of floors" in caplog.text
+
+
+@pytest.mark.parametrize("written", ["[", "[]", '{"minimum-cohort": 9}', '{"secagg-minimum-cohort": "9"}'])
+def test_floors_of_an_operator_that_cannot_be_read_are_not_passed_over(
+    folder: Path, caplog: pytest.LogCaptureFixture, written: str
+) -> None:
+    made = federation(folder, "pairwise", {}, {})
+    (made.sites["site-5"].local / SITE_FILE).write_text(written)
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+    assert "holds floors by keys such as" in caplog.text or "is no floor" in caplog.text
 
 
 def test_training_that_fails_is_told_by_a_code_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -307,3 +315,51 @@ def test_tensors_of_another_library_come_back_as_such() -> None:
     with pytest.raises(InvalidParameters, match="'w' is a list and no tensor"):
         arrays_in({"w": [1.0]})
     assert MetaKey.NUM_STEPS_CURRENT_ROUND == "NUM_STEPS_CURRENT_ROUND"
+
+
+# --- What a hostile reading found -------------------------------------------------------------------------------------
+
+
+def test_a_script_that_trains_in_place_is_summed_as_others_are(folder: Path) -> None:
+    def train(site: Site, model: FLModel) -> FLModel:
+        for values in model.params.values():
+            np.add(values, values.dtype.type(site.number / 16), out=values)
+        return FLModel(params=model.params, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: site.number})
+
+    model, means = federation(folder, "pairwise", {}, {}, train=train).run(MODEL)
+    assert means.contributors == SITES
+    for name, values in plain_mean(MODEL).items():
+        assert np.abs(model[name] - values).max() < STEP
+
+
+def test_a_site_that_does_not_train_for_a_message_keeps_no_session(folder: Path) -> None:
+    """The server could go on with what is left of it, and keys would stay in memory to the end of the job."""
+    sessions = list[Any]()
+
+    def meddle(name: str, task: str, data: Shareable) -> Shareable:
+        if name == "site-5" and task == "train":
+            sessions.append(made.sites[name].client._open.session)  # type: ignore[union-attr]  # noqa: SLF001
+            del data["DXO"]
+        return data
+
+    made = federation(folder, "pairwise", {}, {}, meddling=meddle)
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+    assert made.sites["site-5"].client._open is None  # noqa: SLF001 -- nothing is left
+    with pytest.raises(SecAggError):
+        sessions[0].answer(b"another message")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"__rc__": ["a list"]}, {"__rc__": {"a": 1}}, {"__rc__": 3, "secagg-left": [1]}, ["no headers"], None]
+)
+@pytest.mark.parametrize("record", [None, [1], {"message": 1}, {"message": b"a", "client": b"short"}])
+def test_whatever_a_site_answers_leaves_it_out_and_nobody_else(folder: Path, headers: Any, record: Any) -> None:
+    def forge(name: str, task: str, reply: Shareable) -> Shareable:
+        del task
+        if name == "site-5":
+            reply["__headers__"], reply[RECORD] = headers, record
+        return reply
+
+    _, means = federation(folder, "pairwise", {}, {}, forging=forge).run(MODEL)
+    assert means.contributors == SITES - 1

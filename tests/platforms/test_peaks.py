@@ -69,7 +69,7 @@ def trained_by(sent: Arrays, number: int, size: float) -> Model:
 
 
 def upload(task: RoundTask, number: int, size: float) -> Any:
-    terms = Terms.parsed(task.terms.small, task.terms.parameters)
+    terms = Terms.parsed(task.terms.record)
     assert terms is not None
     after = trained_by(task.sent, number, size)
     training = Training(
@@ -148,7 +148,7 @@ def test_terms_with_lengths_of_another_type_are_refused() -> None:
     task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
     for wrong in ("1.0", 1, None, True):
         with pytest.raises(MalformedMessage):
-            Terms.parsed(replace(task, lengths=cast("Any", (wrong,))).terms.small, task.terms.parameters)
+            Terms.parsed(replace(task, lengths=cast("Any", (wrong,))).terms.record)
 
 
 def test_lengths_beyond_the_last_level_are_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import Roster
 from secagg.platforms.leaving import Left, StageCount, TooHeavy, TrainingFailed, code_of, code_said
 from secagg.platforms.round_task import RoundTask
-from secagg.platforms.server_round import Answer, ServerRound
-from secagg.platforms.terms import Terms
+from secagg.platforms.server_round import Answer, Reply, ServerRound
+from secagg.platforms.terms import Record
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from secagg.session.roles import ServerSession, Stage
+from secagg.session.roles import ServerSession, Stage, Turnout
 
 ONE, TWO, THREE = (ClientId(number) for number in (1, 2, 3))
 NODES = {"a": ONE, "b": TWO, "c": THREE}
@@ -45,6 +45,7 @@ class Session:
     ended: list[str] = field(default_factory=list[str])
     faults: tuple[PeerMisbehaved, ...] = (FAULT,)
     invitation: bytes = b"come"
+    turnout: Turnout = Turnout.TOO_FEW
 
     @property
     def stage(self) -> Stage | None:
@@ -83,6 +84,8 @@ class Task:
     threshold: int = 0
     told: list[str] = field(default_factory=list[str])
     round_number: int = 7
+    settings: Any = field(default_factory=lambda: SimpleNamespace(stage_timeout=60.0, stage_patience=2.0))
+    record: Any = field(default_factory=lambda: {"terms": "{}", "parameters": b""})
 
     @property
     def terms(self) -> Any:
@@ -104,60 +107,75 @@ class Task:
             raise ThresholdNotMet(needed=self.threshold, present=received, what=f"of {invited}")
 
 
-Talk = Callable[["Round", Stage, Mapping[str, bytes], StageCount], None]
+Talk = Callable[["Round", Stage, Mapping[str, bytes]], None]
 
 
 class Round(ServerRound[str]):
-    """A round whose nodes answer as they are told."""
+    """A round whose nodes answer as they are told, and are silent after that."""
 
     def __init__(self, task: Task, talk: Talk) -> None:
-        super().__init__(cast("RoundTask", task), SystemCoins())
+        super().__init__(cast("RoundTask", task))
         self.session, self._talk = task.session, talk
         self.sent = list[tuple[str, Mapping[str, bytes], bool]]()
+        self.unsendable = set[str]()
+        self.ends = 0
+        self._replies = list[tuple[str, Reply]]()
 
-    def exchanged(
-        self, session: ServerSession, stage: Stage, messages: Mapping[str, bytes], terms: Terms | None
-    ) -> StageCount:
-        assert session is cast("Any", self.session)
-        self.sent.append((stage.name, messages, terms is not None))
+    def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:
+        stage = self.session.stages[0]
+        assert takes_update == stage.takes_update
+        messages = {node: cast("bytes", record["message"]) for node, record in records.items()}
+        (has_terms,) = {"terms" in record for record in records.values()}
+        self.sent.append((stage.name, messages, has_terms))
         assert len(self.sent) <= len(self.session.stages) + 2, "a stage is never closed"
-        count = StageCount(sent=len(messages))
-        self._talk(self, stage, messages, count)
-        return count
+        self.session.turnout = Turnout.TOO_FEW
+        self._talk(self, stage, messages)
+        return [node for node in records if node not in self.unsendable]
 
-    def says(self, node: str, answer: Answer | SecAggError, count: StageCount) -> bool:
-        """Hand over what a node says."""
+    def heard(self, seconds: float) -> list[tuple[str, Reply]]:
+        assert seconds > 0
+        found, self._replies = self._replies, []
+        if not found:
+            self.session.turnout = Turnout.COMPLETE
+        return found
 
-        def read() -> Answer:
-            if isinstance(answer, SecAggError):
+    def end_stage(self) -> None:
+        self.ends += 1
+
+    def says(self, node: str, answer: Answer | Exception | Left | None, count: StageCount | None = None) -> bool:
+        """Send what a node says, or hand it over at once where there is a count; whether it was taken then."""
+
+        def read() -> Answer | Left | None:
+            if isinstance(answer, Exception):
                 raise answer
             return answer
 
-        return self.take(cast("ServerSession", self.session), node, read, count)
-
-    def loses(self, node: str, count: StageCount, code: Left | None = None) -> None:
-        """Await a node no more."""
-        self.drop(cast("ServerSession", self.session), node, count, code)
+        if count is None:
+            self._replies.append((node, read))
+            return True
+        before = count.received
+        self._take(cast("ServerSession", self.session), node, read, count)
+        return count.received > before
 
 
 def plain(message: bytes = b"answer", size: int = 10) -> Answer:
-    return Answer(message, None, b"", size)
+    return Answer(message, TWO, b"", size)
 
 
-def all_answer(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+def all_answer(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
     del stage
     for node in messages:
-        assert carried.says(node, plain(), count)
+        carried.says(node, plain())
 
 
 # --- How a round goes -------------------------------------------------------------------------------------------------
 
 
 def test_terms_go_with_the_invitation_alone_and_every_stage_asks_those_who_are_there() -> None:
-    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
         for node in messages:
             if not (stage is KEYS and node == "c"):
-                carried.says(node, plain(), count)
+                carried.says(node, plain())
 
     task = Task()
     carried = Round(task, talk)
@@ -175,15 +193,51 @@ def test_terms_go_with_the_invitation_alone_and_every_stage_asks_those_who_are_t
 
 
 def test_each_stage_is_told_with_why_clients_left(caplog: pytest.LogCaptureFixture) -> None:
-    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
-        all_answer(carried, stage, {node: message for node, message in messages.items() if node != "b"}, count)
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        all_answer(carried, stage, {node: message for node, message in messages.items() if node != "b"})
         if stage is KEYS:
-            carried.loses("b", count, Left.WEIGHT)
+            carried.says("b", Left.WEIGHT)
 
     with caplog.at_level(logging.INFO):
         Round(Task(), talk).carried(NODES)
     assert "round 7, keys: sent 3 (0.0 kB), received 2 (0.0 kB), dropped 1, in 0.0 s (1 left: weight)" in caplog.text
     assert "1 clients left with code 'weight': their updates weigh more than secagg-maximum-weight" in caplog.text
+
+
+def test_who_could_not_be_sent_to_is_awaited_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        # What comes in its name all the same is no answer to anything.
+        all_answer(carried, stage, messages)
+        carried.unsendable = {"b"} if stage is KEYS else set()
+
+    task = Task()
+    carried = Round(task, talk)
+    with caplog.at_level(logging.WARNING):
+        carried.carried(NODES)
+    assert task.session.dropped == [TWO]
+    assert [client for client, _ in task.session.heard] == [ONE, THREE] * 2
+    assert "node b could not be sent to" in caplog.text
+    assert carried.ends == 2, "what a stage asked for is taken back"
+
+
+def test_a_node_is_heard_once_in_a_stage() -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        all_answer(carried, stage, messages)
+        carried.says("a", plain(b"another"))
+        carried.says("b", None)
+
+    task = Task()
+    Round(task, talk).carried(NODES)
+    assert [message for _, message in task.session.heard] == [b"answer"] * 6
+    assert not task.session.dropped
+
+
+def test_a_lost_node_is_named_and_no_code_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    carried, count = begun(task := Task())
+    with caplog.at_level(logging.WARNING):
+        carried.says("a", None, count)
+    assert (task.session.dropped, count.failed) == ([ONE], 0)
+    assert "node a is lost" in caplog.text
 
 
 def test_who_is_sent_nothing_is_not_asked() -> None:
@@ -196,9 +250,9 @@ def test_who_is_sent_nothing_is_not_asked() -> None:
 def test_a_round_below_its_threshold_ends_before_the_sum(caplog: pytest.LogCaptureFixture) -> None:
     """A stage without updates is not held to it: whoever leaves there has sent nothing."""
 
-    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
         for node in list(messages)[: 2 if stage.takes_update else 3]:
-            carried.says(node, plain(), count)
+            carried.says(node, plain())
 
     task = Task(Session(stages=[KEYS, UPLOAD, KEYS]), threshold=3)
     with caplog.at_level(logging.WARNING), pytest.raises(ThresholdNotMet, match="of 3"):
@@ -208,9 +262,9 @@ def test_a_round_below_its_threshold_ends_before_the_sum(caplog: pytest.LogCaptu
     assert "two answers (to blame: client/2)" in caplog.text
     few = Task(Session(stages=[UPLOAD, KEYS]), threshold=2)
 
-    def two(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
+    def two(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
         for node in list(messages)[: 2 if stage.takes_update else 1]:
-            carried.says(node, plain(), count)
+            carried.says(node, plain())
 
     assert Round(few, two).carried(NODES) == "the sum"  # type: ignore[comparison-overlap]
 
@@ -232,17 +286,14 @@ def test_a_lost_helper_ends_the_round_and_says_so(caplog: pytest.LogCaptureFixtu
 
 def begun(task: Task) -> tuple[Round, StageCount]:
     """Return a round that is in its first stage, and that stage's count."""
-    counts = list[StageCount]()
 
-    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes], count: StageCount) -> None:
-        del carried, stage, messages
-        counts.append(count)
+    def talk(*_: object) -> None:
         raise Misuse("the test goes on by itself")
 
     carried = Round(task, talk)
     with pytest.raises(Misuse):
         carried.carried(NODES)
-    return carried, counts[0]
+    return carried, StageCount(sent=len(NODES))
 
 
 def test_a_node_that_nobody_invited_is_heard_in_no_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -262,9 +313,10 @@ def test_what_cannot_be_read_or_is_refused_counts_as_that_and_leaves_the_others(
     carried, count = begun(task := Task())
     with caplog.at_level(logging.WARNING):
         assert not carried.says("a", MalformedMessage("no answer", reason=Reason.NOT_CANONICAL), count)
+        assert not carried.says("a", TypeError("unhashable type: 'list'"), count)
         assert not carried.says("b", plain(b"garbage"), count)
         assert carried.says("c", plain(), count)
-    assert (count.refused, count.received, count.bytes_up) == (2, 1, 20)
+    assert (count.refused, count.received, count.bytes_up) == (3, 1, 20)
     assert task.session.heard == [(THREE, b"answer")]
     assert "node a is left out: no answer\n" in caplog.text
     assert "node b is left out: garbage (to blame: client/2)" in caplog.text
@@ -284,7 +336,7 @@ def roster(keys: dict[ClientId, SigningKey]) -> Roster:
     return Roster(authority.public_key, certificates)
 
 
-def signed(key: SigningKey, client: ClientId | None, message: bytes = b"answer", about: bytes = DIGEST) -> Answer:
+def signed(key: SigningKey, client: ClientId, message: bytes = b"answer", about: bytes = DIGEST) -> Answer:
     return Answer(message, client, key.sign(Label.PLATFORM_ANSWER, about, message), 10)
 
 
@@ -300,7 +352,6 @@ def test_with_a_roster_a_client_is_who_its_signature_says(roster: Roster, keys: 
         signed(keys[TWO], TWO, about=bytes(32)),
         Answer(b"garbage", TWO, signed(keys[TWO], TWO).signature, 10),
         signed(keys[TWO], ClientId(4)),
-        signed(keys[TWO], None),
     ):
         assert not carried.says("b", wrong, count)
     assert task.session.heard == [(THREE, b"answer")]
@@ -322,11 +373,11 @@ def test_a_stranger_with_a_key_of_the_roster_is_not_heard(roster: Roster, keys: 
 def test_a_node_that_leaves_takes_its_own_clients_along_and_says_why() -> None:
     carried, count = begun(task := Task())
     carried.says("a", plain(), count)
-    carried.loses("b", count, Left.TRAINING)
-    carried.loses("stranger", count)
+    carried.says("b", Left.TRAINING, count)
+    carried.says("stranger", None, count)
     assert task.session.dropped == [TWO]
     assert dict(count.left) == {Left.TRAINING: 1}
-    carried.loses("a", count)
+    carried.says("a", None, count)
     assert set(task.session.dropped) == {ONE, TWO}
     assert count.failed == 1
 
@@ -337,9 +388,9 @@ def test_with_a_roster_a_node_that_never_showed_its_key_takes_nobody_along(
     """The client that has its number is another one, perhaps."""
     carried, count = begun(task := Task(roster=roster))
     carried.says("a", signed(keys[THREE], THREE), count)
-    carried.loses("b", count)
+    carried.says("b", None, count)
     assert not task.session.dropped
-    carried.loses("a", count)
+    carried.says("a", None, count)
     assert task.session.dropped == [THREE]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from secagg.errors import InvalidParameters
+from secagg.training.settings.codes import require_belonging
 from secagg.training.settings.configuration import (
     Configuration,
     changed,
@@ -17,7 +18,9 @@ from secagg.training.settings.configuration import (
     versions_here,
 )
 from secagg.training.settings.presets import PRESETS, preset
-from secagg.training.settings.sections import Optimizer, Source
+from secagg.training.settings.sections import CompressionSettings, Lengths, Optimizer, Scheme, Source
+
+SKETCHED = ("compression.scheme=sketch", "secagg.settings=['mode=semi_honest']")
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -39,7 +42,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
         Configuration(),
         [
             "rounds=7",
-            "compression.sparsity=0.99",
+            'compression.layers=["head.weight=plain"]',
             "server.optimizer=fedadam",
             'dropouts.stages=["share keys", "unmasking"]',
             "local.rate=1",
@@ -48,7 +51,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
             "local.clip=2.5",
         ],
     )
-    assert (run.rounds, run.compression.sparsity, run.server.optimizer) == (7, "0.99", Optimizer.FEDADAM)
+    assert (run.rounds, run.compression.layers, run.server.optimizer) == (7, ("head.weight=plain",), Optimizer.FEDADAM)
     assert run.dropouts.stages == ("share keys", "unmasking")
     assert run.local.rate == 1.0
     assert run.local.clip == 2.5
@@ -143,3 +146,72 @@ def test_what_rounding_under_the_mask_cannot_be_combined_with_is_refused(changes
     changed(Configuration(), sound)
     with pytest.raises(InvalidParameters, match=message):
         changed(Configuration(), [*sound, *changes])
+
+
+@pytest.mark.parametrize("scheme", Scheme)
+def test_a_key_of_another_scheme_is_refused_and_its_usual_value_is_not(scheme: Scheme) -> None:
+    told = {"scheme": scheme, "outside": "a:b" if scheme is Scheme.OUTSIDE else ""}
+    require_belonging(CompressionSettings(**told))  # type: ignore[arg-type]
+    refused = {
+        name
+        for name, value in UNUSUAL.items()
+        if is_refused(CompressionSettings(**told, **{name: value}))  # type: ignore[arg-type]
+    }
+    assert set(UNUSUAL) - refused == READ[scheme]
+
+
+def is_refused(settings: CompressionSettings) -> bool:
+    try:
+        require_belonging(settings)
+    except InvalidParameters:
+        return True
+    return False
+
+
+UNUSUAL: dict[str, object] = {
+    "cohort_bits": 2.0,
+    "places": 8,
+    "kept": 9,
+    "lengths": Lengths.COMMON,
+    "bits": 4,
+    "modulus_bits": 16,
+    "wrap": True,
+    "stochastic": True,
+    "sparsity": "0.5",
+    "codewords": 16,
+    "block_size": 9,
+    "stages": 2,
+    "rotation": 64,
+    "calibration": Source.MOCK,
+    "refresh": 2,
+    "fraction_bits": 16,
+    "layers": ("a=plain",),
+}
+READ: dict[Scheme, set[str]] = {
+    Scheme.NONE: {"fraction_bits"},
+    Scheme.SCALAR: {
+        *("bits", "modulus_bits", "wrap", "stochastic", "rotation", "calibration", "refresh", "fraction_bits", "layers")
+    },
+    Scheme.PRUNING: {"sparsity", "refresh", "fraction_bits", "layers"},
+    Scheme.PRODUCT: {"codewords", "block_size", "stages", "calibration", "refresh", "fraction_bits", "layers"},
+    Scheme.PEAK: {"cohort_bits", "places", "lengths", "refresh"},
+    Scheme.SKETCH: {"cohort_bits", "kept", "lengths", "bits", "refresh"},
+    Scheme.ROTATED: {"modulus_bits", "fraction_bits"},
+    Scheme.OUTSIDE: set(),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["compression.bits=4"], "for compression.scheme = 'sq' or 'pruning' or 'sketch'"),
+        (["compression.scheme=pruning", "compression.bits=4"], "for compression.is_quantized"),
+        (["compression.scheme=pruning", "compression.places=2"], "take 0, or change the scheme"),
+        (["compression.lengths=own"], "leave it out, or change the scheme"),
+        ([*SKETCHED, "compression.length=2"], "take compression.lengths = 'fixed'"),
+        ([*SKETCHED, "compression.cohort_bits=2", "compression.kept=3"], "leave out compression.places and kept"),
+    ],
+)
+def test_what_would_act_nowhere_is_refused_with_what_to_change(changes: list[str], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        changed(Configuration(), changes)

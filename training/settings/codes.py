@@ -1,11 +1,66 @@
-"""What scalar codes go together with: rounding under the mask, pruning, scales by channel."""
+"""Which schemes have which settings, and what scalar codes go together with."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry
 
-from .sections import CompressionSettings, Scheme, Source
+from .sections import NOISY_SCHEMES, CompressionSettings, Lengths, Scheme, Source
+
+_CODES: Final = (Scheme.SCALAR, Scheme.PRUNING)
+_BY_TENSOR: Final = (*_CODES, Scheme.PRODUCT)
+_OF_CODES: Final = ("bits", "modulus_bits", "wrap", "stochastic", "calibration")
+_BELONGING: Final[tuple[tuple[str, tuple[Scheme, ...]], ...]] = (
+    ("cohort_bits", NOISY_SCHEMES),
+    ("places", (Scheme.PEAK,)),
+    ("kept", (Scheme.SKETCH,)),
+    ("lengths", NOISY_SCHEMES),
+    ("length", NOISY_SCHEMES),
+    ("bits", (*_CODES, Scheme.SKETCH)),
+    ("modulus_bits", (*_CODES, Scheme.ROTATED)),
+    ("wrap", _CODES),
+    ("stochastic", _CODES),
+    ("sparsity", (Scheme.PRUNING,)),
+    ("codewords", (Scheme.PRODUCT,)),
+    ("block_size", (Scheme.PRODUCT,)),
+    ("stages", (Scheme.PRODUCT,)),
+    ("rotation", (Scheme.SCALAR,)),
+    ("calibration", _BY_TENSOR),
+    ("refresh", (*_BY_TENSOR, *NOISY_SCHEMES)),
+    ("fraction_bits", (Scheme.NONE, *_BY_TENSOR, Scheme.ROTATED)),
+    ("layers", _BY_TENSOR),
+)
+"""What some schemes alone read; others have a check of their own."""
+_USUAL: Final = CompressionSettings()
+
+
+def require_belonging(compression: CompressionSettings) -> None:
+    """Refuse what was set and would be read by nobody; a complete file has the usual values of other schemes.
+
+    Raises:
+        InvalidParameters: saying which schemes it is for.
+    """
+    scheme = compression.scheme
+    is_plain = scheme is Scheme.PRUNING and not compression.is_quantized
+    for name, schemes in _BELONGING:
+        value, usual = getattr(compression, name), getattr(_USUAL, name)
+        if value == usual or (scheme in schemes and not (is_plain and name in _OF_CODES)):
+            continue
+        owners = "compression.is_quantized"
+        if scheme not in schemes:
+            owners = f"compression.scheme = {' or '.join(repr(one.value) for one in schemes)}"
+        raise InvalidParameters(
+            f"compression.{name} = {value} is for {owners}, and acts nowhere under {scheme.value!r}: "
+            f"{'leave it out' if usual is None else f'take {usual}'}, or change the scheme"
+        )
+    if compression.length != _USUAL.length and compression.told is not Lengths.FIXED:
+        raise InvalidParameters("compression.length is told by clients here: take compression.lengths = 'fixed'")
+    if compression.cohort_bits != _USUAL.cohort_bits and (compression.places or compression.kept):
+        raise InvalidParameters(
+            "compression.cohort_bits says how many places or values there are: leave out compression.places and kept"
+        )
 
 
 def require_codes(compression: CompressionSettings, protocol: ProtocolEntry) -> None:

@@ -24,7 +24,7 @@ from secagg.contract import IndexSegment
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
-from .codes import require_codes
+from .codes import require_belonging, require_codes
 from .sections import (
     NOISY_SCHEMES,
     SECURE_SOURCES,
@@ -308,6 +308,7 @@ def _require_sense(run: Configuration) -> None:
     _require_told_lengths(run)
     _require_ring_for_ages(run)
     require_codes(compression, protocol)
+    require_belonging(compression)
 
 
 def _require_whole_updates(run: Configuration) -> None:

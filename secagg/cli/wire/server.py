@@ -57,7 +57,7 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     from secagg.transport.tls import server_context
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
-    alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}maximum-weight": 1, f"{PREFIX}weighting": "uniform"}
+    alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.noise:
         raise InvalidParameters(

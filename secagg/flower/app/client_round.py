@@ -7,7 +7,6 @@ trains then, encodes the difference, and masks or seals it at once, so that no u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -15,20 +14,18 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.outside import Factory
-from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound
 from secagg.platforms.floors import NodeSettings
-from secagg.platforms.logs import LOG
-from secagg.platforms.terms import RECORD, Terms
+from secagg.platforms.terms import RECORD, Terms, message_in
 from secagg.platforms.trained_update import Training
 from secagg.session.roles import ClientSession, LateUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 
 from .app_training import training_of
-from .records import LARGE_RECORD, message_in, read_terms, with_message, write_terms
+from .records import LARGE_RECORD, record_in, with_record
 
 STATE_RECORD: Final = "secagg.state"
 
@@ -40,7 +37,7 @@ class ClientRound:
         self,
         settings: NodeSettings,
         judge: object | None,
-        folder: Path | None,
+        states: StateDirectory,
         outside: Mapping[str, Factory] = MappingProxyType({}),
     ) -> None:
         """Prepare; the settings are those of the app, raised by the node.
@@ -49,42 +46,33 @@ class ClientRound:
             outside: schemes from outside that the app itself brings, by name.
         """
         self._outside = outside
-        self._settings, self._judge, self._states = settings, judge, StateDirectory(folder, coins=SystemCoins())
+        self._settings, self._judge, self._states = settings, judge, states
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Begin a session, or go on with the one that was put aside.
 
         Raises:
-            SecAggError: this client leaves the session, of which nothing is left.
+            SecAggError: this client leaves the session; ``forget`` what is left of it.
         """
-        record = message.content.config_records.get(RECORD)
-        if record is None:
+        if RECORD not in message.content.config_records:
             raise InvalidParameters(
                 "the server asks for an update in the clear; wrap its grid in SecAggGrid, or remove SecAggMod",
                 reason=Reason.BELOW_FLOOR,
             )
-        received = message_in(message.content)
-        terms, sealed = read_terms(record), _take(context)
+        told = record_in(message.content)
+        received, terms = message_in(told), Terms.parsed(told)
         state: OpenState | None = None
         suspended: Secret | None = None
         if terms is not None:
-            if sealed is not None:
-                # A session that was never finished ends as another one begins.
-                self._states.discard(sealed[0])
-        elif sealed is None:
-            raise Misuse(
-                "there is no session to go on with: this client did not begin it, or has left it",
-                reason=Reason.ALREADY_SPENT,
-            )
+            # A session that was never finished ends as another one begins.
+            forget(context, self._states)
         else:
-            terms = sealed[1]
-            state, suspended = self._states.open(sealed[0])
+            sealed, terms = _take(context)
+            state, suspended = self._states.open(sealed)
         try:
             session, begun = self._joined(message, context, call_next, terms, suspended)
             try:
-                answer = session.answer(received)
-                for fault in session.faults:
-                    LOG.warning("%s: %s", session.client, fault)
+                answer = begun.answer(session, received)
                 rest = session.suspend()
             except BaseException:
                 session.abort()
@@ -92,10 +80,11 @@ class ClientRound:
             if rest is not None:
                 with rest:
                     state = state or self._states.begin()
-                    _put(context, state.seal(rest), terms)
+                    record = ConfigRecord({**begun.terms.record})
+                    record["sealed"] = state.seal(rest)
+                    context.state[STATE_RECORD] = record
                     state = None
-            LOG.debug("%s: answered a message of round %d", session.client, terms.round_number)
-            return Message(with_message(answer, session.client, signature=begun.signature(answer)), reply_to=message)
+            return Message(with_record(answer), reply_to=message)
         finally:
             if suspended is not None:
                 suspended.wipe()
@@ -115,38 +104,39 @@ class ClientRound:
             settings=self._settings,
             config=context.node_config,
             client=ClientId(context.node_id),
+            run=f"flower run {context.run_id}",
             states=self._states,
             outside=self._outside,
             judge=self._judge,
         )
         begun = node.begun(terms)
-        member = begun.member(message_in(message.content) if suspended is None else b"")
+        member = begun.member(message_in(record_in(message.content)) if suspended is None else b"")
         if suspended is None:
             begun.require_open()
         training: Training | None = None
         if any(name != LARGE_RECORD for name in message.content.array_records):
             training = training_of(message, context, call_next, begun)
-        subject = begun.subject(training.model_digest if training else None)
+        subject = terms.subject(begun.update, training.model_digest if training else None)
         return member.join(subject, LateUpdate(training.made) if training else None, suspended), begun
 
 
-def forget(context: Context) -> None:
-    """Leave nothing of a session in a node's state."""
-    if STATE_RECORD in context.state.config_records:
+def forget(context: Context, states: StateDirectory) -> None:
+    """Leave nothing of a session in a node's state, nor the key to it."""
+    record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
+    if record:
         context.state[STATE_RECORD] = ConfigRecord()
+    if isinstance(sealed := record.get("sealed"), bytes):
+        states.discard(sealed)
 
 
-def _take(context: Context) -> tuple[bytes, Terms] | None:
+def _take(context: Context) -> tuple[bytes, Terms]:
     """Take the sealed client out of the state, with the terms; what is gone on from must not stay there."""
-    record = context.state.config_records.get(STATE_RECORD)
-    if record is None:
-        return None
-    sealed, terms = record.get("sealed"), read_terms(record)
-    forget(context)
-    return (sealed, terms) if isinstance(sealed, bytes) and sealed and terms is not None else None
-
-
-def _put(context: Context, sealed: bytes, terms: Terms) -> None:
-    record = ConfigRecord({"sealed": sealed})
-    write_terms(terms, record)
-    context.state[STATE_RECORD] = record
+    record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
+    sealed, terms = record.get("sealed"), Terms.parsed(record)
+    if not isinstance(sealed, bytes) or terms is None:
+        raise Misuse(
+            "there is no session to go on with: this client did not begin it, or has left it",
+            reason=Reason.ALREADY_SPENT,
+        )
+    context.state[STATE_RECORD] = ConfigRecord()
+    return sealed, terms

@@ -7,11 +7,12 @@ from typing import Final, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from secagg.identifiers import ClientId
 from secagg.platforms.leaving import Left, code_of, code_said
-from secagg.platforms.terms import RECORD, Terms, malformed, parsed_client
+from secagg.platforms.terms import RECORD, Record
 
 LARGE_RECORD: Final = "secagg.large"
+LEFT_RECORD: Final = "secagg.left"
+"""In the reply to the strategy: what each stage of the round carried, and why clients left."""
 LEGACY_ARRAYS: Final = "fitins.parameters"
 MOD_FAILED: Final = 6
 """Flower's code for a mod that refuses a message."""
@@ -30,80 +31,24 @@ def code_in(reply: Message) -> Left:
     return code_said(str(reply.error.reason or "").removeprefix(_LEFT))
 
 
-def read_terms(record: ConfigRecord) -> Terms | None:
-    """Read the terms in a record of another party, if there are any.
-
-    Raises:
-        MalformedMessage: a field is missing or of another type.
-    """
-    return Terms.parsed(record.get("terms"), record.get("parameters"))
-
-
-def write_terms(terms: Terms, record: ConfigRecord) -> None:
-    """Put the terms into a record."""
-    record["terms"], record["parameters"] = terms.small, terms.parameters
-
-
-def with_message(
-    message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
-) -> RecordDict:
-    """Return the records that carry one message of the protocol.
-
-    Args:
-        client: who answers, and with a key its signature.
-    """
-    record, found = ConfigRecord(), RecordDict()
-    if client is not None:
-        record["client"], record["signature"] = client.encode(), signature
-    if terms is not None:
-        write_terms(terms, record)
-    found[RECORD] = record
-    if len(message) <= _LARGE_BYTES:
-        record["message"] = message
-    else:
-        found[LARGE_RECORD] = ArrayRecord({"message": Array("uint8", (len(message),), "secagg.message", message)})
+def with_record(record: Record) -> RecordDict:
+    """Return what carries a record of the protocol."""
+    small, large = dict(record), record["message"]
+    found = RecordDict()
+    if len(large) > _LARGE_BYTES and isinstance(large, bytes):
+        del small["message"]
+        found[LARGE_RECORD] = ArrayRecord({"message": Array("uint8", (len(large),), "secagg.message", large)})
+    found[RECORD] = ConfigRecord({**small})
     return found
 
 
-def message_in(content: RecordDict) -> bytes:
-    """Take the message of the protocol out of its records.
-
-    Raises:
-        MalformedMessage: there is none.
-    """
-    record = content.config_records.get(RECORD)
-    if record is not None and (message := record.get("message")) and isinstance(message, bytes):
-        return message
+def record_in(content: RecordDict) -> dict[str, object]:
+    """Return the record of the protocol; what is not there is missing in it."""
+    found: dict[str, object] = {**content.config_records.get(RECORD, {})}
     large = content.array_records.get(LARGE_RECORD)
     if large is not None and "message" in large:
-        return large["message"].data
-    raise malformed("message")
-
-
-def claimed_client(content: RecordDict) -> ClientId:
-    """Return who an answer says it is of.
-
-    Raises:
-        MalformedMessage: it does not say so.
-    """
-    record = content.config_records.get(RECORD)
-    return parsed_client(None if record is None else record.get("client"))
-
-
-def signature_in(content: RecordDict) -> bytes:
-    """Return the signature of who an answer says it is of; nothing where there is none."""
-    record = content.config_records.get(RECORD)
-    found = None if record is None else record.get("signature")
-    return found if isinstance(found, bytes) else b""
-
-
-def protocol_bytes(content: RecordDict) -> int:
-    """Return how many bytes of the protocol a message carries, beside the app's own records."""
-    total = 0
-    if (record := content.config_records.get(RECORD)) is not None:
-        total += sum(len(value) for value in record.values() if isinstance(value, bytes))
-    large = content.array_records.get(LARGE_RECORD)
-    return total + (sum(len(array.data) for array in large.values()) if large is not None else 0)
+        found.setdefault("message", large["message"].data)
+    return found
 
 
 def scalar_in(content: RecordDict, name: str) -> float | int | None:

@@ -2,33 +2,33 @@
 
 ``strategy.start(grid=SecAggGrid(grid, context), ...)``. The strategy is given one reply: the model that results, the
 metrics' means, and the sum of the examples. There is nothing else to give, so averaging over the replies is exact.
-Evaluation is summed in the same way
-where ``secagg-evaluation-metrics`` names metrics of it; everything else passes to the grid inside.
+Beside it the config record ``secagg.left`` says what each stage carried, and why clients left. Evaluation is summed in
+the same way where ``secagg-evaluation-metrics`` names metrics of it; everything else passes to the grid inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.flower.logs import write_where_flower_does
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
-from secagg.platforms.leaving import StageCount
+from secagg.platforms.leaving import StageCount, stages_said
 from secagg.platforms.model_tensors import model_digest
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 
-from .records import LEGACY_ARRAYS, metric_record
+from .records import LEFT_RECORD, LEGACY_ARRAYS, metric_record
 from .server_round import GridRound
 
-_ROUNDS: Final = dict[int, int]()
+_ROUNDS, _COUNTING = dict[int, int](), Lock()
 """How many rounds each run of this process had; a client refuses a number twice, so a run's grids count together."""
 
 
@@ -95,7 +95,8 @@ class SecAggGrid(Grid):
             raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
         # A client retains no round of another run, so only rounds of one run are counted together.
         run = self._inner.run.run_id
-        _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
+        with _COUNTING:
+            _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
         task = self._rounds.begun(
             sent,
@@ -105,17 +106,19 @@ class SecAggGrid(Grid):
             weighted_by=weighted_by,
             is_evaluation=is_evaluation,
         )
-        session = GridRound(task, self._inner, messages, SystemCoins())
+        session = GridRound(task, self._inner, messages, timeout)
         self.stages = session.stages
-        result = session.run(timeout)
+        result = session.run()
         examples, metrics = self._rounds.examples(result.means), result.means.metrics
         if is_evaluation:
-            result.carrier.content = RecordDict({"metrics": metric_record({weighted_by: examples, **metrics})})
-            return [result.carrier, *result.failures]
-        changed = self._rounds.model(task, result.means)
-        model = ArrayRecord({name: Array(np.asarray(array)) for name, array in changed.items()})
-        content = _legacy_content if is_legacy else _content
-        result.carrier.content = content(key, model, metrics, weighted_by, examples)
+            content = RecordDict({"metrics": metric_record({weighted_by: examples, **metrics})})
+        else:
+            changed = self._rounds.model(task, result.means)
+            model = ArrayRecord({name: Array(np.asarray(array)) for name, array in changed.items()})
+            made = _legacy_content if is_legacy else _content
+            content = made(key, model, metrics, weighted_by, examples)
+        content[LEFT_RECORD] = ConfigRecord({**stages_said(self.stages)})
+        result.carrier.content = content
         return [result.carrier, *result.failures]
 
     def _common_model(self, messages: list[Message]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
@@ -171,14 +174,15 @@ class SecAggGrid(Grid):
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass to the inner grid, unless it is training, which would be asked for in the clear.
+        """Pass to the inner grid, unless it is what is summed, which would be asked for in the clear.
 
         Raises:
             Misuse: it is.
         """
         listed = list(messages)
-        if any(message.metadata.message_type.partition(".")[0] == MessageType.TRAIN for message in listed):
-            raise Misuse("push training with send_and_receive; pushed message by message it would be in the clear")
+        summed = {MessageType.TRAIN, *([MessageType.EVALUATE] if self.settings.evaluated_names else [])}
+        if any(message.metadata.message_type.partition(".")[0] in summed for message in listed):
+            raise Misuse("push what is summed with send_and_receive; message by message it would be in the clear")
         return self._inner.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -7,25 +7,22 @@ and hold no update while anything else is waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from secagg.crypto.entropy import Coins
 from secagg.errors import ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.platforms.leaving import StageCount
-from secagg.platforms.logs import LOG
+from secagg.platforms.leaving import Left
 from secagg.platforms.round_task import Means, RoundTask
-from secagg.platforms.server_round import FOR_EVER, Answer, ServerRound
-from secagg.platforms.terms import Terms
-from secagg.session.patience import Patience
-from secagg.session.roles import ServerSession, Stage
+from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound, not_eligible
+from secagg.platforms.terms import Record
 
-from .records import claimed_client, code_in, message_in, protocol_bytes, signature_in, with_message
+from .records import code_in, record_in, with_record
 
 _SHORTEST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
@@ -46,76 +43,72 @@ class RoundResult:
 class GridRound(ServerRound[int]):
     """One session over a grid."""
 
-    def __init__(self, task: RoundTask, grid: Grid, invited: Sequence[Message], coins: Coins) -> None:
+    def __init__(self, task: RoundTask, grid: Grid, invited: Sequence[Message], timeout: float | None) -> None:
         """Hold everything for one round; ``run`` once.
 
         Args:
             invited: the strategy's own messages, one for each node.
+            timeout: for the first stage, which may have to start a simulation or to install the app on a node, and for
+                training; the others have that of the settings.
         """
-        super().__init__(task, coins)
+        super().__init__(task, first=timeout or FOR_EVER, training=timeout or FOR_EVER)
         self._grid = grid
         self._kind = invited[0].metadata.message_type, invited[0].metadata.group_id
         self._models = {message.metadata.dst_node_id: message.content for message in invited}
-        self._limit = FOR_EVER
+        self._asked = dict[str, int]()
+        """Whose answer a message waits for, by its identifier."""
+        self._began, self._has_looked = 0.0, False
         self._failures = list[Message]()
         self._carrier: Message | None = None
 
-    def run(self, timeout: float | None) -> RoundResult:
+    def run(self) -> RoundResult:
         """Carry a session through, and return the means.
 
-        Args:
-            timeout: for the first stage and for training; the others have that of the settings.
         Raises:
             SecAggError, ConnectionError: as ``carried``.
         """
-        self._limit = timeout or FOR_EVER
         aggregate = self.carried({node: ClientId(node) for node in self._models})
         if self._carrier is None:
             raise ThresholdNotMet(needed=1, present=0, what="answers of the last stage")
         return RoundResult(means=self.task.means(aggregate), carrier=self._carrier, failures=self._failures)
 
-    def exchanged(
-        self, session: ServerSession, stage: Stage, messages: Mapping[int, bytes], terms: Terms | None
-    ) -> StageCount:
-        """Push to each node its message, and pull answers."""
-        contents = {node: with_message(message, terms=terms) for node, message in messages.items()}
-        began, count = time.monotonic(), StageCount(sent=len(contents))
-        count.bytes_down = sum(map(protocol_bytes, contents.values()))
-        if stage.takes_update:
-            contents = {node: RecordDict({**self._models[node], **content}) for node, content in contents.items()}
+    def send(self, records: Mapping[int, Record], *, takes_update: bool) -> list[int]:
+        """Push to each node its message."""
         kind, group = self._kind
+        contents = {node: with_record(record) for node, record in records.items()}
+        if takes_update:
+            contents = {node: RecordDict({**self._models[node], **content}) for node, content in contents.items()}
         pushed = [Message(content, node, kind, group_id=group) for node, content in contents.items()]
-        asked = dict(zip(self._grid.push_messages(pushed), list(contents), strict=False))
-        waiting = set(asked)
-        pushed.clear()
-        contents.clear()
-        # The first message of a run may have to start a simulation, or to install the app on a node.
-        exchange = self._limit if terms is not None else self.task.settings.stage_timeout
-        patience = Patience(stage, self.limits(exchange=exchange, training=self._limit), time.monotonic)
-        while waiting and not patience.is_over(session.turnout):
-            for reply in list(self._grid.pull_messages(waiting)):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                self._take(session, reply, asked, count)
-            if waiting and (left := patience.left(session.turnout)):
-                pause = max(_SHORTEST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began))
-                time.sleep(min(pause, _LONGEST_PAUSE, left))
-        count.seconds = time.monotonic() - began
-        return count
+        # Of a message that a SuperLink does not take, some grids say nothing, and others that it has no identifier.
+        taken = {*self._grid.push_messages(pushed)}
+        self._asked = {
+            message.metadata.message_id: message.metadata.dst_node_id
+            for message in pushed
+            if message.metadata.message_id in taken
+        }
+        self._began, self._has_looked = time.monotonic(), False
+        return list(self._asked.values())
 
-    def _take(self, session: ServerSession, reply: Message, asked: Mapping[str, int], count: StageCount) -> None:
-        node = reply.metadata.src_node_id
+    def heard(self, seconds: float) -> Iterator[tuple[int, Reply]]:
+        """Pull answers."""
+        if self._has_looked:
+            pause = max(_SHORTEST_PAUSE, _PAUSE_SHARE * (time.monotonic() - self._began))
+            time.sleep(min(pause, _LONGEST_PAUSE, seconds))
+        self._has_looked = True
+        for reply in list(self._grid.pull_messages({*self._asked})):
+            # Flower's own link answers, in its own name, for a node that is gone.
+            node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                yield node, partial(self._read, reply, node)
+
+    def _read(self, reply: Message, node: int) -> Answer | Left:
         if reply.has_error():
-            if node not in self._models:
-                # Of a node that is gone Flower's own link says so, in its own name.
-                node = asked.get(reply.metadata.reply_to_message_id, node)
             self._failures.append(reply)
-            LOG.debug("node %d: %s", node, reply.error.reason)
-            self.drop(session, node, count, code_in(reply))
-        elif self.take(session, node, lambda: self._answer(reply), count):
-            reply.content = RecordDict()
-            self._carrier = reply
-
-    def _answer(self, reply: Message) -> Answer:
-        client = None if self.task.roster is None else claimed_client(reply.content)
-        content = reply.content
-        return Answer(message_in(content), client, signature_in(content), protocol_bytes(content))
+            return code_in(reply)
+        if (sender := reply.metadata.src_node_id) != node:
+            raise not_eligible(f"node {sender}", "was not asked; a node answers for itself alone")
+        answer = Answer.of(record_in(reply.content))
+        # Of what the node sent nothing goes to the strategy.
+        reply.content = RecordDict()
+        self._carrier = reply
+        return answer

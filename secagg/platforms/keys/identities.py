@@ -19,13 +19,14 @@ from typing import Any, Final, cast
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, Reason
+from secagg.errors import AuthenticationFailed, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey, issue_certificate
 
 AUTHORITY_FILE: Final = "authority.key"
 ROSTER_FILE: Final = "roster.json"
 FORMAT: Final = "secagg/flower/1"
+_ROSTER: Final = "roster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,6 @@ class ClientIdentity:
     signing_key: SigningKey
     certificate: Certificate
     authority: Authority
-
-    def require_authority(self, authority: bytes) -> None:
-        """Refuse a session of clients whom somebody else certified.
-
-        Raises:
-            InvalidParameters: it is another authority.
-        """
-        if authority != self.authority.public_key:
-            raise InvalidParameters(
-                "the server's roster is of another authority than this client's key file; use one set of keys",
-                reason=Reason.BELOW_FLOOR,
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +108,9 @@ def load_identity(path: Path) -> ClientIdentity:
     """Read a client's key file.
 
     Raises:
-        InvalidParameters: it is missing, is no such file, or its certificate is not the authority's.
+        InvalidParameters: it is missing, readable by others, no such file, or its certificate is not the authority's.
     """
     fields = _read(path, "client")
-    if hasattr(os, "getuid") and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
     key = _signing_key(path, fields)
     try:
         client = ClientId(fields["id"])
@@ -139,7 +126,7 @@ def load_authority(path: Path) -> SigningKey:
     """Read the authority's key file.
 
     Raises:
-        InvalidParameters: it is missing, or no such file.
+        InvalidParameters: it is missing, readable by others, or no such file.
     """
     return _signing_key(path, _read(path, "authority"))
 
@@ -150,7 +137,7 @@ def load_roster(path: Path) -> Roster:
     Raises:
         InvalidParameters: it is missing, is no roster, or holds a client that its authority did not certify.
     """
-    fields = _read(path, "roster")
+    fields = _read(path, _ROSTER)
     try:
         authority = Authority(bytes.fromhex(fields["authority"]))
         certificates = [
@@ -160,8 +147,13 @@ def load_roster(path: Path) -> Roster:
         for certificate in certificates:
             authority.verify(certificate)
     except (KeyError, TypeError, ValueError, AuthenticationFailed):
-        raise _unreadable(path, "roster") from None
-    return Roster(authority.public_key, {certificate.client: certificate for certificate in certificates})
+        raise _unreadable(path, _ROSTER) from None
+    listed = {certificate.client: certificate for certificate in certificates}
+    if len({certificate.public_key for certificate in certificates} | {authority.public_key}) <= len(certificates) or (
+        len(listed) < len(certificates)
+    ):
+        raise InvalidParameters(f"{path} lists a client or a key twice; each client has one key of its own")
+    return Roster(authority.public_key, listed)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -171,9 +163,24 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def read_private(path: Path) -> bytes:
+    """Read a file that holds a key.
+
+    Raises:
+        InvalidParameters: others may read it.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if hasattr(os, "getuid") and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+            raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
+        return file.read()
+
+
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
-        fields: object = json.loads(path.read_text(encoding="utf-8"))
+        fields: object = json.loads(path.read_bytes() if kind == _ROSTER else read_private(path))
+    except InvalidParameters:
+        raise
     except (OSError, ValueError):
         raise _unreadable(path, kind) from None
     if not isinstance(fields, dict):

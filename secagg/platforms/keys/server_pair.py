@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +21,10 @@ from secagg.identifiers import ServerId
 from secagg.protocols.two_servers import OperatorKeys, ServerKeys
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
-from .identities import FORMAT, ROSTER_FILE, load_roster, write_private
+from .identities import FORMAT, ROSTER_FILE, load_roster, read_private, write_private
 
 SERVERS_FILE: Final = "servers.json"
 _KIND: Final = "servers"
-_MOST_BYTES: Final = 1 << 12
 _KEYS: Final = 5
 _TRIAL_FILES: Final = 3
 _KEY_BYTES: Final = IDENTITY_KEY_BYTES
@@ -161,10 +158,7 @@ def load_server_keys(path: Path, index: int) -> ServerKeys:
         InvalidParameters: it is missing, readable by others, or holds no keys of that server.
     """
     try:
-        with path.open("rb") as file:
-            if hasattr(os, "getuid") and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
-            keys = ServerKeys.decode(file.read(_MOST_BYTES))
+        keys = ServerKeys.decode(read_private(path))
     except (OSError, PeerError) as error:
         raise InvalidParameters(f"{path} holds no keys of a server ({error}); {_ADVICE}") from None
     if keys.server.index != index:

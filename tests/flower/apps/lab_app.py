@@ -20,9 +20,9 @@ from lab_truth import SHAPES, change, counted, examples, loss
 from secagg.crypto.labels import Label
 from secagg.flower import SecAggMod
 from secagg.flower.app.client_round import STATE_RECORD
-from secagg.flower.app.records import LARGE_RECORD, claimed_client, message_in, with_message
+from secagg.flower.app.records import LARGE_RECORD, record_in, with_record
 from secagg.platforms.keys.identities import client_file, load_identity
-from secagg.platforms.terms import RECORD, Terms
+from secagg.platforms.terms import RECORD, Terms, client_in, message_in, record_of
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"
@@ -82,7 +82,7 @@ def kind_of(message: Message) -> str:
     if any(name != LARGE_RECORD for name in message.content.array_records):
         return "TRAIN"
     record = message.content.config_records[RECORD]
-    return "OFFER" if "terms" in record else message_kind(message_in(message.content)).name
+    return "OFFER" if "terms" in record else message_kind(message_in(record_in(message.content))).name
 
 
 def chaos(message: Message, context: Any, call_next: Any) -> Message:
@@ -117,15 +117,15 @@ def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, A
     if at and not reply.has_error() and told["do"] == "wrong-share":
         # After the header, its tag and one byte that says which shares are held, each share has 32 bytes, and in
         # active mode the digest of another behind it.
-        answer, step = bytearray(message_in(reply.content)), 64 if told.get("mode") == "active" else 32
+        answer, step = bytearray(message_in(record_in(reply.content))), 64 if told.get("mode") == "active" else 32
         for last in range(7 + 8 + 1 + 31, len(answer), step):
             answer[last] ^= 1
-        client, signature = claimed_client(reply.content), b""
-        terms = Terms.parsed(before.get("terms"), before.get("parameters"))
+        client, signature = client_in(record_in(reply.content)), b""
+        terms = Terms.parsed(before)
         if terms is not None and terms.is_certified:
             key = load_identity(Path(os.environ[KEYS]) / client_file(client)).signing_key
             signature = key.sign(Label.PLATFORM_ANSWER, terms.digest, bytes(answer))
-        reply.content = with_message(bytes(answer), client, signature=signature)
+        reply.content = with_record(record_of(bytes(answer), client, signature=signature))
     if at and told["do"] == "roll-back":
         # What Flower does when a process ends before it handed its state back.
         context.state[STATE_RECORD] = before

@@ -33,11 +33,14 @@ def with_field(message: Message, name: str, value: bytes | int | str) -> Message
 
 
 def with_terms(message: Message, **changes: Any) -> Message:
-    """Change the terms, or the parameters, that one client's message brings."""
+    """Change the terms, or the parameters, that one client's message brings; ``{task}`` is the task as it was."""
     record = message.content.config_records[RECORD]
     if "parameters" in changes:
         return with_field(message, "parameters", changes["parameters"])
-    return with_field(message, "terms", json.dumps({**json.loads(str(record["terms"])), **changes}))
+    terms = json.loads(str(record["terms"]))
+    if "task" in changes:
+        changes["task"] = changes["task"].replace("{task}", terms["task"])
+    return with_field(message, "terms", json.dumps({**terms, **changes}))
 
 
 def terms_for_some(**changes: Any) -> Callable[[Any], dict[str, Any]]:
@@ -152,7 +155,7 @@ def sparse_threshold(lab: Any) -> dict[str, Any]:
 
 LIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "other_terms": terms_for_some(weighting="uniform"),
-    "other_task": terms_for_some(task="flower run 1"),
+    "other_task": terms_for_some(task="{task} again"),
     "other_round": terms_for_some(round_number=1 << 40),
     "other_layout": terms_for_some(parameters=coarser_parameters()),
     "unknown_protocol": terms_for_some(protocol="two-servers-of-tomorrow"),

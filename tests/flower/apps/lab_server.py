@@ -35,10 +35,10 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
-from secagg.flower.app.records import message_in, with_message
+from secagg.flower.app.records import record_in, with_record
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
-from secagg.platforms.terms import RECORD
+from secagg.platforms.terms import RECORD, message_in, record_of
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import settings as pairwise_settings
 from secagg.protocols.pairwise_mask.client_set import ClientSet
@@ -75,7 +75,7 @@ class HostileGrid(Grid):
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 self.names.setdefault(node, set()).update(reply.content.keys())
-                self.uploaded.setdefault(node, []).append(message_in(reply.content))
+                self.uploaded.setdefault(node, []).append(message_in(record_in(reply.content)))
             self.seen.append(reply)
             self.open.discard(reply.metadata.reply_to_message_id)
         return replies
@@ -325,11 +325,13 @@ def second_request(lab: Lab) -> dict[str, Any]:
     def tamper(message: Message) -> Iterable[Message]:
         yield message
         if _kind(message) == "UNMASKING_REQUEST":
-            request = bytearray(message_in(message.content))
+            request = bytearray(message_in(record_in(message.content)))
             # After the header and its tag stands the set of contributors; the first position leaves it.
             request[7 + 8] ^= 1
             metadata = message.metadata
-            yield Message(with_message(bytes(request)), metadata.dst_node_id, "train", group_id=metadata.group_id)
+            yield Message(
+                with_record(record_of(bytes(request))), metadata.dst_node_id, "train", group_id=metadata.group_id
+            )
 
     outcome = lab.secure(tamper=tamper)
     while lab.hostile.open:
@@ -366,10 +368,10 @@ def other_graph(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         if _kind(message) == "ADVERTISED_KEYS":
-            shown = bytearray(message_in(message.content))
+            shown = bytearray(message_in(record_in(message.content)))
             size = int.from_bytes(shown[15:19], "big")
             shown[19 + size + 32] ^= 1
-            message.content = with_message(bytes(shown))
+            message.content = with_record(record_of(bytes(shown)))
         yield message
 
     return lab.secure(tamper=tamper)
@@ -414,10 +416,10 @@ def substituted_keys(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         if _kind(message) == "ADVERTISED_KEYS" and message.metadata.dst_node_id in lab.nodes[:2]:
-            shown = bytearray(message_in(message.content))
+            shown = bytearray(message_in(record_in(message.content)))
             middle = len(shown) // 2
             shown[middle : middle + 32] = SystemCoins().draw(32)
-            message.content = with_message(bytes(shown))
+            message.content = with_record(record_of(bytes(shown)))
         yield message
 
     return lab.secure(tamper=tamper, present=range(2, lab.count))
@@ -429,11 +431,11 @@ def two_stories(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         if message.metadata.dst_node_id in half and _kind(message) in ("UNMASKING_REQUEST", "SURVIVOR_SET"):
-            request = bytearray(message_in(message.content))
+            request = bytearray(message_in(record_in(message.content)))
             offset = 7 + 8 + (1 if _kind(message) == "SURVIVOR_SET" else 0)
             members = ClientSet(lab.count, request[offset])
             request[offset] &= ~(1 << next(iter(members)))
-            message.content = with_message(bytes(request))
+            message.content = with_record(record_of(bytes(request)))
         yield message
 
     return lab.secure(tamper=tamper)
@@ -507,6 +509,9 @@ def enclave(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
     return scenario
 
 
+UNIFORM: dict[str, Any] = {"weighting": "uniform", "maximum_weight": 1 << 16}
+
+
 def _enclave_of(lab: Lab) -> dict[str, Any]:
     return {
         "protocol": "enclave",
@@ -518,7 +523,7 @@ def _enclave_of(lab: Lab) -> dict[str, Any]:
 
 def enclave_by_default(lab: Lab) -> dict[str, Any]:
     """Ask clients with the floors that a deployment has."""
-    return lab.secure(**{**_enclave_of(lab), "strategy": None, "weighting": "uniform"})
+    return lab.secure(**{**_enclave_of(lab), "strategy": None, **UNIFORM})
 
 
 def enclave_of_others(lab: Lab) -> dict[str, Any]:
@@ -547,7 +552,7 @@ def enclave_with_other_terms(lab: Lab) -> dict[str, Any]:
         is_told = message.metadata.dst_node_id in lab.nodes[:2]
         yield with_terms(message, weight_unit=2) if is_told else message
 
-    return lab.secure(**_enclave_of(lab), tamper=tamper, weighting="uniform")
+    return lab.secure(**{**_enclave_of(lab), **UNIFORM}, tamper=tamper)
 
 
 def enclave_other_task(lab: Lab) -> dict[str, Any]:
@@ -555,7 +560,7 @@ def enclave_other_task(lab: Lab) -> dict[str, Any]:
 
     def tamper(message: Message) -> Iterable[Message]:
         is_told = message.metadata.dst_node_id in lab.nodes[:2]
-        yield with_terms(message, task="flower run 1") if is_told else message
+        yield with_terms(message, task="{task} again") if is_told else message
 
     return lab.secure(**_enclave_of(lab), tamper=tamper)
 

@@ -265,6 +265,6 @@ TWO_SERVERS: dict[str, Scenario] = {
     "two_own_second": own_second_server,
     "two_own_key": with_own_key,
     "two_other_terms": _terms_for_two(weight_unit=2),
-    "two_other_task": _terms_for_two(task="flower run 1"),
+    "two_other_task": _terms_for_two(task="{task} again"),
     "two_other_round": _terms_for_two(round_number=1 << 40),
 }

@@ -1,0 +1,54 @@
+"""The example with PyTorch and BatchNorm in NVFlare's simulator, where torch stands beside NVFlare."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.nvflare_torch
+ROUNDS = 4
+CHANGES = {
+    "as it is": [],
+    "tensors on the wire": ["server_expected_format=ExchangeFormat.PYTORCH"],
+    "differences": ["params_transfer_type=TransferType.DIFF"],
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_the_example_with_torch_trains_through_batch_norm(repository: Path, tmp_path: Path, changes: str) -> None:
+    torch: Any = import_module("torch")
+    app = shutil.copytree(repository / "examples" / "nvflare_torch", tmp_path / "app")
+    given = "".join(f"{change}, " for change in CHANGES[changes])
+    job = (app / "job.py").read_text(encoding="utf-8").replace('name="torch", ', f'name="torch", {given}')
+    imported = "from nvflare.client.config import ExchangeFormat, TransferType\n"
+    (app / "job.py").write_text(job.replace("from nvflare.recipe", f"{imported}from nvflare.recipe"), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        cwd=app,
+        env={**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    for number in range(1, ROUNDS + 1):
+        assert f"round {number}, sum: 5 clients of total weight 1000" in done.stdout
+    (stored,) = (app / "build").rglob("FL_global_model.pt")
+    model = torch.load(stored, weights_only=False)["model"]
+    # Ten batches a round at every site: the counter of whole numbers is a mean of equal ones, and stays one.
+    counter = model["layers.1.num_batches_tracked"]
+    assert (counter.dtype, int(counter)) == (torch.int64, 10 * ROUNDS)
+    assert {name for name, tensor in model.items() if tensor.dtype != torch.float32} == {"layers.1.num_batches_tracked"}
+    # Sites say how good the model was that came, and NVFlare keeps the best by the mean of that.
+    best = [float(found) for found in re.findall(r"new best validation metric at round \d+: ([0-9.]+)", done.stdout)]
+    assert best[-1] > 0.9
