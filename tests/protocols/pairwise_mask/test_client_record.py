@@ -196,6 +196,9 @@ def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
     with client.suspend():
         assert drawn
         assert all(secret.is_wiped for secret in drawn)
+    assert client.state is ClientState.ABORTED, "two would go on"
+    with pytest.raises(UnexpectedMessage, match="the session is aborted"):
+        client.receive(session.server.offer)
 
 
 @BOTH_MODES
@@ -255,6 +258,34 @@ def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot() -> No
     floors = replace(held.brings["floors"], minimum_cohort=8)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="below 8"):
         held.resumed(floors=floors)  # type: ignore[attr-defined]
+
+
+def test_a_session_about_something_else_than_the_client_knows_by_now_is_not_gone_on_with() -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.ACTIVE))
+    session.step()
+    held = session.clients[session.client_ids[0]]
+    known = replace(held.brings["terms"], round_number=99)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidParameters, match="another round_number than this client"):
+        held.resumed(terms=known)  # type: ignore[attr-defined]
+
+
+def test_what_was_read_from_a_record_is_overwritten_when_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    held = session.clients[session.client_ids[0]]
+    read, decode = list[ClientRecord](), ClientRecord.decode
+
+    def decoded(record: Secret) -> ClientRecord:
+        read.append(decode(record))
+        return read[-1]
+
+    monkeypatch.setattr(ClientRecord, "decode", decoded)
+    held.resumed()  # type: ignore[attr-defined]
+    with pytest.raises(Misuse, match="resumed before"):
+        held.resumed()  # type: ignore[attr-defined]
+    assert read[1].shares
+    assert all(share.is_wiped for share in read[1].shares.values())
+    assert not any(share.is_wiped for share in read[0].shares.values())
 
 
 # --- Two restores of one record ---------------------------------------------------------------------------------------
