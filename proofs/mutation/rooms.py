@@ -320,6 +320,7 @@ ROOMS: Final = (
                 "test_platforms.py",
                 "test_transitions.py",
             ),
+            "tests/protocols/test_masked_rounding.py",
             *_PAIRWISE_ATTACKS[1:],
         ),
         ("tests/protocols/pairwise_mask", _PAIRWISE_ATTACKS[0], "tests/adversaries/test_privacy_budgets.py"),
