@@ -21,7 +21,7 @@ from secagg.crypto.ring import Ring, capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask import ClientInput, ClientState, LateInput, ServerState, Topology
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -54,6 +54,50 @@ def test_an_input_whose_attempt_failed_after_the_upload_does_not_enter_a_retry(
             again.receive(retry.server.offer)
         assert caught.value.reason is Reason.ALREADY_SPENT
         assert again.state is ClientState.AWAITING_OFFER
+
+
+def test_an_update_that_is_trained_late_goes_into_one_attempt_of_several_that_run_at_once() -> None:
+    """Each was opened while it was unspent; the server would have two sums with it."""
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    beside = InsecurePairwiseSession(session.setup.next_attempt())
+    victim = session.client_ids[0]
+    update = LateInput(lambda _: (session.payloads[victim], 1))
+    for each in (session, beside):
+        each.clients[victim] = each.enrol(victim, client_input=update)
+        each.reach(ServerState.AWAITING_MASKED_INPUTS)
+    messages = [
+        next(outgoing.message for outgoing in each.pending if outgoing.receiver == victim) for each in (session, beside)
+    ]
+    assert session.clients[victim].receive(messages[0])
+    assert update.is_spent
+    with pytest.raises(Misuse) as caught:
+        beside.clients[victim].receive(messages[1])
+    assert caught.value.reason is Reason.ALREADY_SPENT
+    with pytest.raises(Misuse) as caught:
+        beside.enrol(victim, client_input=update).receive(beside.server.offer)
+    assert caught.value.reason is Reason.ALREADY_SPENT
+
+
+def test_an_update_is_not_trained_for_no_session() -> None:
+    update = LateInput(lambda _: pytest.fail("it is trained"))
+    with pytest.raises(Misuse):
+        update.spend()
+    assert not update.is_spent
+
+
+def test_a_key_that_cannot_sign_any_more_costs_no_input() -> None:
+    """The upload would be refused for want of a signature, and the input spent for nothing."""
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE))
+    victim = session.client_ids[0]
+    own = ClientInput(session.payloads[victim])
+    session.clients[victim] = session.enrol(victim, client_input=own)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == victim)
+    session.signing_keys[victim].wipe()
+    with pytest.raises(Misuse):
+        session.clients[victim].receive(delivered)
+    assert session.clients[victim].state is ClientState.ABORTED
+    assert not own.is_spent
 
 
 def test_an_input_whose_attempt_failed_before_the_upload_may_enter_a_retry(goes_on: GoesOn) -> None:

@@ -16,7 +16,15 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import Client, ClientState, LateInput, ServerState, SessionConfiguration, Topology
+from secagg.protocols.pairwise_mask import (
+    Client,
+    ClientState,
+    LateInput,
+    ServerState,
+    SessionConfiguration,
+    Topology,
+    client_record,
+)
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, Recording
 from secagg.session.latch import FileLatch, Latch, MemoryLatch
 from secagg.wire import MessageKind, message_kind
@@ -198,6 +206,9 @@ def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
     with client.suspend():
         assert drawn
         assert all(secret.is_wiped for secret in drawn)
+    assert client.state is ClientState.ABORTED, "two would go on"
+    with pytest.raises(UnexpectedMessage, match="the session is aborted"):
+        client.receive(session.server.offer)
 
 
 @BOTH_MODES
@@ -251,13 +262,43 @@ def test_a_client_without_a_session_has_nothing_to_put_aside() -> None:
         fresh.suspend()
 
 
-def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot() -> None:
+@pytest.mark.parametrize("state", [ServerState.AWAITING_ENCRYPTED_SHARES, ServerState.AWAITING_UNMASKING_SHARES])
+def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot(state: ServerState) -> None:
+    """Before the upload, and when its neighbours' shares are all that it still holds."""
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
-    session.step()
+    session.reach(state)
     held = session.clients[session.client_ids[0]]
     floors = replace(held.brings["floors"], minimum_cohort=8)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="below 8"):
         held.resumed(floors=floors)  # type: ignore[attr-defined]
+
+
+def test_a_session_about_something_else_than_the_client_knows_by_now_is_not_gone_on_with() -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.ACTIVE))
+    session.step()
+    held = session.clients[session.client_ids[0]]
+    known = replace(held.brings["terms"], round_number=99)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidParameters, match="another round_number than this client"):
+        held.resumed(terms=known)  # type: ignore[attr-defined]
+
+
+def test_what_was_read_from_a_record_is_overwritten_when_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    held = session.clients[session.client_ids[0]]
+    read, decode = list[ClientRecord](), ClientRecord.decode
+
+    def decoded(record: Secret) -> ClientRecord:
+        read.append(decode(record))
+        return read[-1]
+
+    monkeypatch.setattr(ClientRecord, "decode", decoded)
+    held.resumed()  # type: ignore[attr-defined]
+    with pytest.raises(Misuse, match="resumed before"):
+        held.resumed()  # type: ignore[attr-defined]
+    assert read[1].shares
+    assert all(share.is_wiped for share in read[1].shares.values())
+    assert not any(share.is_wiped for share in read[0].shares.values())
 
 
 # --- Two restores of one record ---------------------------------------------------------------------------------------
@@ -393,3 +434,35 @@ def test_a_record_that_is_cut_or_goes_on_is_refused() -> None:
     for spoiled in (b"", stored[:7], stored[:-1], stored + b"!", stored[:60], stored[:8] + b"?" + stored[9:]):
         with pytest.raises(MalformedMessage):
             ClientRecord.decode(Secret("record", spoiled))
+
+
+def test_a_record_of_a_session_that_is_over_or_with_more_behind_its_fields_is_refused() -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    stored: bytes = vars(session.clients[session.client_ids[0]])["stored"]
+    end = 8 + int.from_bytes(stored[:8], "big")
+    longer = (end - 7).to_bytes(8, "big") + stored[8:end] + b"!" + stored[end:]
+    with pytest.raises(MalformedMessage):
+        ClientRecord.decode(Secret("record", longer))
+    for state in (ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED):
+        record = ClientRecord.decode(Secret("record", stored))
+        record.state = state
+        with pytest.raises(MalformedMessage):
+            ClientRecord.decode(record.encode())
+
+
+def test_what_was_cut_off_a_record_that_is_refused_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    stored: bytes = vars(session.clients[session.client_ids[0]])["stored"]
+    cut = list[Secret]()
+
+    def noted(kind: str, data: memoryview) -> Secret:
+        cut.append(Secret(kind, data))
+        return cut[-1]
+
+    monkeypatch.setattr(client_record, "Secret", noted)
+    with pytest.raises(MalformedMessage):
+        ClientRecord.decode(Secret("record", stored + b"!"))
+    assert cut
+    assert all(secret.is_wiped for secret in cut)
