@@ -141,7 +141,7 @@ class _Held:
         if (roster is None) == (options.clients is None):
             raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
         invited = frozenset(map(ClientId, range(options.clients or 0))) if roster is None else roster.clients
-        admission = FirstCome() if roster is None else Certified(roster.authority, roster.certificates)
+        admission = FirstCome(invited) if roster is None else Certified(roster.authority, roster.certificates)
         folder: Path | None = options.state
         store = None if folder is None else ServerStore(folder)
         kept, restore = None if store is None else store.get(), find(options.protocol).restore
@@ -156,7 +156,7 @@ class _Held:
                     "name another --state"
                 )
             if roster is None:
-                admission = FirstCome(card.session, {claim.client: claim.digest for claim in kept.claims})
+                admission = FirstCome(invited, card.session, {claim.client: claim.digest for claim in kept.claims})
             plan = plan_of(card.protocol, card.terms)
             if store is not None and journal is not None:
                 subject = subject_of(plan, options.task, card.round_number, card.terms)

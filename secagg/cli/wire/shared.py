@@ -73,6 +73,8 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    # What it warns of is what anybody may send.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(work())
 
