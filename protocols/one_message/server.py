@@ -106,6 +106,8 @@ class Server(Confined):
         self._said, self._answers = dict[tuple[State, int], bytes](), dict[int, Answer]()
         self._list: UploadList | None = None
         self.left_out, self.faults = dict[ClientId, PeerError](), list[PeerError]()
+        self.refusals = dict[int, str]()
+        """What holders said that refused, by position; that blames nobody."""
         self.receipts = dict[int, list[bytes]]()
         """By position, for whoever is shown that a holder lied: with its answer and those of T + c that agree."""
 
@@ -388,8 +390,11 @@ class Server(Confined):
 
     def _require_enough(self, needed: int, there: frozenset[int]) -> None:
         if len(there) < needed:
-            missing = ", ".join(str(HolderId(p)) for p in range(self.agreement.epoch.count) if p not in there)
-            raise ThresholdNotMet(needed=needed, present=len(there), what=f"holders (missing: {missing})")
+            away = [p for p in range(self.agreement.epoch.count) if p not in there]
+            missing = ", ".join(str(HolderId(p)) for p in away if p not in self.refusals)
+            said = [f"{HolderId(p)} refused: {self.refusals[p]}" for p in away if p in self.refusals]
+            why = "; ".join([*said, f"missing: {missing}"] if missing else said)
+            raise ThresholdNotMet(needed=needed, present=len(there), what=f"holders ({why})")
 
     def _go_to(self, state: State) -> None:
         if state not in TRANSITIONS[self.state][1]:

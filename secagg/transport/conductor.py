@@ -168,10 +168,10 @@ class Conductor:
                     del self._polls[client]
 
     async def told(self, seconds: float) -> None:
-        """Wait until all who answered the last stage have asked how it ended, or for so long."""
+        """Wait until all who answered the last stage have asked how it ended, if it has, or for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.exchange.untold:
+                while self.exchange.over is not None and self.exchange.untold:
                     self._heard.clear()
                     await self._heard.wait()
 

@@ -57,6 +57,9 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     from secagg.transport.tls import server_context
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
+    if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
+        # Who certified the clients meant them to believe certificates and not the server.
+        given.setdefault(f"{PREFIX}mode", "active")
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}maximum-weight": 1, f"{PREFIX}weighting": "uniform"}
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.noise:
