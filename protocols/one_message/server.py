@@ -47,7 +47,7 @@ from .messages import (
     verify_upload,
 )
 from .parameters import ThresholdRule
-from .receipts import Pending, Receipts
+from .receipts import Pending, Receipts, who_is_away
 from .recovery import recover, require_answer, set_aside
 
 
@@ -105,9 +105,7 @@ class Server(Confined):
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
         self._said, self._answers = dict[tuple[State, int], bytes](), dict[int, Answer]()
         self._list: UploadList | None = None
-        self.left_out, self.faults = dict[ClientId, PeerError](), list[PeerError]()
-        self.refusals = dict[int, str]()
-        """What holders said that refused, by position; that blames nobody."""
+        self.left_out, self.faults, self.refusals = dict[ClientId, PeerError](), list[PeerError](), dict[int, str]()
         self.receipts = dict[int, list[bytes]]()
         """By position, for whoever is shown that a holder lied: with its answer and those of T + c that agree."""
 
@@ -390,10 +388,7 @@ class Server(Confined):
 
     def _require_enough(self, needed: int, there: frozenset[int]) -> None:
         if len(there) < needed:
-            away = [p for p in range(self.agreement.epoch.count) if p not in there]
-            missing = ", ".join(str(HolderId(p)) for p in away if p not in self.refusals)
-            said = [f"{HolderId(p)} refused: {self.refusals[p]}" for p in away if p in self.refusals]
-            why = "; ".join([*said, f"missing: {missing}"] if missing else said)
+            why = who_is_away(self.agreement.epoch.count, there, self.refusals)
             raise ThresholdNotMet(needed=needed, present=len(there), what=f"holders ({why})")
 
     def _go_to(self, state: State) -> None:
