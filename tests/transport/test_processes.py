@@ -100,9 +100,15 @@ def test_a_server_that_is_told_to_stop_goes_on_later(town: Town) -> None:
 def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     options = ["--protocol", "enclave", "--set", f"roster={town.make_keys()}"]
     server = town.serve(*options, "--round", "1")
-    first = [town.contribute(number, *SIMULATED) for number in range(4)]
+    first = [town.contribute(number, *SIMULATED, is_paused=True) for number in range(4)]
     held = town.contribute(4, *SIMULATED, is_paused=True)
-    held.wait_for("asked 0")
+    # All are in this session before it is lost.
+    for client in (*first, held):
+        client.wait_for("asked 0")
+    for client in first:
+        client.go_on()
+        client.wait_for("stored 0")
+        client.go_on()
     server.kill()
     server = town.serve(*options, "--round", "2")
     assert "cannot go on" in server.text
