@@ -20,28 +20,28 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 """Five of its files are the rounds of the cited protocol."""
 
 BUDGETS = {
-    "secagg/*.py": 1_010,
+    "secagg/*.py": 1_020,
     "secagg/crypto": 2_430,
     "secagg/contract": 1_040,
     "secagg/privacy": 1_480,
-    "secagg/session": 3_080,
+    "secagg/session": 3_090,
     "secagg/conformance": 2_140,
     "compression": 4_890,
-    "protocols/pairwise_mask": 7_420,
+    "protocols/pairwise_mask": 7_450,
     "protocols/enclave": 6_560,
-    "protocols/two_servers": 8_810,
-    "protocols/one_message": 6_250,
-    "protocols/coded_mask": 1_380,
+    "protocols/two_servers": 8_830,
+    "protocols/one_message": 6_270,
+    "protocols/coded_mask": 1_400,
     "secagg/planning": 1_580,
     "secagg/simulation": 580,
-    "secagg/short": 770,
+    "secagg/short": 780,
     "secagg/scale": 1_840,
     "training": 7_730,
     "secagg/platforms": 3_550,
     "secagg/flower": 1_010,
-    "secagg/transport": 1_850,
+    "secagg/transport": 1_990,
     "secagg/nvflare": 860,
-    "secagg/cli": 2_960,
+    "secagg/cli": 3_030,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 
